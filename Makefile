@@ -1,0 +1,44 @@
+# Two commands are enough for a newcomer: `make demo` and `make test`. Everything sets itself up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all check fix docs bench clean
+
+demo: $(READY)  ## watch a small model learn, in a few minutes
+	$(BIN)/covey demo
+
+test: $(READY)  ## the tests that need neither GPU nor network
+	$(BIN)/pytest
+
+test-all: $(READY)  ## the slow ones too
+	$(BIN)/pytest -m "not gpu and not network"
+
+check: $(READY)  ## style, types, layers, examples in docstrings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest --doctest-modules src -q
+	$(BIN)/codespell
+
+fix: $(READY)  ## repair what can be repaired automatically
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)  ## check that every page's links and commands exist
+	$(BIN)/python docs/check.py
+
+bench: $(READY)  ## the benchmarks that fit on a laptop; results go to benchmarks/results
+	$(BIN)/python benchmarks/demo_seeds.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("covey needs Python 3.11 or newer: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:  ## remove the environment and caches, never runs
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,264 @@
+"""From scored groups to training: Groups -> Batch -> minibatches -> MicroBatch.
+
+A Batch holds N completions padded to L tokens, on the CPU; a MicroBatch holds some of them packed
+without padding for the model, with their (N, L) terms beside. Any batch can be cut anywhere: the
+totals of the optimizer step travel along, so nothing needs to be divisible by anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.models.logprobs import TokenScores
+from covey.models.packing import Packed, pack
+from covey.objective.algorithms import Algorithm
+from covey.objective.loss import Terms
+from covey.objective.reductions import Totals
+from covey.types import Group
+
+
+@dataclass(frozen=True)
+class Batch:
+    """N completions, right-padded to L tokens."""
+
+    prompts: tuple[np.ndarray, ...]
+    """(N,) arrays of ids; completions of a group hold the same object."""
+    tokens: tuple[np.ndarray, ...]
+    """(N,) arrays of ids."""
+    group: Tensor
+    """(N,) int64: the group of each completion."""
+    rewards: Tensor
+    """(N,) float32, NaN where unscorable."""
+    mask: Tensor
+    """(N, L) bool: the trained tokens."""
+    sampler_logprobs: Tensor
+    """(N, L) float32."""
+    advantages: Tensor
+    """(N, L) float32."""
+    old_logprobs: Tensor | None = None
+    """(N, L) at the start of the updates; None while the ratio is 1 by construction."""
+    old_entropy: Tensor | None = None
+    old_collision: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    marked: Tensor | None = None
+    noise: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def select(self, rows: Sequence[int]) -> Batch:
+        """The batch of some rows, in that order, cut to their longest completion."""
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        longest = max((len(self.tokens[i]) for i in rows), default=0)
+        chosen: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, tuple):
+                chosen[f.name] = tuple(value[i] for i in rows)
+            elif isinstance(value, Tensor):
+                chosen[f.name] = value[index] if value.ndim == 1 else value[index, :longest]
+        return Batch(**chosen)
+
+    @property
+    def group_tokens(self) -> Tensor:
+        """(N,) trained tokens of each completion's whole group, as far as it is in this batch."""
+        lengths = self.mask.sum(-1)
+        total = lengths.new_zeros(int(self.group.max()) + 1)
+        return total.index_add(0, self.group, lengths)[self.group]
+
+    def totals(self, max_tokens: int) -> Totals:
+        """The counts of an optimizer step on this batch."""
+        trained = self.mask.any(-1)
+        return Totals(
+            tokens=int(self.mask.sum()),
+            completions=int(trained.sum()),
+            prompts=len(self.group[trained].unique()),
+            max_tokens=max_tokens,
+        )
+
+
+def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
+    """Groups -> Batch, without advantages. ``mask_truncated`` trains no cut completion."""
+    completions = [(g, c) for g, group in enumerate(groups) for c in group.completions]
+    lengths = torch.tensor([len(c.tokens) for _, c in completions], dtype=torch.int64)
+    mask = torch.arange(max(lengths.tolist(), default=0)) < lengths[:, None]
+    logprobs = torch.zeros(mask.shape)
+    for row, (_, completion) in zip(logprobs, completions, strict=True):
+        row[: len(completion.logprobs)] = torch.from_numpy(completion.logprobs)
+    rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float32)
+    cut = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
+    mask &= ~(rewards.isnan() | (cut & mask_truncated))[:, None]
+    return Batch(
+        prompts=tuple(groups[g].prompt for g, _ in completions),
+        tokens=tuple(c.tokens for _, c in completions),
+        group=torch.tensor([g for g, _ in completions], dtype=torch.int64),
+        rewards=rewards,
+        mask=mask,
+        sampler_logprobs=logprobs,
+        advantages=torch.zeros(mask.shape),
+    )
+
+
+def with_advantages(batch: Batch, groups: Sequence[Group], algorithm: Algorithm) -> Batch:
+    """Rewards -> (N, L) advantages: group by group, then across the batch.
+
+    Unscorable completions stand outside the statistics and get 0.
+    """
+    penalty = _kl_rewards(batch, algorithm)
+    advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
+    for g, group in enumerate(groups):
+        rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
+        if len(rows):
+            view = _group_view(group, batch.select(rows.tolist()), penalty.response[rows])
+            own = algorithm.advantage(view)
+            own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
+            advantages[rows, : own.shape[1]] = own
+    advantages = (advantages + penalty.token).where(batch.mask, 0.0)
+    if algorithm.whiten is not None and len(batch):
+        known = torch.nonzero(~batch.rewards.isnan())[:, 0]
+        view = SimpleNamespace(
+            advantages=advantages[known],
+            mask=batch.mask[known],
+            rewards=batch.rewards[known].double(),
+            group=batch.group[known],
+        )
+        advantages[known] = algorithm.whiten(view)
+    return replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
+
+
+def _group_view(group: Group, rows: Batch, penalty: Tensor) -> SimpleNamespace:
+    """One group's data under the names that advantage functions ask for; scorable ones only."""
+    keep = group.scorable
+    names = list(group.components)
+    components = np.array([np.nan_to_num(group.components[n][keep]) for n in names])
+    return SimpleNamespace(
+        rewards=torch.from_numpy(group.rewards[keep]) + penalty,
+        components=torch.from_numpy(components),
+        weights=torch.tensor([group.weights[n] for n in names], dtype=torch.float64),
+        lengths=rows.mask.sum(-1).double(),
+        mask=rows.mask,
+        tokens=_padded([torch.from_numpy(t) for t in rows.tokens], rows.mask.shape[1]),
+        steps=[s for s, k in zip(group.steps or (), keep, strict=False) if k],
+        greedy_reward=group.greedy_reward,
+        old_logprobs=rows.old_logprobs,
+        old_collision=rows.old_collision,
+    )
+
+
+def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
+    return torch.stack([torch.nn.functional.pad(r, (0, length - len(r))) for r in rows])
+
+
+def _kl_rewards(batch: Batch, algorithm: Algorithm) -> SimpleNamespace:
+    """KL in the reward: added to each completion (N,) or, as return-to-go, to tokens (N, L)."""
+    response, token = torch.zeros(len(batch), dtype=torch.float64), torch.zeros(())
+    kl = algorithm.kl
+    if kl is not None and kl.place == "reward":
+        assert batch.ref_logprobs is not None and batch.old_logprobs is not None
+        view = SimpleNamespace(difference=batch.old_logprobs - batch.ref_logprobs)
+        cost = (-kl.coef * kl.estimator(view)).where(batch.mask, 0.0).double()
+        if kl.level == "response":
+            response = cost.sum(-1)
+        else:
+            token = cost.flip(-1).cumsum(-1).flip(-1)
+    return SimpleNamespace(response=response, token=token)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Completions that go through the model together, with what the loss needs but logprobs."""
+
+    rows: Batch
+    packed: Packed
+    totals: Totals
+    group_tokens: Tensor
+    """(N,) of the optimizer step."""
+
+    def terms(self, scores: TokenScores) -> Terms:
+        """The (N, L) terms of the loss, on the scores' device."""
+        device = scores.logprobs.device
+        unpack = self.packed.unpack
+        move = lambda t: None if t is None else t.to(device)  # noqa: E731
+        logprobs, old = unpack(scores.logprobs), move(self.rows.old_logprobs)
+        return Terms(
+            logprobs=logprobs,
+            entropy=unpack(scores.entropy),
+            full_kl=unpack(scores.full_kl),
+            mask=self.rows.mask.to(device),
+            advantages=self.rows.advantages.to(device),
+            totals=self.totals,
+            group_tokens=self.group_tokens.to(device),
+            old_logprobs=logprobs.detach() if old is None else old,
+            sampler_logprobs=move(self.rows.sampler_logprobs),
+            ref_logprobs=move(self.rows.ref_logprobs),
+            marked=move(self.rows.marked),
+        )
+
+
+def minibatches(batch: Batch, count: int, order: np.ndarray) -> list[Batch]:
+    """Split whole groups into ``count`` batches of nearly equal size, in the given group order.
+
+    Fewer come back when there are fewer groups.
+    """
+    rows = {g: torch.nonzero(batch.group == g)[:, 0].tolist() for g in order.tolist()}
+    parts = [p for p in np.array_split(order, count) if len(p)]
+    return [batch.select([i for g in part.tolist() for i in rows[g]]) for part in parts]
+
+
+def micro_batches(
+    batch: Batch, token_budget: int, max_tokens: int, skip_idle: bool = False
+) -> Iterator[MicroBatch]:
+    """Cut an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
+
+    Completions of a group stay together while they fit, so that their prompt is computed once; a
+    single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
+    completions without advantage: their gradient is exactly zero, the totals still count them.
+    """
+    totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
+    busy = batch.advantages.any(-1).tolist() if skip_idle else [True] * len(batch)
+    piece: list[int] = []
+    cost = 0
+    for i in (i for i, works in enumerate(busy) if works):
+        shared = bool(piece) and batch.prompts[i] is batch.prompts[piece[-1]]
+        added = len(batch.tokens[i]) + (0 if shared else len(batch.prompts[i]))
+        if piece and cost + added > token_budget:
+            yield _micro(batch, piece, totals, group_tokens)
+            piece, cost, added = [], 0, len(batch.tokens[i]) + len(batch.prompts[i])
+        piece.append(i)
+        cost += added
+    if piece:
+        yield _micro(batch, piece, totals, group_tokens)
+
+
+def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor) -> MicroBatch:
+    part = batch.select(rows)
+    prompts: list[np.ndarray] = []
+    completions: list[list[np.ndarray]] = []
+    for prompt, tokens in zip(part.prompts, part.tokens, strict=True):
+        if not prompts or prompt is not prompts[-1]:
+            prompts.append(prompt)
+            completions.append([])
+        completions[-1].append(tokens)
+    return MicroBatch(part, pack(prompts, completions), totals, group_tokens[rows])
+
+
+def supervised_batch(prompts: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> Batch:
+    """Given answers (L,) to prompts (P,), every answer token of which is trained."""
+    lengths = torch.tensor([len(a) for a in answers])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    return Batch(
+        prompts=tuple(prompts),
+        tokens=tuple(answers),
+        group=torch.arange(len(answers)),
+        rewards=torch.ones(len(answers)),
+        mask=mask,
+        sampler_logprobs=torch.zeros(mask.shape),
+        advantages=mask.float(),
+    )

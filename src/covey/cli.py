@@ -1,0 +1,189 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from covey.types import ConfigError, CoveyError
+
+if TYPE_CHECKING:
+    from covey.config.load import Loaded
+
+app = App(
+    name="covey",
+    help="Train language models by reinforcement learning without a critic.",
+    help_format="plaintext",
+)
+
+Settings = Annotated[
+    str,
+    Parameter(allow_leading_hyphen=True, help="Any setting of the config, as --section.key value."),
+]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
+
+
+@app.command
+def demo(*settings: Settings, as_json: Json = False) -> int:
+    """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
+    return _train(Path(str(files("covey") / "recipes" / "demo.yaml")), settings, as_json)
+
+
+@app.command
+def train(config: Path, *settings: Settings, as_json: Json = False) -> int:
+    """Train as a YAML file says. Run it again to go on after an interruption."""
+    return _train(config, settings, as_json)
+
+
+def _train(config: Path, settings: Sequence[str], as_json: bool) -> int:
+    loaded = _load(config, settings, as_json)
+    from covey.console import RunConsole
+    from covey.stopping import StopSignal
+    from covey.train.pipeline import run_pipeline
+
+    console = RunConsole(quiet=as_json)
+    with StopSignal().listening() as stop:
+        results = run_pipeline(loaded, console, stop)
+    last = results[-1]
+    if as_json:
+        _print_json({r.folder.name: r.record() for r in results} | {"model": str(last.folder / "final")})
+    console.say(f"model   {last.folder / 'final'}")
+    console.say(f"curve   {last.folder / 'curve.svg'}")
+    console.say(f"try it  covey sample {last.folder / 'final'} {last.example!r}")
+    return 3 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
+
+
+@app.command(name="eval")
+def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
+    """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
+
+    Parameters
+    ----------
+    config
+        A YAML file, or the folder of a run, whose final model is then measured.
+    """
+    loaded = _load(config, settings, as_json)
+    from covey.console import RunConsole
+    from covey.train.once import evaluate_once
+
+    console = RunConsole(quiet=as_json)
+    result = evaluate_once(loaded, console)
+    if as_json:
+        _print_json(result.record())
+    for name, estimate in result.summary().items():
+        console.say(f"{name:<10}{estimate}")
+    return 0
+
+
+@app.command
+def sample(
+    model: str,
+    *prompts: str,
+    n: int = 1,
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    chat: bool = False,
+    seed: int = 0,
+    as_json: Json = False,
+) -> int:
+    """Complete prompts with a model, a line each.
+
+    Parameters
+    ----------
+    model
+        A folder or hub id.
+    n
+        Completions per prompt.
+    max_tokens
+        Longest completion.
+    temperature
+        0 is greedy.
+    chat
+        Send the prompts as a user's messages through the chat template.
+    """
+    from covey.train.once import sample_once
+
+    completions = sample_once(model, prompts, n, max_tokens, temperature, chat, seed)
+    if as_json:
+        _print_json(dict(zip(prompts, completions, strict=True)))
+        return 0
+    for prompt, texts in zip(prompts, completions, strict=True):
+        for text in texts:
+            print(f"{prompt}{text}")
+    return 0
+
+
+@app.command
+def score(file: Path, *rewards: str, as_json: Json = False) -> int:
+    """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
+
+    Parameters
+    ----------
+    file
+        Rows with a `completion` and whatever columns the rewards ask for.
+    rewards
+        Built-in names or module.py:function.
+    """
+    from covey.scoring import score_file
+
+    rows, means = score_file(file, rewards)
+    if as_json:
+        _print_json({"means": means, "rows": rows})
+        return 0
+    for row in rows:
+        print(json.dumps(row, ensure_ascii=False))
+    for name, mean in means.items():
+        print(f"{name}: mean {mean:.3f} over {len(rows)} rows", file=sys.stderr)
+    return 0
+
+
+@app.command
+def algorithms(name: str | None = None, *, as_json: Json = False) -> int:
+    """List the algorithms axis by axis, or show one: its paper, formulas and YAML."""
+    from covey.ui.algorithms import show_all, show_one
+
+    return show_all(as_json) if name is None else show_one(name, as_json)
+
+
+def _load(config: Path, settings: Sequence[str], as_json: bool) -> Loaded:
+    from covey.config.load import load
+
+    folder = config if config.is_dir() else None
+    if folder is not None and not (folder / "config.yaml").exists():
+        raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
+    loaded = load(config if folder is None else folder / "config.yaml", settings)
+    if not as_json:
+        for note in loaded.notes:
+            print(f"note: {note}", file=sys.stderr)
+    return loaded
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
+    try:
+        return int(app(arguments, exit_on_error=False, print_error=True, result_action="return_value") or 0)
+    except CycloptsError:
+        return 2
+    except CoveyError as error:
+        if "--json" in (arguments if arguments is not None else sys.argv):
+            _print_json({"error": str(error), "exit_code": error.code})
+        print(f"{'' if error.code == 75 else 'error: '}{error}", file=sys.stderr)
+        if error.code == 75:
+            print("the same command goes on from there", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Every setting there is: its default, its unit, what it does. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+AlgorithmSpec = str | dict[str, Any]
+"""A preset's name, or a mapping that overrides axes of one: see ``config.algorithm``."""
+
+
+class Section(BaseModel):
+    """Strict: unknown keys are errors; values are read once and never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Data(Section):
+    """Where problems come from: a built-in task, or files with one problem a row."""
+
+    task: str | None = Field(None, description="Built-in generated task: `last_digit`, `sums`, ...")
+    train: Path | None = Field(None, description="JSONL or parquet file of training problems.")
+    test: Path | None = Field(None, description="The same for held-out problems.")
+    prompt: str = Field("prompt", description="Column with the prompt: text or chat messages.")
+    completion: str = Field("completion", description="Column with the answer to imitate (sft).")
+    answer: str | None = Field(
+        None,
+        description="Column copied to `answer` for the rewards, where the file names it otherwise.",
+    )
+    template: str | None = Field(None, description="Text around each text prompt; {prompt} marks its place.")
+    chat: bool = Field(False, description="Send text prompts as a user's message through the chat template.")
+    system: str | None = Field(None, description="System message before every prompt; implies chat.")
+    train_size: int = Field(4096, ge=1, description="Problems a generated task offers for training.")
+    test_size: int = Field(512, ge=1, description="Held-out problems, generated or from the file's head.")
+    long_prompts: Literal["error", "drop"] = Field(
+        "error",
+        description="Prompts that do not fit the context with max_tokens: refuse, or leave out.",
+    )
+
+
+class Rollout(Section):
+    """How completions are sampled."""
+
+    group_size: int = Field(8, ge=1, description="Completions per prompt; more: better baseline, dearer.")
+    prompts_per_step: int = Field(16, ge=1, description="Prompts sampled for a training step.")
+    max_tokens: int = Field(512, ge=1, description="Longest completion, tokens; longer ones are cut.")
+    temperature: float = Field(1.0, ge=0, description="Of sampling; the loss uses the same.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep this much probability.")
+    top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
+    stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
+    mask_truncated: bool = Field(False, description="Train no token of completions that were cut.")
+    max_refills: int = Field(4, ge=0, description="Rounds of resampling for groups a filter rejected.")
+    max_running: int = Field(256, ge=1, description="Completions generated at once; bounds the cache.")
+
+
+class Train(Section):
+    """How the policy is updated."""
+
+    steps: int = Field(200, ge=1, description="Training steps: rollout batches, or batches of rows.")
+    lr: float = Field(1e-6, ge=0, description="AdamW learning rate after warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="What the learning rate does after the warm-up."
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW moment decay rates.")
+    grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
+    inner_epochs: int = Field(1, ge=1, description="Passes over each rollout batch.")
+    updates_per_batch: int = Field(1, ge=1, description="Optimizer steps per pass.")
+    tokens_per_micro_batch: int = Field(
+        16_384, ge=1, description="Tokens in the model at once; changes memory, not the result."
+    )
+    batch_size: int = Field(32, ge=1, description="Rows per step (sft).")
+    stop_at: float | None = Field(
+        None, gt=0, le=1, description="End the stage once held-out sampled accuracy reaches this."
+    )
+    save_every: int = Field(50, ge=1, description="Steps between checkpoints.")
+    keep: int = Field(2, ge=1, description="Checkpoints kept.")
+
+
+class Eval(Section):
+    """How progress is measured on held-out problems."""
+
+    every: int = Field(0, ge=0, description="Steps between evaluations; 0: before and after only.")
+    problems: int = Field(256, ge=1, description="Held-out problems, the same ones every time.")
+    samples: int = Field(4, ge=1, description="Sampled completions per problem, for pass@k.")
+
+
+class Lora(Section):
+    """Low-rank adapters: train a few weights, keep the rest as the reference."""
+
+    rank: int = Field(16, ge=1, description="Rank of the update.")
+    alpha: float = Field(32.0, gt=0, description="Scale of the update: alpha / rank.")
+    targets: str | tuple[str, ...] = Field("all-linear", description="Which linear layers.")
+
+
+class Config(Section):
+    """One run, or one stage of it."""
+
+    model: str = Field("tiny", description="Hub id, folder, or `tiny`: built on the spot.")
+    method: Literal["rl", "sft"] = Field("rl", description="Reinforcement or supervised learning.")
+    output: Path = Field(Path("runs/run"), description="Folder of the run.")
+    seed: int = Field(0, ge=0, description="Of every random draw.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Of the weights; auto: float32 on CPU, bfloat16 on GPU."
+    )
+    device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
+    threads: int = Field(0, ge=0, description="CPU threads; 0: one per core.")
+    data: Data = Data()
+    rewards: tuple[Any, ...] = Field(
+        (), description="Reward functions: names, module.py:function, {name: weight}."
+    )
+    rollout: Rollout = Rollout()
+    algorithm: AlgorithmSpec = Field("dapo", description="A preset, or a mapping overriding its axes.")
+    train: Train = Train()
+    eval: Eval = Eval()
+    lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
+    stages: tuple[dict[str, Any], ...] = Field(
+        (),
+        description="A pipeline: each stage overrides this config and starts from the last model.",
+    )

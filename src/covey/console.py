@@ -1,0 +1,120 @@
+"""The console: a live panel on a terminal, one line now and then elsewhere, nothing with --json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+BARS = "▁▂▃▄▅▆▇█"
+LINES_PER_STAGE = 20
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """Values as bars of eighths, averaged into at most ``width`` columns.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    if not values:
+        return ""
+    size = -(-len(values) // width)
+    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(BARS[min(7, int(8 * (m - low) / span))] for m in means)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> duration(7), duration(95), duration(7300)
+    ('7 s', '1 min 35 s', '2 h 1 min')
+    """
+    s = round(seconds)
+    if s < 60:
+        return f"{s} s"
+    return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
+
+
+class RunConsole:
+    """Shows a run as it goes. ``quiet`` prints nothing at all."""
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, quiet=quiet)
+        self.live: Live | None = None
+        self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
+        self.rewards: list[float] = []
+        self.facts: Mapping[str, str] = {}
+        self.activity = ""
+        self.step_number = 0
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line that stays."""
+        self.console.print(Text(text, style=style))
+
+    def begin(self, title: str, steps: int, first: int = 0) -> None:
+        """A stage starts (or goes on at step ``first``)."""
+        self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
+        self.rewards, self.facts, self.activity, self.step_number = [], {}, "", first
+        if self.console.is_terminal and not self.console.quiet:
+            self.live = Live(self._panel(), console=self.console, refresh_per_second=8, transient=True)
+            self.live.start()
+
+    def sampling(self, done: int, total: int) -> None:
+        """Completions come in."""
+        self.activity = f"sampling {done}/{total}"
+        self._refresh()
+
+    def doing(self, activity: str) -> None:
+        """What happens now, in a word."""
+        self.activity = activity
+        self._refresh()
+
+    def step(self, number: int, value: float, facts: Mapping[str, str]) -> None:
+        """A step ended: its headline value (reward or loss) and the facts beside it."""
+        self.rewards.append(value)
+        self.step_number, self.facts = number, facts
+        self._refresh()
+        every = max(1, self.steps // LINES_PER_STAGE)
+        if self.live is None and (number % every == 0 or number == self.steps):
+            shown = "  ".join(f"{k} {v}" for k, v in facts.items())
+            self.say(f"{self.title} {number}/{self.steps}  {shown}  {self._time_left()}")
+
+    def end(self) -> None:
+        """The stage is over."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def _refresh(self) -> None:
+        if self.live is not None:
+            self.live.update(self._panel())
+
+    def _time_left(self) -> str:
+        done = self.step_number - self.first
+        if not done or self.step_number >= self.steps:
+            return ""
+        elapsed = time.monotonic() - self.started
+        return f"{duration(elapsed / done * (self.steps - self.step_number))} left"
+
+    def _panel(self) -> RenderableType:
+        head = Table.grid(padding=(0, 2))
+        bar = ProgressBar(total=max(self.steps, 1), completed=self.step_number, width=30)
+        count = f"step {self.step_number}/{self.steps}"
+        head.add_row(
+            Text(self.title, style="bold"),
+            bar,
+            count,
+            self._time_left(),
+            Text(self.activity, style="dim"),
+        )
+        body = Table.grid(padding=(0, 2))
+        facts = [Text.assemble((f"{k} ", "dim"), v) for k, v in self.facts.items()]
+        body.add_row(Text(sparkline(self.rewards), style="green"), *facts)
+        return Group(head, body)

@@ -1,0 +1,1 @@
+"""Insight: what a run means, in words and pictures."""

@@ -1,0 +1,1 @@
+"""Models: loading a policy, its forward, its log-probs, its reference copy."""

@@ -1,0 +1,132 @@
+"""Loading and saving policies: hub id, folder or `tiny`; full weights or LoRA."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from covey.config.schema import Config, Lora
+from covey.models.logprobs import Head
+from covey.models.packing import Packed
+from covey.models.policy import Policy
+from covey.models.tiny import build_model, build_tokenizer
+from covey.types import ConfigError
+
+transformers.utils.logging.disable_progress_bar()
+
+
+def load_policy(config: Config, folder: Path, texts: Iterable[str] = ()) -> Policy:
+    """The policy a config asks for. ``texts`` train the tokenizer of `tiny`.
+
+    Raises ConfigError for an unknown model, a missing end-of-sequence or chat template.
+    """
+    device = pick_device(config.device)
+    if config.model == "tiny":
+        tokenizer: PreTrainedTokenizerBase = build_tokenizer(texts)
+        model: PreTrainedModel = build_model(tokenizer, config.seed)
+    else:
+        model, tokenizer = _pretrained(config.model, folder)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype)
+    model = model.to(
+        device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    )
+    policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
+    if not policy.end_ids:
+        raise ConfigError(
+            f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
+            "token, so no completion could ever end; set eos_token in tokenizer_config.json"
+        )
+    return policy
+
+
+def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    local = folder / name if (folder / name).is_dir() else Path(name)
+    looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_local and not (local / "config.json").is_file():
+        raise ConfigError(f"model: {local} is no model folder (it has no config.json)")
+    source = str(local) if local.is_dir() else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), tokenizer
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"model: {name!r} could not be loaded: {reason}\n"
+            "Give a folder with a Hugging Face model, a hub id that can be reached, or `tiny`"
+        ) from None
+
+
+def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: Lora) -> Policy:
+    """A policy whose only trained weights are low-rank adapters."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ConfigError("lora needs peft: pip install 'covey[lora]'") from None
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    adapter = get_peft_model(
+        model,
+        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"),
+    )
+    return Policy(adapter.get_base_model(), tokenizer, adapter)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the first GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device: {name!r}: {str(error).splitlines()[0]}") from None
+    return device
+
+
+class Reference:
+    """The policy as it was at the start: a frozen copy, or the model with its adapter off."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._adapter = policy.adapter
+        self._policy = policy
+        if self._adapter is None:
+            self._policy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer)
+
+    @contextmanager
+    def active(self) -> Iterator[Policy]:
+        """The reference as a policy, without gradient, inside the block."""
+        off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()
+        with torch.no_grad(), off:
+            yield self._policy
+
+    def outputs(self, packed: Packed) -> tuple[Tensor, Head]:
+        """Its hidden states and head, for the exact KL."""
+        with self.active() as policy:
+            return policy.hidden(packed), policy.head
+
+
+def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
+    """Write a folder that `from_pretrained` loads.
+
+    Adapters are merged into the weights and kept in `adapter/`; without ``merged`` they are
+    written alone, which is smaller and loads where peft is installed.
+    """
+    policy.tokenizer.save_pretrained(folder)
+    if policy.adapter is None:
+        policy.model.save_pretrained(folder)
+    elif merged:
+        policy.adapter.save_pretrained(folder / "adapter")
+        copy.deepcopy(policy.adapter).merge_and_unload().save_pretrained(folder)
+    else:
+        policy.adapter.save_pretrained(folder)

@@ -1,0 +1,123 @@
+"""The policy: a causal language model with its tokenizer, and its log-probs of packed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from covey.models.forward import Decoder, PackedAttention, supported
+from covey.models.logprobs import Head, TokenScores, score_tokens
+from covey.models.packing import Packed
+from covey.types import Messages
+
+
+class Policy:
+    """A model that is sampled from and trained.
+
+    ``model`` is the Hugging Face module, with LoRA layers in place if there are any; ``adapter``
+    is peft's wrapper of it or None. Architectures our own forward knows run through it, others
+    through their Hugging Face modules.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, adapter: Any = None
+    ) -> None:
+        self.model = model.eval()  # no dropout: the sampled distribution is the trained one
+        self.tokenizer = tokenizer
+        self.adapter = adapter
+        self.decoder = Decoder(model) if supported(model) else None
+        self.end_ids = end_ids(model, tokenizer)
+        self._plain_head = self.decoder is not None or self._head_explains_logits()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def context(self) -> int:
+        """The longest sequence the model can read, in tokens."""
+        return int(getattr(self.model.config, "max_position_embeddings", 1 << 20))
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def encode(self, prompt: str | Messages) -> list[int]:
+        """Token ids of a prompt: text as it is, messages through the chat template."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        template = self.tokenizer.apply_chat_template
+        return list(template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+
+    def load_weights(self, folder: Path) -> None:
+        """Take the weights of a checkpoint folder; its adapter's if this policy trains one."""
+        if self.adapter is not None:
+            from peft import set_peft_model_state_dict
+            from safetensors.torch import load_file
+
+            set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
+            return
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.load_state_dict(saved.state_dict())
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a completion, special tokens left out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Hidden states (..., D) -> logits (..., V)."""
+        if not self._plain_head:
+            return hidden  # ``hidden`` is already the logits
+        logits = self.model.get_output_embeddings()(hidden)
+        cap = getattr(self.model.config, "final_logit_softcapping", None)
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """The hidden states that predict: (M, D)."""
+        if self.decoder is not None:
+            attend = PackedAttention(packed.blocks)
+            return self.decoder(packed.tokens, packed.positions, attend)[packed.sources]
+        index, real = packed.sequences()
+        states = self._states(packed.tokens[index], real.long())
+        first = packed.spans[:, 1] - 1
+        column = torch.arange(packed.place.shape[1], device=index.device)
+        row = torch.arange(len(index), device=index.device)[:, None]
+        return states[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
+
+    def score(
+        self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
+    ) -> TokenScores:
+        """Log-prob, entropy, ... of every predicted token, (M,).
+
+        ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
+        """
+        return score_tokens(self.hidden(packed), self.head, packed.targets, temperature, reference)
+
+    def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        """(N, S) padded tokens through the Hugging Face modules -> (N, S, D), or logits."""
+        model = self.model.base_model if self._plain_head else self.model
+        out = model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
+        return out.last_hidden_state if self._plain_head else out.logits
+
+    @torch.no_grad()
+    def _head_explains_logits(self) -> bool:
+        """Whether head(hidden) gives this architecture's logits; some scale them on the way."""
+        self._plain_head = True
+        tokens = torch.tensor([[0, 1, 2, 3]], device=self.device)
+        expected = self.model(input_ids=tokens, use_cache=False).logits
+        found = self.head(self._states(tokens, torch.ones_like(tokens)))
+        return bool(torch.allclose(expected, found, rtol=1e-4, atol=1e-4))
+
+
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids that end a completion: the tokenizer's and those of the generation config."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({i for i in (*ids, tokenizer.eos_token_id) if i is not None})

@@ -1,0 +1,169 @@
+"""From rewards to advantages: one group at a time, then (optionally) across the batch.
+
+A group function gets one group's data, ragged groups welcome, and returns (G,): one advantage per
+completion, or (G, T) per token. A batch function gets the broadcast (N, T) advantages of the whole
+rollout batch. Rewards come as float64; equal rewards give exactly zero, tested by equality,
+because the rounding of their mean would otherwise be divided by eps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from covey.types import NonNegative
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def centered(rewards: Tensor) -> Tensor:
+    """r - mean(r) over the last dimension, exactly zero where all rewards are equal. (..., G)."""
+    unequal = (rewards != rewards[..., :1]).any(-1, keepdim=True)
+    return (rewards - rewards.mean(-1, keepdim=True)).where(unequal, 0.0)
+
+
+def standard_deviation(rewards: Tensor, ddof: int) -> Tensor:
+    """sqrt(sum (r - mean)^2 / (G - ddof)) over the last dimension, kept; 0 for a single value."""
+    freedom = max(rewards.shape[-1] - ddof, 1)
+    return (centered(rewards).square().sum(-1, keepdim=True) / freedom).sqrt()
+
+
+# --- one group ------------------------------------------------------------------------------------
+
+
+def reward(rewards: Tensor) -> Tensor:
+    """A_i = r_i: no baseline. (G,) -> (G,). Williams 1992 (REINFORCE)."""
+    return rewards.clone()
+
+
+def group_centered(rewards: Tensor) -> Tensor:
+    """A_i = r_i - mean(r). (G,) -> (G,). Dr. GRPO, arXiv 2503.20783."""
+    return centered(rewards)
+
+
+def group_zscore(rewards: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4) -> Tensor:
+    """A_i = (r_i - mean(r)) / (std(r) + eps). (G,) -> (G,). GRPO, arXiv 2402.03300.
+
+    ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ.
+    """
+    return _divided(centered(rewards), standard_deviation(rewards, ddof) + eps)
+
+
+def leave_one_out(rewards: Tensor) -> Tensor:
+    """A_i = r_i - mean_{j != i} r_j = G/(G-1) (r_i - mean(r)). (G,) -> (G,). RLOO, 2402.14740.
+
+    A single completion has no siblings and gets 0.
+    """
+    size = rewards.shape[-1]
+    return centered(rewards) * (size / max(size - 1, 1))
+
+
+def length_weighted(rewards: Tensor, lengths: Tensor) -> Tensor:
+    """A_i = r_i - sum_j |y_j| r_j / sum_j |y_j|. (G,), (G,) -> (G,). OPO, arXiv 2505.23585.
+
+    The variance-minimising baseline when a completion's squared gradient grows with its length.
+    """
+    shifted = centered(rewards)
+    return shifted - (lengths * shifted).sum() / lengths.sum().clamp(min=1)
+
+
+def mean_normalized(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
+    """A_i = (r_i - mean(r)) / (mean(r) + eps), 0 where mean(r) <= 0. MaxRL, arXiv 2602.02710.
+
+    (G,) -> (G,), rewards >= 0. Unbiased for the order-G truncation of the log-likelihood.
+    """
+    mean = rewards.mean()
+    return _divided(centered(rewards) * (mean > 0), mean.clamp(min=0) + eps)
+
+
+def greedy_baseline(rewards: Tensor, greedy_reward: float) -> Tensor:
+    """A_i = r_i - r(greedy completion). (G,) -> (G,). ReMax, arXiv 2310.10505."""
+    return rewards - greedy_reward
+
+
+def component_zscore(
+    components: Tensor, weights: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4
+) -> Tensor:
+    """A_i = sum_k w_k (r_ik - mean_k) / (std_k + eps): each reward normalised before the sum.
+
+    components (K, G), weights (K,) -> (G,). GDPO, arXiv 2601.05242; its second step is a batch
+    z-score, over samples (the TRL fork) or over tokens (the verl fork).
+    """
+    scores = _divided(centered(components), standard_deviation(components, ddof) + eps)
+    return (weights[:, None] * scores).sum(0)
+
+
+def component_leave_one_out(components: Tensor, weights: Tensor) -> Tensor:
+    """A_i = sum_k w_k (r_ik - mean_{j != i} r_jk). (K, G), (K,) -> (G,). GDPO as in NeMo-RL."""
+    return (weights[:, None] * leave_one_out(components)).sum(0)
+
+
+# --- the whole rollout batch ----------------------------------------------------------------------
+
+
+def batch_std(
+    advantages: Tensor,
+    mask: Tensor,
+    rewards: Tensor,
+    *,
+    of: Literal["rewards", "advantages"] = "rewards",
+    ddof: Literal[0, 1] = 1,
+    eps: NonNegative = 1e-4,
+) -> Tensor:
+    """Divide by one standard deviation over all completions. (N, T), (N, T), (N,) -> (N, T).
+
+    ``of="rewards"``: of the raw rewards (Lite PPO, arXiv 2508.08221, and ScaleRL, 2510.13786).
+    ``of="advantages"``: of the centred ones (REINFORCE++-baseline as ms-swift reads it).
+    """
+    values = rewards if of == "rewards" else per_completion(advantages, mask)
+    return _divided(advantages, standard_deviation(values, ddof) + eps)
+
+
+def sample_zscore(
+    advantages: Tensor, mask: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4
+) -> Tensor:
+    """(A - mean) / (std + eps) with the mean and std over completions. (N, T), (N, T) -> (N, T).
+
+    GDPO's second step in the authors' TRL fork.
+    """
+    values = per_completion(advantages, mask)
+    shifted = (advantages - values.mean()).where(mask & varied(values), 0.0)
+    return _divided(shifted, standard_deviation(values, ddof) + eps)
+
+
+def token_zscore(
+    advantages: Tensor, mask: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-8
+) -> Tensor:
+    """(A - mean) / sqrt(var + eps) over all trained tokens: long completions weigh more.
+
+    (N, T), (N, T) -> (N, T). REINFORCE++, arXiv 2501.03262; GDPO's second step in the verl fork.
+    """
+    values = advantages[mask]
+    shifted = (advantages - values.mean()).where(mask & varied(values), 0.0)
+    return _divided(shifted, (standard_deviation(values, ddof).square() + eps).sqrt())
+
+
+def valid_group_scale(advantages: Tensor, mask: Tensor, group: Tensor) -> Tensor:
+    """Multiply by N / (completions in groups that carry a signal). (N, T) -> (N, T).
+
+    ``group`` (N,) int64 numbers each completion's group. GPG, arXiv 2504.02546.
+    """
+    signal = (advantages.abs() * mask).sum(-1)
+    per_group = signal.new_zeros(int(group.max()) + 1).index_add(0, group, signal)
+    alive = (per_group[group] != 0).sum()
+    return advantages * (len(group) / alive.clamp(min=1))
+
+
+def per_completion(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean over each completion's trained tokens. (N, T), (N, T) -> (N,)."""
+    return values.where(mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def varied(values: Tensor) -> Tensor:
+    """Whether not all values are equal. (M,) -> ()."""
+    return (values != values[:1]).any()
+
+
+def _divided(numerator: Tensor, denominator: Tensor) -> Tensor:
+    # 0/0 is a group without spread and without eps: it carries no signal, so 0.
+    return numerator / denominator.where(denominator != 0, 1.0)

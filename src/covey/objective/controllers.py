@@ -1,0 +1,26 @@
+"""Coefficients that follow a measurement: pure updates, the state is the coefficient itself."""
+
+from __future__ import annotations
+
+
+def adaptive_kl(coef: float, kl: float, target: float, completions: int, horizon: int) -> float:
+    """coef (1 + clip(kl / target - 1, -.2, .2) n / horizon). Ziegler et al., arXiv 1909.08593.
+
+    >>> round(adaptive_kl(0.1, kl=12.0, target=6.0, completions=1000, horizon=10_000), 4)
+    0.102
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * completions / horizon)
+
+
+def adaptive_entropy(
+    coef: float, entropy: float, target: float, step: float = 0.005, highest: float = 0.1
+) -> float:
+    """Raise the bonus by ``step`` while entropy < target, else lower it; within [0, highest].
+
+    Entropy in nats per token. Skywork-OR1, arXiv 2505.22312.
+
+    >>> adaptive_entropy(0.0, entropy=0.1, target=0.2)
+    0.005
+    """
+    return min(max(coef + (step if entropy < target else -step), 0.0), highest)

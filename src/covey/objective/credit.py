@@ -1,0 +1,148 @@
+"""Credit finer than the completion: which token earned the reward.
+
+Group functions (data by name, as in ``advantages``) return (G, T) advantages per token; the others
+are the building blocks of critic-based training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from covey.objective.advantages import centered, standard_deviation
+from covey.types import NonNegative, Share, StepRewards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def process_zscore(
+    rewards: Tensor,
+    mask: Tensor,
+    steps: Sequence[StepRewards],
+    *,
+    credit: Literal["sum_to_go", "own_step", "min_form"] = "sum_to_go",
+    ddof: Literal[0, 1] = 1,
+    eps: NonNegative = 1e-4,
+) -> Tensor:
+    """Z-score all step rewards of the group together, then credit them to tokens. -> (G, T).
+
+    ``sum_to_go``: A_t = sum of the normalised rewards of steps ending at or after t (DeepSeekMath,
+    arXiv 2402.03300, 4.1.3): correct steps before a failure are punished too.
+    ``own_step``: A_t = the normalised reward of the step t belongs to.
+    ``min_form``: the worst step's reward up to its end, 0 after it (PURE, arXiv 2504.15275).
+    Tokens after the last step get 0.
+    """
+    flat = rewards.new_tensor([value for s in steps for value in s.values])
+    scores = centered(flat) / (standard_deviation(flat, ddof) + eps)
+    advantages = rewards.new_zeros(mask.shape)
+    for row, s, own in zip(advantages, steps, scores.split([len(s.values) for s in steps]), strict=True):
+        start = 0
+        for value, end in zip(_credited(own, credit), s.ends, strict=True):
+            row[start : end + 1] = value
+            start = end + 1
+    return advantages
+
+
+def _credited(scores: Tensor, credit: str) -> Tensor:
+    """(K,) normalised step rewards -> (K,) advantage of each step's tokens."""
+    if credit == "own_step" or len(scores) == 0:
+        return scores
+    if credit == "min_form":
+        worst = scores == scores.min()
+        return scores.min() * (worst.flip(0).cumsum(0).flip(0) > 0)
+    return scores.flip(0).cumsum(0).flip(0)
+
+
+def prefix_values(rewards: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    """V of every prefix: the mean reward of the completions that share it. (G, T) -> (G, T + 1).
+
+    Column t is the value before token t; a completion that is alone on its branch has V = r.
+    """
+    size, length = tokens.shape
+    values = rewards.new_empty(size, length + 1)
+    values[:, 0] = rewards.mean()
+    together = rewards.new_ones(size, size).bool()
+    for t in range(length):
+        together &= (tokens[:, t, None] == tokens[None, :, t]) & mask[:, t, None] & mask[None, :, t]
+        share = together.to(rewards.dtype)
+        values[:, t + 1] = share @ rewards / share.sum(-1).clamp(min=1)
+    return values
+
+
+def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    """A_t = V(prefix with token t) - V(prefix before it). (G,), (G, T), (G, T) -> (G, T).
+
+    The group's own completions form the tree, so no extra rollouts: the credit of a completion
+    stands where it leaves its siblings, and sums to r_i - mean(r). After TEMPO, arXiv 2509.18314.
+    """
+    values = prefix_values(rewards, tokens, mask)
+    return (values[:, 1:] - values[:, :-1]) * mask
+
+
+def segment_difference(segment_values: Tensor, segment: Tensor, mask: Tensor) -> Tensor:
+    """A_t = V(end of t's segment) - V(its start). (G, K + 1), (G, T) int64 -> (G, T).
+
+    ``segment_values[:, k]`` is the Monte-Carlo value before segment k (the mean reward of rollouts
+    continued from there), the last known one being the completion's own reward; ``segment`` names
+    each token's segment. VinePPO, arXiv 2410.01679; SPO, 2505.23564.
+    """
+    gain = segment_values[:, 1:] - segment_values[:, :-1]
+    return gain.gather(1, segment) * mask
+
+
+def optimal_token_baseline(
+    rewards: Tensor, old_logprobs: Tensor, old_collision: Tensor, mask: Tensor
+) -> Tensor:
+    """A_t = r - sum_i r_i W_it / sum_i W_it, W_t = cumsum(1 - 2 pi + sum_v pi_v^2). -> (G, T).
+
+    ``old_collision`` (G, T) is sum_v pi(v)^2. W is the squared norm of the score so far, so the
+    baseline minimises the variance token by token. OTB, arXiv 2602.07078.
+    """
+    energy = ((1 - 2 * old_logprobs.exp() + old_collision) * mask).cumsum(-1) * mask
+    shifted = centered(rewards)[:, None]
+    baseline = (shifted * energy).sum(0) / energy.sum(0).clamp(min=1e-12)
+    return (shifted - baseline) * mask
+
+
+# --- critic-based, for comparison -----------------------------------------------------------------
+
+
+def gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    gamma: Share = 1.0,
+    lam: Share = 0.95,
+    length_adaptive: float | None = None,
+) -> Tensor:
+    """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t. (N, T) -> (N, T).
+
+    Masked gaps (tool output) are bridged: the next trained token follows the last one directly.
+    ``length_adaptive`` alpha sets lam = 1 - 1/(alpha l) by completion (VAPO, 2504.05118, .05).
+    GAE, arXiv 1506.02438.
+    """
+    decay = token_rewards.new_tensor(lam).expand(len(mask))
+    if length_adaptive is not None:
+        decay = (1 - 1 / (length_adaptive * mask.sum(-1)).clamp(min=1)).to(token_rewards.dtype)
+    advantages = token_rewards.new_zeros(mask.shape)
+    running, next_value = advantages[:, 0], advantages[:, 0]
+    for t in range(mask.shape[1] - 1, -1, -1):
+        on = mask[:, t]
+        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
+        running = (delta + gamma * decay * running).where(on, running)
+        next_value = values[:, t].where(on, next_value)
+        advantages[:, t] = running.where(on, 0.0)
+    return advantages
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, clip_value: NonNegative | None = None
+) -> Tensor:
+    """(V - R)^2 / 2, or the larger of it and that of V within ``clip_value`` of V_old. (N, T)."""
+    loss = (values - returns).square()
+    if clip_value is not None:
+        near = old_values + (values - old_values).clamp(-clip_value, clip_value)
+        loss = loss.maximum((near - returns).square())
+    return loss / 2

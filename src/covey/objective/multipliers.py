@@ -1,0 +1,115 @@
+"""Token multipliers: which tokens of a completion get how much of the policy term.
+
+A *mark* singles out tokens of the whole optimizer step, once, from what was known when the step
+began (so micro-batches agree); a *multiplier* turns marks or the current log-probs into (N, T)
+factors. Multipliers are detached and leave the denominators of the reduction alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from covey.types import NonNegative, Positive, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# --- marks: (N, T) bool, over all completions of an optimizer step --------------------------------
+
+
+def top_entropy(old_entropy: Tensor, mask: Tensor, *, share: Share = 0.2) -> Tensor:
+    """The ``share`` of trained tokens with the highest entropy. (N, T) -> (N, T) bool.
+
+    Beyond the 80/20 rule, arXiv 2506.01939.
+    """
+    return _largest(old_entropy, mask, share)
+
+
+def top_covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, share: Share = 2e-3) -> Tensor:
+    """The ``share`` of tokens with the highest covariance of log pi and A. (N, T) -> (N, T) bool.
+
+    KL-Cov, arXiv 2505.22617.
+    """
+    return _largest(covariance(old_logprobs, advantages, mask), mask, share)
+
+
+def random_covariant(
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    noise: Tensor,
+    *,
+    share: Share = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+) -> Tensor:
+    """``share`` of all tokens, drawn among those with covariance in [low, high]. -> (N, T) bool.
+
+    Clip-Cov, arXiv 2505.22617. ``noise`` (N, T) is uniform in [0, 1) and decides the draw.
+    """
+    value = covariance(old_logprobs, advantages, mask)
+    band = mask & (value >= low) & (value <= high)
+    return _largest(noise, band, share, of=int(mask.sum()))
+
+
+def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(A - mean A)(log pi - mean log pi), the means over all trained tokens. (N, T) -> (N, T)."""
+    logprobs = old_logprobs.where(mask, 0.0)
+    return (advantages - advantages[mask].mean()) * (logprobs - logprobs[mask].mean())
+
+
+def _largest(values: Tensor, among: Tensor, share: float, of: int | None = None) -> Tensor:
+    candidates = values[among]
+    count = min(round(share * (of or len(candidates))), len(candidates))
+    if count == 0:
+        return among & False
+    return among & (values >= candidates.topk(count).values[-1])
+
+
+# --- multipliers: (N, T) factors on the policy term -----------------------------------------------
+
+
+def marked_only(marked: Tensor) -> Tensor:
+    """1 on marked tokens, 0 elsewhere. (N, T) bool -> (N, T)."""
+    return marked.float()
+
+
+def unmarked_only(marked: Tensor) -> Tensor:
+    """0 on marked tokens, 1 elsewhere. (N, T) bool -> (N, T)."""
+    return (~marked).float()
+
+
+def unlikely_only(old_logprobs: Tensor, *, below: Share = 0.9) -> Tensor:
+    """1 where the sampled token had probability < ``below``. (N, T) -> (N, T). SPO, 2505.23564."""
+    return (old_logprobs.exp() < below).to(old_logprobs.dtype)
+
+
+def future_influence(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    half_life: Positive = 32.0,
+    low: NonNegative = 1.0,
+    high: Positive = 1.2,
+    outlier: Positive = 10.0,
+    safety: Positive = 4.0,
+) -> Tensor:
+    """clip(exp(sum_{k >= t} g^(k-t) log rho_k), low, high) with g = 2^(-1/half_life). (N, T).
+
+    Tokens with rho > ``outlier`` are left out of the sum; where A < 0 and rho > ``safety`` the
+    factor is at most 1. FIPO, arXiv 2603.19835.
+    """
+    log_ratio = log_ratio.detach()
+    kept = log_ratio.where(mask & (log_ratio.exp() <= outlier), 0.0)
+    influence = discounted_sum(kept, 0.5 ** (1 / half_life)).exp().clamp(low, high)
+    risky = (advantages < 0) & (log_ratio.exp() > safety)
+    return influence.clamp(max=1.0).where(risky, influence)
+
+
+def discounted_sum(values: Tensor, discount: float) -> Tensor:
+    """R_t = v_t + discount * R_{t+1}, along the last dimension. (..., T) -> (..., T)."""
+    result = values.clone()
+    for t in range(values.shape[-1] - 2, -1, -1):
+        result[..., t] += discount * result[..., t + 1]
+    return result

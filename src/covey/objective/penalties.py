@@ -1,0 +1,80 @@
+"""The pull towards the reference policy: estimators of KL(pi || ref) and how they act.
+
+``difference`` is log pi - log ref, (N, T), zero off the mask. Value and gradient are separate
+questions (arXiv 2506.09477, 2510.01555): on-policy, the expected gradient of k1 as a loss is zero,
+that of k3 is the forward KL's, that of k2 and of ratio-weighted k3 the reverse KL's; k1 in the
+reward gives the exact policy gradient of the reverse KL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from covey.objective.choice import Choice, use
+from covey.objective.ratios import bounded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def k1(difference: Tensor) -> Tensor:
+    """log pi - log ref: unbiased, may be negative. (N, T) -> (N, T)."""
+    return difference
+
+
+def k2(difference: Tensor) -> Tensor:
+    """(log pi - log ref)^2 / 2: biased, low variance. (N, T) -> (N, T)."""
+    return difference.square() / 2
+
+
+def k3(difference: Tensor) -> Tensor:
+    """exp(-d) + d - 1 with d = log pi - log ref: unbiased, never negative. (N, T) -> (N, T).
+
+    Schulman 2020; GRPO, arXiv 2402.03300.
+    """
+    return (-difference).expm1() + difference
+
+
+def absolute(difference: Tensor) -> Tensor:
+    """abs(log pi - log ref). (N, T) -> (N, T)."""
+    return difference.abs()
+
+
+def full(full_kl: Tensor) -> Tensor:
+    """sum_v pi(v) (log pi(v) - log ref(v)): exact, over the whole vocabulary. (N, T) -> (N, T)."""
+    return full_kl
+
+
+@dataclass(frozen=True)
+class KL:
+    """One reading of "KL to the reference": what is estimated, where it acts, how it is derived."""
+
+    estimator: Choice = field(default_factory=lambda: use(k3))
+    coef: float = 0.001
+    """Weight of the penalty; the start value where ``target`` is set."""
+    place: Literal["loss", "reward"] = "loss"
+    """``reward``: taken from it, detached, before (response) or after (token) the baseline."""
+    level: Literal["token", "response"] = "token"
+    """``response``: the log-ratios of a completion are summed before the estimator."""
+    gradient: Literal["formula", "straight_through", "ratio"] = "formula"
+    """``straight_through``: the value's, with k2's gradient. ``ratio``: multiplied by the ratio."""
+    target: float | None = None
+    """Adaptive: the coefficient is steered so that KL per completion, in nats, stays here."""
+    horizon: int = 10_000
+    """Adaptive: completions over which a deviation acts."""
+
+
+def at_level(difference: Tensor, mask: Tensor, level: str) -> Tensor:
+    """The log-ratio to the reference per token, or its sum over the response on each. (N, T)."""
+    if level == "response":
+        difference = difference.sum(-1, keepdim=True) * mask
+    return bounded(difference)
+
+
+def with_gradient(value: Tensor, difference: Tensor, ratio: Tensor, mode: str) -> Tensor:
+    """Give a KL value its gradient: its own, k2's, or that of ratio * value. (N, T) -> (N, T)."""
+    if mode == "straight_through":
+        gradient = k2(difference)
+        return value.detach() + gradient - gradient.detach()
+    return value * ratio if mode == "ratio" else value

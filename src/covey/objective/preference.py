@@ -1,0 +1,118 @@
+"""Offline preference losses: pairs (or single judged answers) instead of rollouts.
+
+``chosen`` and ``rejected`` are summed log-probs of whole answers under the policy, (B,), ``ref_*``
+the same under the reference, ``*_lengths`` their token counts. All return (B,), to be averaged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from covey.types import NonNegative, Positive, Share
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """log(1 / (1 + e^-x)) without overflow."""
+    return -(-x).logaddexp(x.new_zeros(()))
+
+
+def dpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta: Positive = 0.1,
+    label_smoothing: Share = 0.0,
+) -> Tensor:
+    """-(1 - e) log sig(beta D) - e log sig(-beta D), D = log-ratio margin. (B,) -> (B,).
+
+    DPO, arXiv 2305.18290; ``label_smoothing`` e > 0: conservative DPO.
+    """
+    margin = beta * ((chosen - ref_chosen) - (rejected - ref_rejected))
+    smoothed = -label_smoothing * log_sigmoid(-margin)
+    return smoothed - (1 - label_smoothing) * log_sigmoid(margin)
+
+
+def ipo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    *,
+    tau: Positive = 0.1,
+    level: Literal["summed", "averaged"] = "averaged",
+) -> Tensor:
+    """(D - 1 / (2 tau))^2 with D of summed or per-token averaged log-ratios. (B,) -> (B,).
+
+    IPO, arXiv 2310.12036. The authors average; codes that sum are not comparable in tau.
+    """
+    up, down = chosen - ref_chosen, rejected - ref_rejected
+    if level == "averaged":
+        up, down = up / chosen_lengths, down / rejected_lengths
+    return (up - down - 1 / (2 * tau)).square()
+
+
+def kto(
+    log_ratio: Tensor,
+    desirable: Tensor,
+    reference_point: Tensor,
+    *,
+    beta: Positive = 0.1,
+    desirable_weight: NonNegative = 1.0,
+    undesirable_weight: NonNegative = 1.0,
+) -> Tensor:
+    """w (1 - sig(+-beta (log_ratio - z0))): unpaired answers, judged good or bad. (B,) -> (B,).
+
+    ``log_ratio`` is log pi(y) - log ref(y); ``desirable`` (B,) bool; ``reference_point`` z0, the
+    mean KL of mismatched pairs, is detached and clamped at 0. KTO, arXiv 2402.01306.
+    """
+    z0 = reference_point.detach().clamp(min=0)
+    sign = log_ratio.new_ones(()).where(desirable, -1.0)
+    weight = log_ratio.new_tensor(desirable_weight).where(desirable, undesirable_weight)
+    return weight * (1 - (sign * beta * (log_ratio - z0)).sigmoid())
+
+
+def orpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    *,
+    lam: NonNegative = 0.1,
+) -> Tensor:
+    """NLL(chosen) - lam log sig(log odds ratio), of averaged log-probs. (B,) -> (B,).
+
+    odds(p) = p / (1 - p); no reference. ORPO, arXiv 2403.07691.
+    """
+    up, down = chosen / chosen_lengths, rejected / rejected_lengths
+    log_odds = (up - down) - (_log1mexp(up) - _log1mexp(down))
+    return -up - lam * log_sigmoid(log_odds)
+
+
+def simpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    *,
+    beta: Positive = 2.0,
+    gamma: NonNegative = 0.5,
+) -> Tensor:
+    """-log sig(beta (log pi(x)/|x| - log pi(y)/|y|) - gamma). (B,) -> (B,). SimPO, 2405.14734."""
+    return -log_sigmoid(beta * (chosen / chosen_lengths - rejected / rejected_lengths) - gamma)
+
+
+def reward_model(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
+    """-log sig(s(x) - s(y)): Bradley-Terry. (B,) -> (B,)."""
+    return -log_sigmoid(chosen_scores - rejected_scores)
+
+
+def _log1mexp(x: Tensor) -> Tensor:
+    # log(1 - e^x) for x < 0; x = 0 (probability 1) is moved off the pole.
+    return (-(x.clamp(max=-1e-7).expm1())).log()

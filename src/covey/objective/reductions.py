@@ -1,0 +1,63 @@
+"""Aggregation: how much one token weighs in the loss of an optimizer step.
+
+Every reduction is a weight per completion, (N,); the loss is sum_it weight_i value_it mask_it.
+All counts are those of the whole optimizer step (``Totals``), so micro-batches, packing and
+processes add up to exactly the same loss and gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from covey.types import Count
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What one optimizer step trains on, summed over all its micro-batches and processes."""
+
+    tokens: int
+    """Trained tokens (mask true)."""
+    completions: int
+    """Completions with at least one trained token."""
+    prompts: int
+    """Prompts with at least one such completion."""
+    max_tokens: int
+    """The limit on a completion's length, the default of ``constant_length``."""
+
+
+def token_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """1 / (all tokens of the step): every token weighs the same. (N,) -> (N,). DAPO, 2503.14476."""
+    return _inverse(lengths.new_tensor(totals.tokens).expand_as(lengths))
+
+
+def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
+    """1 / (N |y_i|): every completion weighs the same. (N,) -> (N,). GRPO, arXiv 2402.03300."""
+    return _inverse(lengths * totals.completions)
+
+
+def sequence_sum(lengths: Tensor, totals: Totals) -> Tensor:
+    """1 / N: a completion weighs by its length. (N,) -> (N,). LUSPO, arXiv 2602.05261."""
+    return _inverse(lengths.new_tensor(totals.completions).expand_as(lengths))
+
+
+def constant_length(lengths: Tensor, totals: Totals, *, length: Count | None = None) -> Tensor:
+    """1 / (N L), L constant, by default the token limit. (N,) -> (N,). Dr. GRPO, 2503.20783."""
+    constant = totals.completions * (length or totals.max_tokens)
+    return _inverse(lengths.new_tensor(constant).expand_as(lengths))
+
+
+def prompt_mean(group_tokens: Tensor, totals: Totals) -> Tensor:
+    """1 / (prompts * tokens of the prompt's group): every prompt weighs the same. (N,) -> (N,).
+
+    ScaleRL, arXiv 2510.13786. ``group_tokens`` (N,) counts the trained tokens of each one's group.
+    """
+    return _inverse(group_tokens * totals.prompts)
+
+
+def _inverse(counts: Tensor) -> Tensor:
+    return 1 / counts.clamp(min=1)

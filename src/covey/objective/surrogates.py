@@ -1,0 +1,107 @@
+"""Clip rules: the loss of each token, to be minimised, from its ratio and advantage.
+
+All are (N, T) -> (N, T). Where a rule writes sg(.) it is a detached weight on the log-probability.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from covey.types import NonNegative, OpenShare, Positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def vanilla(ratio: Tensor, advantages: Tensor) -> Tensor:
+    """-rho A, without any clip. REINFORCE, RLOO, GPG."""
+    return -ratio * advantages
+
+
+def clip(
+    ratio: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: Positive = 0.2,
+    clip_high: Positive = 0.2,
+    dual_clip: Positive | None = None,
+) -> Tensor:
+    """-min(rho A, r A), r = rho within [1 - low, 1 + high]. PPO, arXiv 1707.06347; low < high: DAPO.
+
+    ``dual_clip`` c > 1 + high caps rho at c where A < 0: dual-clip PPO (1912.09729, c = 3), which
+    is INTELLECT-2's two-sided clip with delta = c (2505.07291, 4).
+    """
+    gain = (ratio * advantages).minimum(ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    if dual_clip is not None:
+        gain = gain.maximum(dual_clip * advantages).where(advantages < 0, gain)
+    return -gain
+
+
+def cispo(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, cap: Positive = 5.0) -> Tensor:
+    """-sg(min(rho, cap)) A log pi: the weight is capped, no token loses its gradient.
+
+    CISPO, arXiv 2506.13585. ``cap`` is the bound on rho itself (1 + eps_high); ScaleRL uses 5.
+    """
+    return -ratio.detach().clamp(max=cap) * advantages * logprobs
+
+
+def sapo(ratio: Tensor, advantages: Tensor, *, tau_up: Positive = 1.0, tau_down: Positive = 1.05) -> Tensor:
+    """-(4 / tau) sigmoid(tau (rho - 1)) A: a soft gate instead of a clip; tau by the sign of A.
+
+    SAPO, arXiv 2511.20347.
+    """
+    tau = ratio.new_tensor(tau_up).where(advantages > 0, tau_down)
+    return -(4 / tau) * (tau * (ratio - 1)).sigmoid() * advantages
+
+
+def divergence_mask_tv(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    threshold: OpenShare = 0.2,
+    cap: Positive = 20.0,
+) -> Tensor:
+    """-A sg(min(rho, cap)) log pi where the token's probability has moved less than ``threshold``.
+
+    Kept: pi - pi_old <= threshold for A > 0, >= -threshold for A < 0. DPPO-TV, arXiv 2602.04879:
+    bounds the probability, not the ratio, so rare tokens may move.
+    """
+    moved = (logprobs.exp() - old_logprobs.exp()).detach() * advantages.sign()
+    weight = (logprobs - old_logprobs).detach().exp().clamp(max=cap) * (moved <= threshold)
+    return -advantages * weight * logprobs
+
+
+def divergence_mask_kl(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    threshold: Positive = 0.05,
+    cap: Positive = 20.0,
+) -> Tensor:
+    """As ``divergence_mask_tv`` with the binary KL(pi_old || pi) of the token as the distance.
+
+    DPPO-KL, arXiv 2602.04879: p log(p/q) + (1-p) log((1-p)/(1-q)), p = pi_old, q = pi.
+    """
+    log_ratio = (logprobs - old_logprobs).detach()
+    p, q = (x.detach().exp().clamp(max=1 - 1e-6) for x in (old_logprobs, logprobs))
+    distance = -p * log_ratio + (1 - p) * ((-p).log1p() - (-q).log1p())
+    outward = (q - p) * advantages > 0
+    weight = log_ratio.exp().clamp(max=cap) * ~(outward & (distance > threshold))
+    return -advantages * weight * logprobs
+
+
+def kl_on_marked(
+    ratio: Tensor,
+    advantages: Tensor,
+    log_ratio: Tensor,
+    marked: Tensor,
+    *,
+    coef: NonNegative = 1.0,
+) -> Tensor:
+    """-rho A + coef |log rho| on the marked tokens. KL-Cov, arXiv 2505.22617.
+
+    ``marked`` (N, T) bool: see ``multipliers.top_covariance``.
+    """
+    return -ratio * advantages + coef * log_ratio.abs() * marked

@@ -1,0 +1,1 @@
+"""Rewards: from a completion to a number. Verifiers first; no torch here."""

@@ -1,0 +1,159 @@
+"""Problems -> scored groups: what to sample next, in which order, and which groups to keep.
+
+The position in the data is one number, the cursor; the order of every epoch and every random draw
+follow from the seed, so a run that resumes at a cursor goes on exactly as it would have.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from covey.config.schema import Rollout
+from covey.objective.algorithms import Algorithm
+from covey.rewards.base import Reward, score
+from covey.rng import key, permutation
+from covey.sampling.base import Request, Sampler, SamplingParams
+from covey.types import Completion, Group, Problem
+
+Progress = Callable[[int, int], None]
+"""Told (completions done, completions asked for); may raise to stop."""
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A problem and its prompt as the model reads it."""
+
+    problem: Problem
+    tokens: np.ndarray
+    """(P,) int64."""
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """The groups of one training step."""
+
+    groups: list[Group]
+    """To be trained on."""
+    rejected: list[Group]
+    """Sampled and scored, but left out by the algorithm's filter."""
+    refills: int
+    """Rounds of resampling it took."""
+    reward_seconds: float
+    """Spent in reward functions."""
+
+
+def sampling_params(rollout: Rollout) -> SamplingParams:
+    """How the config wants completions drawn."""
+    return SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop)
+
+
+class Rollouts:
+    """Samples and scores groups from a list of problems, epoch after epoch."""
+
+    def __init__(
+        self,
+        problems: Sequence[Prompted],
+        sampler: Sampler,
+        rewards: Sequence[Reward],
+        rollout: Rollout,
+        algorithm: Algorithm,
+        seed: int,
+    ) -> None:
+        self.problems, self.sampler, self.rewards = problems, sampler, rewards
+        self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
+        self.cursor = 0
+        self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), len(problems)))
+
+    def sample(self, step: int, progress: Progress) -> RolloutBatch:
+        """The groups of a step. Rejected ones are replaced in at most ``max_refills`` rounds."""
+        cursor, wanted = self.cursor, self.rollout.prompts_per_step
+        kept: list[Group] = []
+        rejected: list[Group] = []
+        refills, clock = -1, [0.0]
+        while len(kept) < wanted and refills < self.rollout.max_refills:
+            missing = wanted - len(kept)
+            groups = self._round(step, cursor, missing, progress, clock)
+            cursor, refills = cursor + missing, refills + 1
+            for group in groups:
+                (kept if self._wanted(group) else rejected).append(group)
+        self.cursor = cursor  # only now: a stop in the middle leaves no trace
+        return RolloutBatch(kept, rejected, refills, clock[0])
+
+    def _wanted(self, group: Group) -> bool:
+        rewards = torch.from_numpy(group.rewards[group.scorable])
+        if not len(rewards):
+            return False
+        return self.algorithm.filter is None or self.algorithm.filter(SimpleNamespace(rewards=rewards))
+
+    def _round(
+        self, step: int, cursor: int, count: int, progress: Progress, clock: list[float]
+    ) -> list[Group]:
+        """Sample and score the next ``count`` problems."""
+        chosen, requests = [], []
+        for position in range(cursor, cursor + count):
+            epoch, place = divmod(position, len(self.problems))
+            prompted = self.problems[self._order(epoch)[place]]
+            identity = (self.seed, "rollout", step, prompted.problem.id, epoch)
+            chosen.append(prompted)
+            streams = [key(*identity, sample) for sample in range(self.rollout.group_size)]
+            requests.append(Request(prompted.tokens, streams))
+        groups = score_all(
+            chosen,
+            requests,
+            self.sampler,
+            sampling_params(self.rollout),
+            self.rewards,
+            progress,
+            clock,
+        )
+        if "greedy_reward" in self.algorithm.needs:
+            greedy = score_all(
+                chosen,
+                [replace(r, streams=r.streams[:1]) for r in requests],
+                self.sampler,
+                replace(sampling_params(self.rollout), temperature=0.0),
+                self.rewards,
+                progress,
+                clock,
+            )
+            groups = [
+                replace(g, greedy_reward=float(b.rewards[0])) for g, b in zip(groups, greedy, strict=True)
+            ]
+        return groups
+
+
+def score_all(
+    problems: Sequence[Prompted],
+    requests: Sequence[Request],
+    sampler: Sampler,
+    params: SamplingParams,
+    rewards: Sequence[Reward],
+    progress: Progress,
+    clock: list[float] | None = None,
+) -> list[Group]:
+    """Sample all requests; score each problem as soon as its last completion is there.
+
+    Results stand in the order of the requests, whatever order completions end in.
+    """
+    waiting: list[dict[int, Completion]] = [{} for _ in requests]
+    groups: list[Group | None] = [None] * len(requests)
+    total = sum(len(r.streams) for r in requests)
+    for done, sampled in enumerate(sampler.sample(requests, params), start=1):
+        collected = waiting[sampled.request]
+        collected[sampled.sample] = sampled.completion
+        progress(done, total)
+        if len(collected) == len(requests[sampled.request].streams):
+            started = time.perf_counter()
+            prompted = problems[sampled.request]
+            ordered = [collected[s] for s in range(len(collected))]
+            groups[sampled.request] = score(prompted.problem, prompted.tokens, ordered, rewards)
+            if clock is not None:
+                clock[0] += time.perf_counter() - started
+    return [g for g in groups if g is not None]

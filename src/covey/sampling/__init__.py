@@ -1,0 +1,1 @@
+"""Sampling: prompts in, completions with the log-prob of every token out."""

@@ -1,0 +1,144 @@
+"""The local sampler: our own generation loop on the policy's own parameters.
+
+A waiting completion joins when a slot is free, running ones gain a token per step, and one that
+ends leaves at once: the last slot moves into its place, so running slots stay contiguous. What
+it takes to compute the logits is the engine's business: ours (``cache``) for the shapes
+``models.forward`` knows, the Hugging Face modules (``modules``) for all others.
+
+Shapes: B running completions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from covey.models.policy import Policy
+from covey.rng import uniforms
+from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.cache import CacheEngine
+from covey.sampling.draw import draw
+from covey.sampling.modules import ModulesEngine
+from covey.types import Completion
+
+
+class Engine(Protocol):
+    """Logits for the running completions; slot b of the engine is row b of every tensor."""
+
+    def room(self, running: int) -> int:
+        """How many completions may join now."""
+        ...
+
+    def join(self, requests: Sequence[int]) -> Tensor:
+        """Put one completion of each request into the next slots. -> first logits (n, V)."""
+        ...
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Append the last drawn token (B,) of every slot. -> next logits (B, V)."""
+        ...
+
+    def leave(self, slot: int) -> None:
+        """Free a slot; the last one moves into its place."""
+        ...
+
+
+class LocalSampler:
+    """Samples in this process from the policy that is trained; its weights are never stale."""
+
+    def __init__(self, policy: Policy, max_running: int = 256) -> None:
+        self.policy = policy
+        self.max_running = max_running
+        self.version = 0
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """Yield completions as they end, in no particular order."""
+        waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.streams)))
+        engine = self._engine(requests, params, min(self.max_running, len(waiting)))
+        running = _Running(self.policy, params, min(self.max_running, len(waiting)))
+        while waiting or running.owners:
+            with torch.no_grad():
+                logits = [engine.decode(running.last())] if running.owners else []
+                joining = [waiting.popleft() for _ in range(min(engine.room(running.count), len(waiting)))]
+                for r, s in joining:
+                    running.add((r, s), requests[r].streams[s])
+                if joining:
+                    logits.append(engine.join([r for r, _ in joining]))
+                running.draw(torch.cat(logits))
+            for slot, finish in running.ended():
+                yield running.leave(slot, finish, self.version)
+                engine.leave(slot)
+
+    def _engine(self, requests: Sequence[Request], params: SamplingParams, slots: int) -> Engine:
+        kind = ModulesEngine if self.policy.decoder is None else CacheEngine
+        return kind(self.policy, [r.prompt for r in requests], slots, params.max_tokens)
+
+
+class _Running:
+    """What has been drawn for the running completions: row b belongs to slot b."""
+
+    def __init__(self, policy: Policy, params: SamplingParams, slots: int) -> None:
+        self.policy, self.params = policy, params
+        shape = (slots, params.max_tokens)
+        self.owners: list[tuple[int, int]] = []
+        self.tokens = torch.zeros(shape, dtype=torch.int64, device=policy.device)
+        self.logprobs = torch.zeros(shape, device=policy.device)
+        self.uniform = torch.zeros(shape, device=policy.device)
+        self.drawn = torch.zeros(slots, dtype=torch.int64, device=policy.device)
+        self.slots = torch.arange(slots, device=policy.device)
+        self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
+
+    @property
+    def count(self) -> int:
+        return len(self.owners)
+
+    def add(self, owner: tuple[int, int], stream: int) -> None:
+        self.uniform[self.count] = torch.from_numpy(uniforms(stream, self.params.max_tokens))
+        self.drawn[self.count] = 0
+        self.owners.append(owner)
+
+    def last(self) -> Tensor:
+        """(B,) the token drawn last in each slot."""
+        rows = self.slots[: self.count]
+        return self.tokens[rows, self.drawn[rows] - 1]
+
+    def draw(self, logits: Tensor) -> None:
+        rows = self.slots[: self.count]
+        at = self.drawn[rows]
+        self.tokens[rows, at], self.logprobs[rows, at] = draw(logits, self.uniform[rows, at], self.params)
+        self.drawn[rows] += 1
+
+    def ended(self) -> list[tuple[int, Literal["stop", "length"]]]:
+        """Slots whose completion ended with the token drawn last, highest first, and why."""
+        stopped = torch.isin(self.last(), self.end_ids).tolist()
+        full = (self.drawn[: self.count] == self.params.max_tokens).tolist()
+        return [
+            (slot, "stop" if stop else "length")
+            for slot in range(self.count - 1, -1, -1)
+            if (stop := stopped[slot] or self._stop_string(slot)) or full[slot]
+        ]
+
+    def _stop_string(self, slot: int) -> bool:
+        if not self.params.stop:
+            return False
+        reach = max(map(len, self.params.stop)) + 8  # a token may hold only a part of a character
+        tail = self.tokens[slot, : self.drawn[slot]][-reach:]
+        text = self.policy.decode(tail.tolist())
+        return any(s in text for s in self.params.stop)
+
+    def leave(self, slot: int, finish: Literal["stop", "length"], version: int) -> Sampled:
+        """Take a finished completion out; the last row moves into its place."""
+        length = int(self.drawn[slot])
+        tokens = self.tokens[slot, :length].cpu().numpy().copy()
+        logprobs = self.logprobs[slot, :length].cpu().numpy().copy()
+        text = self.policy.decode(tokens.tolist())
+        sampled = Sampled(*self.owners[slot], Completion(tokens, logprobs, text, finish, version))
+        end = self.count - 1
+        for rows in (self.tokens, self.logprobs, self.uniform, self.drawn):
+            rows[slot] = rows[end]
+        self.owners[slot] = self.owners[end]
+        self.owners.pop()
+        return sampled

@@ -1,0 +1,68 @@
+"""Decoding through the Hugging Face modules: any architecture, correct and slower.
+
+Prompts are left-padded and repeated; a batch runs until all its completions have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.models.policy import Policy
+
+
+class ModulesEngine:
+    """Slots over the model's own key/value cache."""
+
+    def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, _max_tokens: int) -> None:
+        self.policy, self.prompts, self.slots = policy, prompts, slots
+        self.order: list[int] = []
+        self.cache: Any = None
+
+    def room(self, running: int) -> int:
+        """A new batch starts when the last one is done."""
+        return 0 if running else self.slots
+
+    def join(self, requests: Sequence[int]) -> Tensor:
+        """Prefill one row per completion. -> first logits (n, V)."""
+        longest = max(len(self.prompts[r]) for r in requests)
+        shape, device = (len(requests), longest), self.policy.device
+        tokens = torch.zeros(shape, dtype=torch.int64)
+        self.seen = torch.zeros(shape, dtype=torch.int64, device=device)
+        for row, r in enumerate(requests):
+            tokens[row, longest - len(self.prompts[r]) :] = torch.from_numpy(self.prompts[r])
+            self.seen[row, longest - len(self.prompts[r]) :] = 1
+        self.cache = None
+        self.order = list(range(len(requests)))
+        return self._forward(tokens.to(device), (self.seen.cumsum(-1) - 1).clamp(min=0))
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Append a token (B,) to every running slot. -> next logits (B, V)."""
+        if len(self.order) < len(self.seen):
+            rows = torch.tensor(self.order, device=self.seen.device)
+            self.cache.batch_select_indices(rows)
+            self.seen = self.seen[rows]
+            self.order = list(range(len(rows)))
+        self.seen = torch.cat((self.seen, self.seen.new_ones(len(tokens), 1)), dim=1)
+        return self._forward(tokens[:, None], self.seen.sum(-1, keepdim=True) - 1)
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        out = self.policy.model(
+            input_ids=tokens,
+            attention_mask=self.seen,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.cache = out.past_key_values
+        return out.logits[:, -1]
+
+    def leave(self, slot: int) -> None:
+        """Free a slot: the last running one moves into it."""
+        self.order[slot] = self.order[-1]
+        self.order.pop()

@@ -1,0 +1,52 @@
+"""Stopping on request: Ctrl-C and SIGTERM ask the run to end at the next safe point."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from covey.types import CoveyError
+
+
+class Stopped(CoveyError):
+    """The run was asked to stop and its state is saved; the same command goes on from there."""
+
+    code = 75
+
+
+class StopSignal:
+    """Turns the first SIGINT or SIGTERM into a flag, the second into an immediate exit."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def request(self, reason: str) -> None:
+        """Ask the run to stop at its next safe point."""
+        self.reason = self.reason or reason
+
+    def check(self) -> None:
+        """Raise Stopped if a stop was asked for. Called where nothing has been half done."""
+        if self.reason is not None:
+            raise Stopped(self.reason)
+
+    @contextmanager
+    def listening(self) -> Iterator[StopSignal]:
+        """Handle the signals inside the block; elsewhere they mean what they meant before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        previous = {s: signal.signal(s, self._receive) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if self.reason is not None:
+            os._exit(128 + number)
+        self.request(f"stopped by {signal.Signals(number).name}")

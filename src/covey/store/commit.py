@@ -1,0 +1,101 @@
+"""Writing so that a reader never sees half of anything: a file or folder is there whole, or not.
+
+A folder is written beside its place, every file synced, a manifest with sizes and checksums last,
+then renamed; a crash at any instant leaves the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+TEMPORARY = ".tmp-"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's content atomically."""
+    temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def committed_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder to write into; it becomes ``target`` when the block ends without error."""
+    temporary = target.with_name(f"{TEMPORARY}{target.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        files = sorted(p for p in temporary.rglob("*") if p.is_file())
+        manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in files}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for path in (*files, temporary / MANIFEST):
+            _sync(path)
+        for folder in {p.parent for p in files} | {temporary}:
+            sync_folder(folder)
+        if target.exists():
+            discard(target)
+        temporary.rename(target)
+        sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a committed folder, naming the file; None if it is as it was written."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return f"{folder / MANIFEST} is missing or unreadable"
+    for name, expected in manifest.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if _fingerprint(path) != expected:
+            return f"{path} is not as it was written"
+    return None
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder so that no reader finds it half removed."""
+    doomed = folder.with_name(f"{TEMPORARY}trash-{folder.name}.{os.getpid()}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what writers that died have left behind."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power loss."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _fingerprint(path: Path) -> dict[str, object]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"size": path.stat().st_size, "sha256": digest}

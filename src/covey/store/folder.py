@@ -1,0 +1,163 @@
+"""A run's folder: configuration, metric stream, rollout log, checkpoints, final model.
+
+config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl rollouts/step_000012.{jsonl,npz}
+checkpoints/step_000100/ final/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import math
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.store.commit import clear_leftovers, damage, discard, write_text
+from covey.types import CoveyError, Group
+
+STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl")
+
+
+class FolderBusy(CoveyError):
+    """Another process works in this run folder."""
+
+    code = 4
+
+
+class RunFolder:
+    """Reads and writes one run folder; holds its lock while open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "rollouts").mkdir(exist_ok=True)
+        (path / "checkpoints").mkdir(exist_ok=True)
+        self._lock = (path / ".lock").open("a+")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.seek(0)
+            owner = self._lock.read().strip() or "another process"
+            raise FolderBusy(f"{path}: {owner} works in this folder; wait for it or choose another") from None
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
+        self._lock.flush()
+        for folder in (path, path / "checkpoints", path / "rollouts"):
+            clear_leftovers(folder)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._lock.close()
+
+    def append(self, stream: str, record: Mapping[str, Any]) -> None:
+        """Add one JSON line to a stream. Non-finite numbers become null."""
+        line = json.dumps({k: _plain(v) for k, v in record.items()}, ensure_ascii=False)
+        with (self.path / stream).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def read(self, stream: str) -> list[dict[str, Any]]:
+        """All records of a stream."""
+        path = self.path / stream
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each stream: what a checkpoint remembers of them."""
+        paths = {name: self.path / name for name in STREAMS}
+        return {name: p.stat().st_size if p.exists() else 0 for name, p in paths.items()}
+
+    def rewind(self, sizes: Mapping[str, int], step: int) -> None:
+        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts."""
+        for name in STREAMS:
+            if (path := self.path / name).exists():
+                os.truncate(path, sizes.get(name, 0))
+        for path in (self.path / "rollouts").iterdir():
+            if int(path.stem.rpartition("_")[2]) >= step:
+                path.unlink()
+
+    def write_rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
+        """Log a step's completions: text and rewards as JSONL, token arrays as npz.
+
+        ``advantages`` holds one (T,) array per completion, in the order of the groups.
+        """
+        name = self.path / "rollouts" / f"step_{step:06d}"
+        if not groups:
+            return
+        lines = []
+        completions = [c for g in groups for c in g.completions]
+        remaining = iter(advantages)
+        for number, group in enumerate(groups):
+            for sample, completion in enumerate(group.completions):
+                advantage = next(remaining)
+                lines.append(
+                    {
+                        "step": step,
+                        "group": number,
+                        "sample": sample,
+                        "problem": group.problem.id,
+                        "prompt": group.problem.prompt,
+                        "completion": completion.text,
+                        "finish": completion.finish,
+                        "tokens": len(completion.tokens),
+                        "version": completion.version,
+                        "reward": _plain(float(group.rewards[sample])),
+                        "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
+                        "advantage": float(advantage.mean()) if len(advantage) else 0.0,
+                    }
+                )
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        arrays = io.BytesIO()
+        _save_arrays(
+            arrays,
+            prompt_tokens=np.concatenate([g.prompt for g in groups]),
+            prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
+            tokens=np.concatenate([c.tokens for c in completions]),
+            ends=np.cumsum([len(c.tokens) for c in completions]),
+            logprobs=np.concatenate([c.logprobs for c in completions]),
+            advantages=np.concatenate(list(advantages)).astype(np.float32),
+        )
+        _replace(name.with_suffix(".npz"), arrays.getvalue())
+        write_text(name.with_suffix(".jsonl"), text)
+
+    def checkpoints(self) -> list[Path]:
+        """Committed checkpoints, oldest first."""
+        return sorted(p for p in (self.path / "checkpoints").glob("step_*") if p.is_dir())
+
+    def latest_checkpoint(self) -> tuple[Path | None, list[str]]:
+        """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
+        complaints: list[str] = []
+        for path in reversed(self.checkpoints()):
+            problem = damage(path)
+            if problem is None:
+                return path, complaints
+            complaints.append(problem)
+        return None, complaints
+
+    def rotate(self, keep: int) -> None:
+        """Remove all but the newest ``keep`` checkpoints."""
+        for path in self.checkpoints()[:-keep]:
+            discard(path)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _save_arrays(file: io.BytesIO, **arrays: np.ndarray) -> None:
+    # numpy stamps the time into its archives; a fixed one keeps reruns identical byte for byte.
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, array, allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), buffer.getvalue())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".tmp-{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)

@@ -1,0 +1,11 @@
+"""Tasks: streams of problems, made by a program or read from a file. No torch here."""
+
+from collections.abc import Mapping
+
+from covey.tasks.countdown import COUNTDOWN
+from covey.tasks.generated import Task
+from covey.tasks.ordering import ORDERING
+from covey.tasks.sums import LAST_DIGIT, SUMS
+
+TASKS: Mapping[str, Task] = {t.name: t for t in (LAST_DIGIT, SUMS, ORDERING, COUNTDOWN)}
+"""The built-in tasks by name."""

@@ -1,0 +1,115 @@
+"""Problems from a user's files: JSONL, CSV or parquet, a problem a row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from covey.config.schema import Data
+from covey.types import DataError, Problem
+
+RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+"""Names the reward functions already use."""
+
+
+def read_problems(file: Path, data: Data) -> list[Problem]:
+    """The file's rows as problems, ids `name:line`.
+
+    Raises DataError naming the file, the line and the column.
+    """
+    problems = [_problem(file, line, row, data) for line, row in rows(file)]
+    if not problems:
+        raise DataError(f"{file}: no rows; one JSON object per line is expected")
+    return problems
+
+
+def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line or row number from 1, row) of a .jsonl, .csv or .parquet file."""
+    readers = {".jsonl": _jsonl, ".json": _jsonl, ".csv": _csv, ".parquet": _parquet}
+    if not file.is_file():
+        raise DataError(f"{file}: no such file")
+    if file.suffix not in readers:
+        raise DataError(f"{file}: unknown kind of file; use {', '.join(readers)}")
+    yield from readers[file.suffix](file)
+
+
+def _jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{file}:{number}: not valid JSON: {str(error)[:200]}") from None
+            if not isinstance(row, dict):
+                raise DataError(f"{file}:{number}: a row is a JSON object, this is a {type(row).__name__}")
+            yield number, row
+
+
+def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    # Every value stays the text it is: a gold of 007 must not become 7.
+    with file.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise DataError(f"{file}:{reader.line_num}: not as many fields as the header has")
+                yield reader.line_num, row
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"{file}:{reader.line_num}: not valid CSV: {error}") from None
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(f"{file}: reading parquet needs pyarrow: pip install 'covey[parquet]'") from None
+    try:
+        table = parquet.read_table(file)
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{file}: not valid parquet: {error}") from None
+    yield from enumerate(table.to_pylist(), start=1)
+
+
+def _problem(file: Path, line: int, row: dict[str, Any], data: Data) -> Problem:
+    where = f"{file}:{line}"
+    if data.prompt not in row:
+        raise DataError(
+            f"{where}: no column {data.prompt!r}; it has {', '.join(map(repr, row))}. "
+            "Set data.prompt to the column that holds the prompt"
+        )
+    columns = {k: v for k, v in row.items() if k != data.prompt}
+    if clash := RESERVED & set(columns):
+        raise DataError(f"{where}: column {min(clash)!r} is a name that rewards use; rename it")
+    if data.answer is not None:
+        if data.answer not in row:
+            raise DataError(f"{where}: no column {data.answer!r} (data.answer)")
+        columns["answer"] = row[data.answer]
+    return Problem(f"{file.name}:{line}", _prompt(where, row[data.prompt], data), columns)
+
+
+def _prompt(where: str, prompt: Any, data: Data) -> Any:
+    if isinstance(prompt, str) and prompt.strip():
+        if data.template is not None:
+            prompt = data.template.replace("{prompt}", prompt)
+        if not data.chat and data.system is None:
+            return prompt
+        return [*_system(data), {"role": "user", "content": prompt}]
+    if isinstance(prompt, list) and prompt and all(_is_message(m) for m in prompt):
+        return [*_system(data), *prompt]
+    raise DataError(
+        f"{where}: {data.prompt!r} must be a text or a list of {{role, content}} messages, "
+        f"this is {str(prompt)[:60]!r}"
+    )
+
+
+def _system(data: Data) -> list[dict[str, str]]:
+    return [{"role": "system", "content": data.system}] if data.system else []
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message

@@ -1,0 +1,62 @@
+"""Built-in tasks: problems made by a program, the same in every run, train and test disjoint."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+from covey.rng import key
+from covey.types import ConfigError, DataError, Problem
+
+Split = Literal["train", "test"]
+TEST_SHARE = 8
+"""One prompt in eight belongs to the test split, by its hash."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A generator of problems: rows with `prompt`, `answer` and a worked `completion`."""
+
+    name: str
+    summary: str
+    generate: Callable[[random.Random], dict[str, Any]]
+    rewards: tuple[Any, ...]
+    """What judges it unless the config says otherwise."""
+
+
+def problems(task: Task, split: Split, size: int) -> list[Problem]:
+    """The first ``size`` different problems of a split.
+
+    Raises DataError when the task has fewer.
+    """
+    found = list(islice(_distinct(task, split, 200 * size), size))
+    if len(found) < size:
+        raise DataError(f"task {task.name}: only {len(found)} different {split} problems, {size} asked for")
+    return found
+
+
+def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
+    seen: set[str] = set()
+    rng = random.Random(key("task", task.name, split))
+    for _ in range(attempts):
+        row = task.generate(rng)
+        prompt = row.pop("prompt")
+        if prompt in seen or split_of(prompt) != split:
+            continue
+        seen.add(prompt)
+        yield Problem(f"{task.name}/{split}/{len(seen)}", prompt, row)
+
+
+def split_of(prompt: str) -> Split:
+    """Which split a prompt belongs to, whatever task or order it came in."""
+    return "test" if key("split", prompt) % TEST_SHARE == 0 else "train"
+
+
+def find_task(name: str, known: Mapping[str, Task]) -> Task:
+    """A task by its name. Raises ConfigError listing the known ones."""
+    if name not in known:
+        raise ConfigError(f"data.task: {name!r} is unknown; known: {', '.join(sorted(known))}")
+    return known[name]

@@ -1,0 +1,44 @@
+"""The problems a config asks for: built-in task or files, training and held-out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covey.config.load import Loaded
+from covey.tasks import TASKS
+from covey.tasks.files import read_problems
+from covey.tasks.generated import find_task, problems
+from covey.types import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class Source:
+    """Training and held-out problems, and the rewards their task comes with."""
+
+    train: list[Problem]
+    test: list[Problem]
+    rewards: tuple[Any, ...] = ()
+
+
+def load_problems(loaded: Loaded) -> Source:
+    """Read or generate the problems of a config. Raises DataError or ConfigError."""
+    data = loaded.config.data
+    if data.task is not None and data.train is not None:
+        raise ConfigError("data: give either task or train, not both")
+    if data.task is not None:
+        task = find_task(data.task, TASKS)
+        train = problems(task, "train", data.train_size)
+        return Source(train, problems(task, "test", data.test_size), task.rewards)
+    if data.train is None:
+        raise ConfigError("data: nothing to train on; set data.train to a file or data.task to a task")
+    train = read_problems(_resolve(data.train, loaded.folder), data)
+    test = read_problems(_resolve(data.test, loaded.folder), data) if data.test else []
+    return Source(train, test[: data.test_size])
+
+
+def _resolve(path: Path, folder: Path) -> Path:
+    """A path as the user means it: from the config's folder, else from the working directory."""
+    beside = folder / path
+    return beside if beside.exists() or path.is_absolute() else path

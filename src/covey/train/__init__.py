@@ -1,0 +1,1 @@
+"""Training: the reinforcement loop, the supervised loop, and the pipeline of stages."""

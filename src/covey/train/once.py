@@ -1,0 +1,70 @@
+"""A model at work without training: evaluation and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from covey.config.load import Loaded, load
+from covey.console import RunConsole
+from covey.evaluate import Evaluation, evaluate
+from covey.models.load import load_policy
+from covey.rewards.base import load_rewards
+from covey.rng import key
+from covey.rollout import sampling_params
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.local import LocalSampler
+from covey.tasks.source import load_problems
+from covey.train.setup import check_columns, encode, texts_of
+from covey.types import DataError
+
+
+def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
+    """Measure a config's model on its held-out problems."""
+    config = loaded.config
+    source = load_problems(loaded)
+    if not source.test:
+        raise DataError("data.test: there are no held-out problems to measure on")
+    rewards = load_rewards(config.rewards or source.rewards, loaded.folder)
+    check_columns(source.test, rewards, config)
+    policy = load_policy(config, loaded.folder, texts_of(source, config))
+    problems = encode(policy, source.test, config)[: config.eval.problems]
+    console.begin("evaluating", 1)
+    try:
+        return evaluate(
+            problems,
+            LocalSampler(policy, config.rollout.max_running),
+            rewards,
+            sampling_params(config.rollout),
+            config.eval.samples,
+            config.seed,
+            console.sampling,
+        )
+    finally:
+        console.end()
+
+
+def sample_once(
+    model: str,
+    prompts: Sequence[str],
+    n: int = 1,
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    chat: bool = False,
+    seed: int = 0,
+) -> list[list[str]]:
+    """``n`` completions of each prompt."""
+    loaded = load(values={"model": model, "seed": seed})
+    policy = load_policy(loaded.config, loaded.folder)
+    requests = [
+        Request(
+            np.array(policy.encode([{"role": "user", "content": p}] if chat else p), dtype=np.int64),
+            [key(seed, "sample", i, p) for i in range(n)],
+        )
+        for p in prompts
+    ]
+    texts = [[""] * n for _ in prompts]
+    for sampled in LocalSampler(policy).sample(requests, SamplingParams(max_tokens, temperature)):
+        texts[sampled.request][sampled.sample] = sampled.completion.text
+    return texts

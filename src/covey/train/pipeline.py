@@ -1,0 +1,121 @@
+"""A run from start to verdict: its stages in order, each measured before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from covey.config.load import Loaded
+from covey.console import RunConsole, duration
+from covey.evaluate import Evaluation
+from covey.insight.card import model_card
+from covey.insight.curve import write_curve
+from covey.insight.verdict import Verdict, judge
+from covey.models.load import save_policy
+from covey.stopping import Stopped, StopSignal
+from covey.store.commit import committed_folder, write_text
+from covey.train import rl, supervised
+from covey.train.run import Run
+from covey.train.setup import set_up
+
+LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run, or a stage of it, ended."""
+
+    folder: Path
+    """`final/` in it is the model."""
+    steps: int
+    seconds: float
+    example: str
+    """A prompt to try the model with."""
+    verdict: Verdict | None = None
+    """None where there were no held-out problems."""
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "folder": str(self.folder)}
+
+
+def run_pipeline(loaded: Loaded, console: RunConsole, stop: StopSignal) -> list[Result]:
+    """Run all stages, each from the last one's final model, going on where an earlier try stopped.
+
+    Raises Stopped, with everything saved, if a stop was requested.
+    """
+    stages, results = loaded.stages(), list[Result]()
+    for number, stage in enumerate(stages, start=1):
+        placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
+        results.append(_finished(placed) or run_stage(placed, console, stop))
+    return results
+
+
+def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
+    """A stage's config with a folder of its own and the model the stage before it left."""
+    changes: dict[str, object] = {"output": stage.config.output / f"{number}-{stage.config.method}"}
+    if before:
+        changes["model"] = str((before[-1].folder / "final").resolve())
+    return replace(stage, config=stage.config.model_copy(update=changes))
+
+
+def _finished(stage: Loaded) -> Result | None:
+    path = stage.config.output / RESULT
+    if not path.exists():
+        return None
+    record = json.loads(path.read_text())
+    verdict = Verdict(**record["verdict"]) if record["verdict"] else None
+    return Result(**{**record, "folder": stage.config.output, "verdict": verdict})
+
+
+def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Result:
+    """One stage: measure, train, measure, write the model and the verdict."""
+    config = loaded.config
+    run = set_up(loaded, console, stop)
+    try:
+        console.begin(f"{config.output.name} ({config.method})", config.train.steps, run.state.step)
+        evaluations = {}
+        if run.test_set:
+            evaluations["before"] = run.first_evaluation()
+        LOOPS[config.method](run)
+        if run.test_set:
+            evaluations["after"] = run.evaluate()
+        return finish(run, evaluations)
+    except Stopped as stopped:
+        run.save()
+        raise Stopped(
+            f"{stopped}; saved after step {run.state.step} of {config.train.steps} in {config.output}"
+        ) from None
+    finally:
+        console.end()
+        run.folder.close()
+
+
+def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
+    """Write `final/`, the learning curve and the result."""
+    folder, config = run.folder.path, run.loaded.config
+    seconds = run.clock.total()
+    verdict = judge(evaluations["before"], evaluations["after"], seconds) if evaluations else None
+    example = run.policy.decode((run.test_set or run.train_set)[0].tokens.tolist())
+    with committed_folder(folder / "final") as final:
+        save_policy(run.policy, final)
+        card = model_card(run.loaded, run.state.step, verdict, evaluations, example)
+        (final / "README.md").write_text(card, encoding="utf-8")
+    title = verdict.sentence.partition(",")[0] if verdict else config.output.name
+    write_curve(
+        folder / "curve.svg",
+        title,
+        run.folder.read("metrics.jsonl"),
+        run.folder.read("evals.jsonl"),
+    )
+    result = Result(folder, run.state.step, round(seconds, 1), example, verdict)
+    write_text(folder / RESULT, json.dumps(result.record(), indent=1))
+    words = (
+        verdict.sentence if verdict else f"done in {duration(seconds)}; no held-out problems to judge it by"
+    )
+    run.console.say(f"{config.output.name}: {words}")
+    return result

@@ -1,0 +1,58 @@
+"""What a training step leaves behind: metrics, times, the rollout log, a line on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from covey.batching import Batch
+from covey.objective.diagnostics import Observation, gradient_shares, group_metrics, token_metrics
+from covey.rollout import RolloutBatch
+from covey.train.optimizer import learning_rate
+from covey.train.run import Run
+
+
+def report_step(
+    run: Run,
+    step: int,
+    sampled: RolloutBatch,
+    batch: Batch,
+    observed: Sequence[Observation],
+    norms: Sequence[float],
+) -> dict[str, float]:
+    """Log a step everywhere; returns its metrics."""
+    groups = [*sampled.groups, *sampled.rejected]
+    advantages = [row[: len(t)].numpy() for row, t in zip(batch.advantages, batch.tokens, strict=True)]
+    metrics = {
+        **group_metrics(groups),
+        **gradient_shares(sampled.groups, np.array([np.abs(a).sum() for a in advantages])),
+        **token_metrics(observed, run.algorithm),
+        "rollout/refills": float(sampled.refills),
+        "rollout/rejected": float(len(sampled.rejected)),
+        "optimizer/grad_norm": float(np.mean(norms)) if norms else 0.0,
+        "optimizer/updates": float(len(norms)),
+        "optimizer/lr": learning_rate(step, run.loaded.config.train),
+    }
+    if run.algorithm.kl is not None:
+        metrics["kl/coef"] = run.state.kl_coef
+    if run.algorithm.entropy is not None:
+        metrics["entropy/coef"] = run.state.entropy_coef
+    run.folder.write_rollouts(step, sampled.groups, advantages)
+    run.clock.add("reward", sampled.reward_seconds)
+    run.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
+    run.clock.count("update", int(batch.mask.sum()) * run.loaded.config.train.inner_epochs)
+    times = run.log(step, metrics)
+    run.console.step(
+        step + 1,
+        metrics["reward/mean"],
+        {
+            "reward": f"{metrics['reward/mean']:.3f}",
+            "right": f"{100 * metrics['accuracy']:.0f} %",
+            "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
+            "cut": f"{100 * metrics['length/truncated']:.0f} %",
+            "entropy": f"{metrics.get('entropy', float('nan')):.2f}",
+            "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
+        },
+    )
+    return metrics

@@ -1,0 +1,116 @@
+"""The reinforcement loop: sample groups, score them, give advantages, update; again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from covey.batching import Batch, MicroBatch, collate, micro_batches, minibatches, with_advantages
+from covey.models.policy import Policy
+from covey.objective.controllers import adaptive_entropy, adaptive_kl
+from covey.objective.diagnostics import Observation, observe
+from covey.objective.loss import policy_loss
+from covey.rng import key, permutation, uniforms
+from covey.rollout import Rollouts
+from covey.train.report import report_step
+from covey.train.run import Run
+from covey.types import Group
+
+
+def train(run: Run) -> None:
+    """Do the steps that are left. A stop request surfaces as Stopped between updates."""
+    config = run.loaded.config
+    rollouts = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, run.algorithm, config.seed)
+    rollouts.cursor = run.state.cursor
+    for step in range(run.state.step, config.train.steps):
+        with run.clock("rollout"):
+            sampled = rollouts.sample(step, run.on_sample)
+        with run.clock("prepare"):
+            batch = prepare(run, sampled.groups, step)
+        observed: list[Observation] = []
+        norms: list[float] = []
+        with run.clock("update"):
+            for minibatch in updates(run, batch, step):
+                observed += [backward(run, micro) for micro in pieces(run, minibatch)]
+                norms.append(run.optimizer.step(step))
+        run.advance(step + 1, cursor=rollouts.cursor)
+        steer(run, report_step(run, step, sampled, batch, observed, norms))
+        if run.housekeeping():
+            break
+
+
+def prepare(run: Run, groups: Sequence[Group], step: int) -> Batch:
+    """Groups -> the batch to train on: advantages and every frozen log-prob the algorithm needs."""
+    config, algorithm = run.loaded.config, run.algorithm
+    batch = collate(groups, config.rollout.mask_truncated)
+    several_updates = config.train.inner_epochs * config.train.updates_per_batch > 1
+    if algorithm.old == "sampler":
+        batch = replace(batch, old_logprobs=batch.sampler_logprobs)
+    elif several_updates or algorithm.needs_old:
+        logprobs, entropy, collision = score_batch(run, run.policy, batch)
+        batch = replace(batch, old_logprobs=logprobs, old_entropy=entropy, old_collision=collision)
+    if run.reference is not None and "ref_logprobs" in algorithm.needs:
+        with run.reference.active() as reference:
+            batch = replace(batch, ref_logprobs=score_batch(run, reference, batch)[0])
+    if "noise" in algorithm.needs:
+        draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
+        batch = replace(batch, noise=torch.from_numpy(draws).view(batch.mask.shape))
+    return with_advantages(batch, groups, algorithm)
+
+
+@torch.no_grad()
+def score_batch(run: Run, policy: Policy, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies and collision probabilities of all tokens under a policy, each (N, L)."""
+    out = (torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape))
+    start = 0
+    for micro in micro_batches(batch, run.loaded.config.train.tokens_per_micro_batch, 1):
+        scores = policy.score(micro.packed.to(policy.device), run.loaded.config.rollout.temperature)
+        rows, columns = micro.packed.place.shape
+        for store, values in zip(out, scores, strict=False):
+            store[start : start + rows, :columns] = micro.packed.unpack(values.cpu())
+        start += rows
+    return out
+
+
+def updates(run: Run, batch: Batch, step: int) -> Iterator[Batch]:
+    """The minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
+    config, mark = run.loaded.config, run.algorithm.mark
+    for epoch in range(config.train.inner_epochs):
+        order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
+        for minibatch in minibatches(batch, config.train.updates_per_batch, order):
+            yield minibatch if mark is None else replace(minibatch, marked=mark(minibatch))
+
+
+def pieces(run: Run, minibatch: Batch) -> Iterator[MicroBatch]:
+    """The micro-batches of an optimizer step; completions without any gradient are left out."""
+    config, algorithm = run.loaded.config, run.algorithm
+    pulls = (algorithm.kl is not None and algorithm.kl.place == "loss") or algorithm.entropy is not None
+    budget = config.train.tokens_per_micro_batch
+    return micro_batches(minibatch, budget, config.rollout.max_tokens, skip_idle=not pulls)
+
+
+def backward(run: Run, micro: MicroBatch) -> Observation:
+    """Add a micro-batch's share of the step's gradient."""
+    packed = micro.packed.to(run.policy.device)
+    exact_kl = run.reference is not None and "full_kl" in run.algorithm.needs
+    reference = run.reference.outputs(packed) if exact_kl and run.reference else None
+    terms = micro.terms(run.policy.score(packed, run.loaded.config.rollout.temperature, reference))
+    loss = policy_loss(run.algorithm, terms, kl_coef=run.state.kl_coef, entropy_coef=run.state.entropy_coef)
+    loss.total.backward()
+    run.optimizer.accumulate()
+    return observe(terms, loss)
+
+
+def steer(run: Run, metrics: dict[str, float]) -> None:
+    """Let the adaptive coefficients follow what the step has shown."""
+    kl, entropy = run.algorithm.kl, run.algorithm.entropy
+    if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:
+        seen = int(metrics["groups/count"]) * run.loaded.config.rollout.group_size
+        run.state.kl_coef = adaptive_kl(
+            run.state.kl_coef, metrics["kl/completion_k1"], kl.target, seen, kl.horizon
+        )
+    if entropy is not None and entropy.target is not None:
+        run.state.entropy_coef = adaptive_entropy(run.state.entropy_coef, metrics["entropy"], entropy.target)

@@ -1,0 +1,160 @@
+"""From a config to a Run: everything that can be wrong is found here, the cheap checks first."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import yaml
+
+from covey.config.load import Loaded, flatten, resolved, resolved_yaml
+from covey.config.schema import Config
+from covey.console import RunConsole
+from covey.models.load import Reference, load_policy
+from covey.models.policy import Policy
+from covey.rewards.base import Reward, load_rewards, score
+from covey.rollout import Prompted
+from covey.sampling.local import LocalSampler
+from covey.stopping import StopSignal
+from covey.store.commit import write_text
+from covey.store.folder import RunFolder
+from covey.tasks.source import Source, load_problems
+from covey.train.optimizer import Optimizer
+from covey.train.run import Run, State
+from covey.types import Completion, ConfigError, DataError, Problem
+
+MAY_CHANGE = {"output", "train.save_every", "train.keep"}
+"""Settings under which a run may go on although they differ from those it was started with."""
+
+
+def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
+    """Build a run; if its folder holds an unfinished one of the same config, go on from there.
+
+    Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
+    """
+    config = loaded.config
+    source = load_problems(loaded)
+    rewards = load_rewards(config.rewards or source.rewards, loaded.folder)
+    check_columns(source.train + source.test, rewards, config)
+    rehearse(source.train[0], rewards)
+    folder = RunFolder(config.output)
+    claim(folder, loaded)
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.manual_seed(config.seed)
+    policy = load_policy(config, loaded.folder, texts_of(source, config))
+    train_set = encode(policy, source.train, config)
+    run = Run(
+        loaded=loaded,
+        folder=folder,
+        console=console,
+        stop=stop,
+        policy=policy,
+        reference=Reference(policy) if loaded.algorithm.needs_reference and config.method == "rl" else None,
+        sampler=LocalSampler(policy, config.rollout.max_running),
+        rewards=rewards,
+        train_set=train_set,
+        test_set=encode(policy, source.test, config),
+        optimizer=Optimizer(policy.parameters, config.train),
+        state=State(
+            kl_coef=loaded.algorithm.kl.coef if loaded.algorithm.kl else 0.0,
+            entropy_coef=loaded.algorithm.entropy.coef if loaded.algorithm.entropy else 0.0,
+        ),
+    )
+    if run.restore():
+        console.say(f"going on after step {run.state.step} of {config.train.steps}")
+    return run
+
+
+def check_columns(problems: Sequence[Problem], rewards: Sequence[Reward], config: Config) -> None:
+    """Every row has what the rewards, or supervised learning, will ask for."""
+    for problem in problems:
+        columns = list(problem.columns)
+        for reward in rewards:
+            if missing := reward.missing_columns(columns):
+                raise DataError(
+                    f"{problem.id}: reward {reward.name} needs column {missing[0]!r}; "
+                    f"the row has {', '.join(map(repr, columns)) or 'none'}"
+                )
+        if config.method == "sft" and config.data.completion not in columns:
+            raise DataError(
+                f"{problem.id}: supervised learning needs column {config.data.completion!r} "
+                "(data.completion) with the answer to imitate"
+            )
+
+
+def rehearse(problem: Problem, rewards: Sequence[Reward]) -> None:
+    """Call the rewards on two canned completions, so that a broken one fails now."""
+    tokens, logprobs = np.zeros(1, np.int64), np.zeros(1, np.float32)
+    canned = [Completion(tokens, logprobs, text, "stop") for text in ("", "<answer>0</answer>")]
+    score(problem, tokens, canned, rewards)
+
+
+def texts_of(source: Source, config: Config) -> Iterable[str]:
+    """What the tokenizer of `tiny` learns from: prompts and worked answers."""
+    for problem in source.train:
+        prompt = problem.prompt
+        yield prompt if isinstance(prompt, str) else " ".join(str(m["content"]) for m in prompt)
+        yield str(problem.columns.get(config.data.completion, ""))
+
+
+def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
+    """Prompts as tokens. Those that leave no room for max_tokens are an error or left out."""
+    room = policy.context - config.rollout.max_tokens
+    encoded = [Prompted(p, np.array(policy.encode(p.prompt), dtype=np.int64)) for p in problems]
+    if empty := [p for p in encoded if not len(p.tokens)]:
+        raise DataError(f"{empty[0].problem.id}: the prompt has no tokens")
+    long = [p for p in encoded if len(p.tokens) > room]
+    if long and config.data.long_prompts == "error":
+        worst = max(long, key=lambda p: len(p.tokens))
+        raise DataError(
+            f"{len(long)} of {len(encoded)} prompts leave no room for rollout.max_tokens "
+            f"{config.rollout.max_tokens} in the model's context of {policy.context} tokens; the longest, "
+            f"{worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
+            "data.long_prompts: drop"
+        )
+    kept = [p for p in encoded if len(p.tokens) <= room]
+    if problems and not kept:
+        raise DataError("no prompt is left: all are longer than the model's context allows")
+    return kept
+
+
+def claim(folder: RunFolder, loaded: Loaded) -> None:
+    """Record config and environment in a new folder; refuse one that belongs to another config."""
+    path = folder.path / "config.yaml"
+    if path.exists():
+        before, now = yaml.safe_load(path.read_text()), resolved(loaded)
+        changed = differences(dict(flatten(before)), dict(flatten(now)))
+        if changed:
+            raise ConfigError(
+                f"{folder.path} holds a run with other settings: {'; '.join(changed)}. "
+                "Choose another --output, or remove that folder to start afresh"
+            )
+    write_text(path, resolved_yaml(loaded))
+    write_text(folder.path / "env.json", json.dumps(environment(loaded.config), indent=1))
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Settings that differ, as 'key: old there, new here'."""
+    keys = [k for k in {**before, **now} if k not in MAY_CHANGE and before.get(k) != now.get(k)]
+    return [f"{k} is {before.get(k)} there, {now.get(k)} here" for k in keys]
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """What the numbers of a run depend on beside its config."""
+    return {
+        "covey": version("covey"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "platform": platform.platform(),
+        "device": config.device,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": config.threads or os.cpu_count(),
+    }

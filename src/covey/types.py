@@ -1,0 +1,126 @@
+"""The shapes that flow through covey: Problem -> Completion -> Group. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+
+# Ranges that settings of pure functions may carry; the config checks them before torch is loaded.
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+OpenShare = Annotated[float, Gt(0), Lt(1)]
+Count = Annotated[int, Ge(1)]
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+"""A chat: ``[{"role": "user", "content": "..."}, ...]``."""
+
+
+class CoveyError(Exception):
+    """A mistake a user can repair: says what is wrong, where, and what to do.
+
+    The command line prints it without a traceback and exits with ``code``.
+    """
+
+    code = 1
+
+
+class ConfigError(CoveyError):
+    """A setting that is wrong, unknown or contradicts another one."""
+
+    code = 2
+
+
+class DataError(CoveyError):
+    """A data file or a row of it that cannot be used."""
+
+    code = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One task instance: what the model sees and what the rewards need to judge it.
+
+    >>> Problem("sums/train/7", "2+3=", {"answer": "5"}).columns["answer"]
+    '5'
+    """
+
+    id: str
+    """Unique and stable in its stream; part of the key of every random draw made for it."""
+    prompt: str | Messages
+    """Plain text, or chat messages that go through the model's template."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Every other field of the row, handed to the reward functions by name."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the sampler drew for a problem, token by token; never re-tokenized afterwards."""
+
+    tokens: np.ndarray
+    """(T,) int64: the sampled ids, the end-of-sequence token included when it was drawn."""
+    logprobs: np.ndarray
+    """(T,) float32, nats: of each token under the distribution it was drawn from."""
+    text: str
+    """The tokens decoded without special tokens: for rewards and for people, not for training."""
+    finish: Literal["stop", "length"]
+    """``stop``: ended by itself. ``length``: cut at the token limit."""
+    version: int = 0
+    """Number of optimizer steps the sampling policy had seen."""
+
+
+@dataclass(frozen=True)
+class StepRewards:
+    """Process supervision: rewards at the ends of a completion's reasoning steps.
+
+    >>> StepRewards(values=(1.0, -1.0), ends=(4, 9)).total
+    0.0
+    """
+
+    values: Sequence[float]
+    """(K,) one reward a step."""
+    ends: Sequence[int]
+    """(K,) index of the last token of each step, increasing."""
+
+    @property
+    def total(self) -> float:
+        """The sum of the step rewards: the completion's outcome reward."""
+        return float(sum(self.values))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The scored completions of one problem."""
+
+    problem: Problem
+    prompt: np.ndarray
+    """(P,) int64: the prompt as the model saw it."""
+    completions: tuple[Completion, ...]
+    rewards: np.ndarray
+    """(G,) float64: weighted sum of the components; NaN where no reward function could judge."""
+    components: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """name -> (G,) float64: each reward function's own value, unweighted; NaN = not applicable."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """name -> weight of that component in ``rewards``."""
+    steps: tuple[StepRewards, ...] | None = None
+    """One per completion where the rewards are given by step."""
+    greedy_reward: float | None = None
+    """Reward of the greedy completion, for estimators whose baseline it is."""
+
+    def __post_init__(self) -> None:
+        assert len(self.rewards) == len(self.completions), "one reward a completion"
+
+    @property
+    def scorable(self) -> np.ndarray:
+        """(G,) bool: which completions got a reward."""
+        return ~np.isnan(self.rewards)
+
+    @property
+    def dead(self) -> bool:
+        """Whether all rewards are equal, compared one by one, so that the group teaches nothing."""
+        known = self.rewards[self.scorable]
+        return len(known) < 2 or bool((known == known[0]).all())

@@ -1,0 +1,1 @@
+"""What people see beyond the console: tables of algorithms and, later, pages."""

@@ -1,0 +1,86 @@
+"""`covey algorithms`: the table of all presets axis by axis, and one algorithm in full."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from covey.config.algorithm import build_algorithm, describe
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.choice import Choice
+
+COLUMNS = ("advantage", "whiten", "ratio", "surrogate", "kl", "reduce", "extra")
+
+
+def show_all(as_json: bool) -> int:
+    """Print every preset, one row each."""
+    if as_json:
+        print(json.dumps({name: describe(a) for name, a in PRESETS.items()}))
+        return 0
+    table = Table("algorithm", *COLUMNS, box=None, padding=(0, 1), header_style="bold")
+    for name, algorithm in PRESETS.items():
+        table.add_row(name, *_row(algorithm))
+    console = Console(width=max(Console().width, 150), highlight=False)
+    console.print(table)
+    console.print(
+        "\ncovey algorithms NAME shows one: formulas, paper, settings, and the YAML that overrides it"
+    )
+    return 0
+
+
+def _row(algorithm: Algorithm) -> Iterator[str]:
+    yield _short(algorithm.advantage)
+    yield _short(algorithm.whiten)
+    yield _short(algorithm.ratio)
+    yield _short(algorithm.surrogate)
+    kl = algorithm.kl
+    yield f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else "-"
+    yield _short(algorithm.reduce)
+    extra = [algorithm.weight, algorithm.mark, *algorithm.multipliers, algorithm.filter]
+    yield " ".join(_short(c) for c in extra if c) or "-"
+
+
+def _short(choice: Choice | None) -> str:
+    if choice is None:
+        return "-"
+    values = [f"{v:g}" if isinstance(v, float) else str(v) for v in choice.settings.values()]
+    return " ".join([choice.name, "/".join(values)]).strip()
+
+
+def show_one(name: str, as_json: bool) -> int:
+    """Print an algorithm's paper, the formula of each axis, and its YAML."""
+    algorithm = build_algorithm(name)
+    if as_json:
+        print(json.dumps(describe(algorithm)))
+        return 0
+    console = Console(highlight=False)
+    console.print(f"[bold]{name}[/bold]  {algorithm.paper}\n")
+    for axis, choice in _choices(algorithm):
+        console.print(f"[bold]{axis}[/bold]: {choice.name}")
+        console.print(f"    {' '.join((inspect.getdoc(choice.function) or '').split())}\n", markup=False)
+    console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
+    spelled = yaml.safe_dump(
+        {"algorithm": {"name": name, **_without_empty(describe(algorithm))}}, sort_keys=False
+    )
+    console.print(spelled, markup=False)
+    return 0
+
+
+def _choices(algorithm: Algorithm) -> Iterator[tuple[str, Choice]]:
+    for axis in ("advantage", "whiten", "ratio", "surrogate", "reduce", "weight", "mark", "filter"):
+        if (choice := getattr(algorithm, axis)) is not None:
+            yield axis, choice
+    for choice in algorithm.multipliers:
+        yield "multiplier", choice
+    if algorithm.kl is not None:
+        yield "kl estimator", algorithm.kl.estimator
+
+
+def _without_empty(described: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in described.items() if v not in (None, [])}
