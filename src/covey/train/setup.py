@@ -48,6 +48,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     claim(folder, loaded)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
+    torch.utils.deterministic.fill_uninitialized_memory = False
     policy = load_policy(config, loaded.folder, texts_of(source, config))
     train_set = encode(policy, source.train, config)
     run = Run(
