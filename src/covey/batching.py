@@ -70,7 +70,7 @@ class Batch:
     def group_tokens(self) -> Tensor:
         """(N,) trained tokens of each completion's whole group, as far as it is in this batch."""
         lengths = self.mask.sum(-1)
-        total = lengths.new_zeros(int(self.group.max()) + 1)
+        total = lengths.new_zeros(max(self.group.tolist(), default=-1) + 1)
         return total.index_add(0, self.group, lengths)[self.group]
 
     def totals(self, max_tokens: int) -> Totals:

@@ -42,7 +42,8 @@ class CacheEngine:
             self.decoder.kv_heads,
             self.decoder.head_dim,
         )
-        self.keys, self.values = weight.new_empty(shape), weight.new_empty(shape)
+        # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
+        self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
         self.span = torch.arange(longest, device=weight.device)

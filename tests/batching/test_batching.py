@@ -1,0 +1,115 @@
+"""From groups to micro-batches: nothing lost, nothing counted twice."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes import group
+
+from covey.batching import (
+    collate,
+    micro_batches,
+    minibatches,
+    supervised_batch,
+    with_advantages,
+)
+from covey.config.algorithm import build_algorithm
+
+GRPO = build_algorithm("dr_grpo")
+
+
+def test_collate_keeps_tokens_logprobs_and_masks() -> None:
+    batch = collate([group([1, 0], [2, 4]), group([math.nan, 1], [3, 1])])
+    assert batch.mask.sum(-1).tolist() == [2, 4, 0, 1]
+    assert batch.group.tolist() == [0, 0, 1, 1]
+    assert batch.sampler_logprobs[1].tolist() == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+    totals = batch.totals(max_tokens=9)
+    assert (totals.tokens, totals.completions, totals.prompts, totals.max_tokens) == (7, 3, 2, 9)
+    assert batch.group_tokens.tolist() == [6, 6, 1, 1]
+
+
+def test_truncated_completions_can_be_left_untrained() -> None:
+    cut = group([1, 0])
+    completions = (
+        cut.completions[0],
+        type(cut.completions[0])(
+            *[*(getattr(cut.completions[1], n) for n in ("tokens", "logprobs", "text")), "length"]
+        ),
+    )
+    cut = type(cut)(cut.problem, cut.prompt, completions, cut.rewards, cut.components, cut.weights)
+    assert collate([cut]).mask.any(-1).tolist() == [True, True]
+    assert collate([cut], mask_truncated=True).mask.any(-1).tolist() == [True, False]
+
+
+def test_no_groups_make_an_empty_batch() -> None:
+    batch = with_advantages(collate([]), [], GRPO)
+    assert len(batch) == 0
+    assert list(micro_batches(batch, 100, 10)) == []
+    assert minibatches(batch, 2, np.arange(0)) == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    budget=st.integers(1, 60),
+    count=st.integers(1, 7),
+    seed=st.integers(0, 1000),
+)
+def test_any_cut_keeps_every_completion_once_with_the_totals_of_the_step(sizes, budget, count, seed) -> None:
+    rng = np.random.default_rng(seed)
+    groups = [
+        group(rng.normal(size=n).tolist(), rng.integers(1, 12, n).tolist(), f"g{i}")
+        for i, n in enumerate(sizes)
+    ]
+    batch = with_advantages(collate(groups), groups, build_algorithm("reinforce"))
+    parts = minibatches(batch, count, rng.permutation(len(groups)))
+    assert len(parts) == min(count, len(groups))
+    assert sum(len(p) for p in parts) == len(batch)
+    for part in parts:
+        totals = part.totals(max_tokens=12)
+        assert sorted(part.group.unique().tolist()) == sorted(set(part.group.tolist()))
+        micros = list(micro_batches(part, budget, 12))
+        assert sum(len(m.rows) for m in micros) == len(part)
+        assert sum(int(m.rows.mask.sum()) for m in micros) == totals.tokens
+        assert all(m.totals == totals for m in micros)
+        joined = torch.cat([m.group_tokens for m in micros])
+        assert joined.tolist() == part.group_tokens.tolist()
+        for micro in micros:
+            used = len(micro.packed.tokens)
+            assert used <= budget or len(micro.rows) == 1
+
+
+def test_a_group_that_fits_shares_its_prompt() -> None:
+    groups = [group([1, 0, 1], [4, 4, 4])]
+    batch = with_advantages(collate(groups), groups, GRPO)
+    (micro,) = micro_batches(batch, 1000, 10)
+    assert len(micro.packed.tokens) == 3 + 3 * 3
+    assert len(list(micro_batches(batch, 8, 10))) == 3
+
+
+def test_idle_completions_are_skipped_and_still_counted() -> None:
+    groups = [group([1, 1]), group([1, 0])]
+    batch = with_advantages(collate(groups), groups, GRPO)
+    (micro,) = micro_batches(batch, 1000, 10, skip_idle=True)
+    assert micro.rows.group.tolist() == [1, 1]
+    assert micro.totals.completions == 4
+
+
+def test_unscorable_completions_stand_outside_the_baseline() -> None:
+    groups = [group([1.0, math.nan, 0.0])]
+    batch = with_advantages(collate(groups), groups, GRPO)
+    assert batch.advantages[:, 0].tolist() == [0.5, 0.0, -0.5]
+    nothing = [group([math.nan, math.nan])]
+    assert not with_advantages(collate(nothing), nothing, GRPO).advantages.any()
+
+
+def test_supervised_batches_train_every_answer_token() -> None:
+    batch = supervised_batch([np.array([1, 2]), np.array([3])], [np.array([4, 5, 6]), np.array([7])])
+    assert batch.totals(1).tokens == 4
+    (micro,) = micro_batches(batch, 100, 1)
+    assert micro.packed.targets.tolist() == [4, 5, 6, 7]

@@ -1,0 +1,86 @@
+"""The command line, as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from covey.cli import main
+
+
+def test_help_is_fast_and_light() -> None:
+    code = (
+        "import sys; from covey.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert time.perf_counter() - started < 5  # a second on a quiet machine
+    for command in ("demo", "train", "eval", "sample", "score", "algorithms"):
+        assert command in done.stdout
+
+
+def test_version(capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"
+
+
+def test_unknown_commands_and_missing_arguments_are_usage_errors(capsys) -> None:
+    assert main(["trian"]) == 2
+    assert main(["train"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_algorithms_lists_all_and_shows_one(capsys) -> None:
+    assert main(["algorithms", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["grpo"]["kl"]["coef"] == 0.04
+    assert main(["algorithms", "gspo"]) == 0
+    shown = capsys.readouterr().out
+    assert "2507.18071" in shown
+    assert "clip_high: 0.0004" in shown
+    assert main(["algorithms", "gsp"]) == 2
+    assert "did you mean gspo" in capsys.readouterr().err
+
+
+def test_errors_are_json_with_json(capsys, tmp_path: Path) -> None:
+    assert main(["train", str(tmp_path / "no.yaml"), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "done.jsonl"
+    file.write_text(
+        '{"completion": "so \\\\boxed{1,000}", "answer": "1000"}\n'
+        '{"completion": "it is 7", "answer": "7"}\n'
+        '{"completion": "\\\\boxed{7}", "answer": "see the figure"}\n'
+    )
+    assert main(["score", str(file), "math_answer", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [r["reward"] for r in result["rows"]] == [1.0, 0.0, None]
+    assert result["means"]["math_answer"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("content", "reward", "says"),
+    [
+        ('{"answer": "1"}', "math_answer", "done.jsonl:1: no column 'completion'"),
+        ('{"completion": "1"}', "math_answer", "needs column 'answer'"),
+        ("{", "math_answer", "done.jsonl:1: not valid JSON"),
+        ('{"completion": "1"}', "math_anwser", "did you mean math_answer"),
+        ("", "think_format", "no rows"),
+    ],
+)
+def test_score_answers_mistakes(tmp_path: Path, capsys, content: str, reward: str, says: str) -> None:
+    file = tmp_path / "done.jsonl"
+    file.write_text(content)
+    assert main(["score", str(file), reward]) in (2, 3)
+    assert says in capsys.readouterr().err

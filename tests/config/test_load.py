@@ -1,0 +1,156 @@
+"""Configuration: what is accepted, and what a mistake is answered with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.config.load import key_paths, load, resolved, resolved_yaml
+from covey.types import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> None:
+    file = write(tmp_path, "train: {lr: 1.0e-5, steps: 7}\nrollout: {group_size: 4}\n")
+    loaded = load(file, ["--train.lr", "3e-4", "--rollout.top-p=0.9"], {"rollout": {"group_size": 6}})
+    assert loaded.config.train.lr == 3e-4
+    assert loaded.config.train.steps == 7
+    assert loaded.config.rollout.top_p == 0.9
+    assert loaded.config.rollout.group_size == 6
+    assert loaded.origins["train.steps"] == f"{file}:1"
+    assert loaded.origins["train.lr"] == "--train.lr"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "train:\n  lerning_rate: 1\n",
+            "run.yaml:2: train.lerning_rate is not a setting; did you mean train.lr?",
+        ),
+        ("train: {lr: -1}\n", "run.yaml:1: train.lr = -1: input should be greater than or equal to 0"),
+        ("rollout: {group_size: two}\n", "rollout.group_size = 'two'"),
+        ("model: a\nmodel: b\n", "run.yaml:2: model is set twice"),
+        ("train: [1]\n", "run.yaml:1: train = [1]"),
+        ("- 1\n", "a config is a mapping"),
+        ("a: b: c\n", "run.yaml:1: not valid YAML"),
+        ("a: &x [1]\nb: *x\n", "no anchors"),
+        ("algorithm: grop\n", "run.yaml:1: algorithm.name: 'grop' is unknown; did you mean grpo?"),
+        ("algorithm: {surrogate: {clip_hihg: 1}}\n", "did you mean clip_high?"),
+        ("algorithm: {surrogate: {clip_high: -1}}\n", "algorithm.surrogate.clip_high: -1"),
+        ("algorithm: {advantage: null}\n", "algorithm.advantage: cannot be empty"),
+        ("rollout: {group_size: 1}\n", "compares siblings"),
+        ("stages: [{train: {lrr: 1}}]\n", "stages[1]: train.lrr is not a setting"),
+        ("train: {schedule: quadratic}\n", "train.schedule"),
+    ],
+)
+def test_mistakes_name_the_place_and_the_remedy(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, text))
+    assert says in str(caught.value)
+
+
+def test_missing_and_unreadable_files_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "absent.yaml")
+    binary = tmp_path / "b.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(binary)
+
+
+def test_names_of_trl_are_understood_with_a_note() -> None:
+    loaded = load(overrides=["--num_generations", "4", "--beta", "0.02", "--learning-rate", "1e-5"])
+    assert loaded.config.rollout.group_size == 4
+    assert loaded.config.train.lr == 1e-5
+    assert loaded.algorithm.kl is not None
+    assert loaded.algorithm.kl.coef == 0.02
+    assert "--learning-rate: learning_rate is train.lr here" in loaded.notes
+    assert load(overrides=["--algorithm", "grpo", "--beta", "0"]).algorithm.kl is None
+
+
+def test_the_resolved_config_loads_to_the_same_run(tmp_path: Path) -> None:
+    first = load(overrides=["--algorithm", "gspo", "--train.lr", "2e-5", "--model", "some/model"])
+    again = load(write(tmp_path, resolved_yaml(first)))
+    assert resolved(first) == resolved(again)
+    assert "# train.lr: --train.lr" in resolved_yaml(first)
+
+
+def test_stages_inherit_and_override() -> None:
+    loaded = load(
+        values={
+            "train": {"lr": 1e-3, "steps": 9},
+            "stages": ({"method": "sft"}, {"train": {"steps": 4}}),
+        }
+    )
+    first, second = (s.config for s in loaded.stages())
+    assert (first.method, first.train.lr, first.train.steps) == ("sft", 1e-3, 9)
+    assert (second.method, second.train.lr, second.train.steps) == ("rl", 1e-3, 4)
+
+
+def test_there_are_at_most_eighty_settings_and_each_says_what_it_does() -> None:
+    from covey.config import schema
+
+    assert len(key_paths()) <= 80
+    for section in (schema.Config, schema.Data, schema.Rollout, schema.Train, schema.Eval, schema.Lora):
+        for name, info in section.model_fields.items():
+            assert info.description or issubclass(info.annotation, schema.Section), name
+
+
+def test_a_bad_config_is_refused_within_a_second_and_without_torch(tmp_path: Path) -> None:
+    file = write(tmp_path, "algorithm: {surrogate: {clip_hihg: 1}}\n")
+    code = (
+        "import sys; from covey.cli import main; rc = main(sys.argv[1:]);"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'loaded too much'; sys.exit(rc)"
+    )
+    started = time.process_time()
+    done = subprocess.run([sys.executable, "-c", code, "train", str(file)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "did you mean clip_high?" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert time.process_time() - started < 1
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted({p.split(".")[0] for p in key_paths()})) | st.text(max_size=6), JSON
+    )
+)
+def test_any_config_is_accepted_or_answered(tmp_path_factory, raw) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
+    path.write_text(yaml.safe_dump(raw, allow_unicode=True), encoding="utf-8")
+    try:
+        load(path)
+    except ConfigError as error:
+        assert str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60))
+def test_any_bytes_are_accepted_or_answered(tmp_path_factory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
+    path.write_bytes(content)
+    try:
+        load(path)
+    except ConfigError as error:
+        assert str(error)

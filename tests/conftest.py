@@ -1,0 +1,92 @@
+"""What many tests share: tiny models of known shapes, and problems."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from covey.models.policy import Policy
+from covey.models.tiny import build_tokenizer
+
+torch.set_num_threads(1)
+
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "llama3_rope": LlamaConfig(
+        **SMALL,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "mistral": MistralConfig(**SMALL, sliding_window=None),
+    "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16),
+    "gpt2": GPT2Config(
+        vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=2, eos_token_id=2
+    ),
+    "gemma": GemmaConfig(**SMALL, head_dim=8),
+}
+OURS = ("llama", "llama3_rope", "mistral", "qwen2", "qwen3")
+OTHERS = ("gpt2", "gemma")
+
+
+def sharpened(config: PretrainedConfig) -> torch.nn.Module:
+    """A random model whose distributions are far from uniform, so that mistakes show."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            else:
+                parameter.mul_(7.0)
+    return model
+
+
+def policy_of(name: str) -> Policy:
+    """A tiny policy of one architecture."""
+    return Policy(sharpened(CONFIGS[name]), build_tokenizer(["1+2=3"] * 3, vocab_size=300))
+
+
+def random_prompts(*lengths: int, seed: int = 0) -> list[np.ndarray]:
+    """Prompts of random ids."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(5, 300, size=n) for n in lengths]
+
+
+@pytest.fixture(scope="session")
+def policy() -> Policy:
+    """A policy on our own forward."""
+    return policy_of("qwen3")

@@ -1,0 +1,48 @@
+"""Hand-written stand-ins for the slow parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from covey.rollout import Prompted
+from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.types import Completion, Group, Problem
+
+
+def completion(text: str = "x", length: int = 3, finish: str = "stop", first: int = 10) -> Completion:
+    """A completion of some tokens with log-probs -0.1, -0.2, ..."""
+    tokens = np.arange(first, first + length)
+    return Completion(tokens, -0.1 * np.arange(1, length + 1, dtype=np.float32), text, finish)
+
+
+def group(rewards: Sequence[float], lengths: Sequence[int] | None = None, name: str = "p") -> Group:
+    """A scored group with one component called `answer`."""
+    lengths = lengths or [3] * len(rewards)
+    values = np.array(rewards, dtype=np.float64)
+    completions = tuple(completion(f"{name}{i}", n) for i, n in enumerate(lengths))
+    prompt = np.array([1, 2, 3])
+    return Group(Problem(name, name), prompt, completions, values, {"answer": values}, {"answer": 1.0})
+
+
+def prompted(count: int) -> list[Prompted]:
+    """Problems p0, p1, ... whose answer is their number."""
+    return [Prompted(Problem(f"p{i}", f"p{i}", {"answer": str(i)}), np.array([i + 1])) for i in range(count)]
+
+
+class ScriptedSampler:
+    """Answers every request by a function of (prompt tokens, stream); yields in reverse order."""
+
+    def __init__(self, answer: Callable[[np.ndarray, int], str]) -> None:
+        self.answer = answer
+        self.version = 0
+        self.streams: list[int] = []
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """Yield the scripted completions, last first."""
+        for r in range(len(requests) - 1, -1, -1):
+            for s in range(len(requests[r].streams) - 1, -1, -1):
+                stream = requests[r].streams[s]
+                self.streams.append(stream)
+                yield Sampled(r, s, completion(self.answer(requests[r].prompt, stream)))

@@ -1,0 +1,60 @@
+"""Drawing a token."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.rng import key, uniforms
+from covey.sampling.base import SamplingParams
+from covey.sampling.draw import draw, truncate
+
+
+def test_inverse_cdf_by_hand() -> None:
+    # Probabilities .5, .3, .2: cumulative .5, .8, 1.
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log().expand(5, 3)
+    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.49, 0.51, 0.79, 0.9999]), SamplingParams())
+    assert tokens.tolist() == [0, 0, 1, 1, 2]
+    np.testing.assert_allclose(logprobs.exp(), [0.5, 0.5, 0.3, 0.3, 0.2], rtol=1e-6)
+
+
+def test_truncation_renormalises_the_log_prob() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    # top-k 2 keeps .4 and .3; top-p .65 keeps the same: .4 alone is not enough.
+    for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.65)):
+        token, logprob = draw(logits, torch.tensor([0.99]), params)
+        assert token.item() == 1
+        np.testing.assert_allclose(logprob.exp(), 0.3 / 0.7, rtol=1e-6)
+
+
+def test_top_p_keeps_the_token_that_crosses_the_bound_and_never_none() -> None:
+    logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
+    kept = lambda p: torch.isfinite(truncate(logits, SamplingParams(top_p=p))).tolist()[0]  # noqa: E731
+    assert kept(0.5) == [True, False, False]
+    assert kept(0.7) == [True, True, False]
+    assert kept(1e-9) == [True, False, False]
+
+
+@given(st.integers(0, 2**63), st.floats(0.05, 30.0))
+@settings(max_examples=60, deadline=None)
+def test_a_token_without_probability_is_never_drawn(seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(0, scale, (8, 40)).astype(np.float32))
+    logits[:, rng.integers(0, 40, 20)] = -torch.inf
+    highest = torch.full((8,), float(np.float32(1) - np.float32(2**-23)))
+    for uniform in (torch.zeros(8), highest):
+        tokens, logprobs = draw(logits, uniform, SamplingParams())
+        assert bool((tokens < 40).all())
+        assert bool(torch.isfinite(logprobs).all())
+
+
+def test_uniforms_are_keyed_and_in_range() -> None:
+    stream = uniforms(key("a", 1), 100_000)
+    assert stream.min() >= 0
+    assert stream.max() < 1
+    assert abs(stream.mean() - 0.5) < 0.005
+    assert abs(np.corrcoef(stream[:-1], stream[1:])[0, 1]) < 0.01
+    assert not np.array_equal(uniforms(key("a", 2), 8), stream[:8])
+    np.testing.assert_array_equal(uniforms(key("a", 1), 10, start=50), stream[50:60])

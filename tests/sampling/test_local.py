@@ -1,0 +1,128 @@
+"""The local sampler: what it draws depends on the keys alone, and it reports true log-probs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from covey.models.packing import pack
+from covey.models.policy import Policy
+from covey.rng import key, uniforms
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.draw import draw
+from covey.sampling.local import LocalSampler
+from covey.types import Completion
+from tests.conftest import OTHERS, policy_of, random_prompts
+
+
+def requests(prompts: list[np.ndarray], size: int = 3, step: int = 0) -> list[Request]:
+    return [Request(p, [key(7, step, i, g) for g in range(size)]) for i, p in enumerate(prompts)]
+
+
+def sampled(policy: Policy, asked: list[Request], params: SamplingParams, slots: int = 64) -> dict:
+    found = {(r, s): c for r, s, c in LocalSampler(policy, slots).sample(asked, params)}
+    assert len(found) == sum(len(r.streams) for r in asked)
+    return found
+
+
+@torch.no_grad()
+def naive(policy: Policy, prompt: np.ndarray, stream: int, params: SamplingParams) -> Completion:
+    """One completion by whole forwards of the Hugging Face model: slow and plain."""
+    tokens, logprobs = list(prompt), []
+    for u in uniforms(stream, params.max_tokens):
+        logits = policy.model(torch.tensor([tokens])).logits[:, -1]
+        token, logprob = draw(logits, torch.tensor([float(u)]), params)
+        tokens.append(int(token))
+        logprobs.append(float(logprob))
+        if tokens[-1] in policy.end_ids:
+            break
+    drawn = np.array(tokens[len(prompt) :])
+    finish = "stop" if drawn[-1] in policy.end_ids else "length"
+    return Completion(drawn, np.array(logprobs, np.float32), "", finish)
+
+
+SETTINGS = [
+    SamplingParams(max_tokens=12),
+    SamplingParams(max_tokens=12, temperature=0.5),
+    SamplingParams(max_tokens=12, temperature=0.0),
+    SamplingParams(max_tokens=12, top_k=3),
+    SamplingParams(max_tokens=12, top_p=0.6, temperature=1.3),
+]
+
+
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", *OTHERS])
+def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) -> None:
+    policy = policy_of(name)
+    prompts = random_prompts(2, 9, 5)
+    found = sampled(policy, requests(prompts), params, slots=4)
+    for (r, s), completion in found.items():
+        expected = naive(policy, prompts[r], key(7, 0, r, s), params)
+        assert completion.tokens.tolist() == expected.tokens.tolist()
+        assert completion.finish == expected.finish
+        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_batch_order_and_company_do_not_matter(name: str) -> None:
+    policy, params = policy_of(name), SamplingParams(max_tokens=20)
+    prompts = random_prompts(4, 11, 7, 3)
+    together = sampled(policy, requests(prompts, size=5), params)
+    crowded = sampled(policy, requests(prompts, size=5), params, slots=3)
+    asked = requests(prompts, size=5)
+    backwards = sampled(policy, asked[::-1], params)
+    for (r, s), completion in together.items():
+        alone = sampled(policy, [Request(prompts[r], [asked[r].streams[s]])], params)[0, 0]
+        for other in (crowded[r, s], backwards[len(prompts) - 1 - r, s], alone):
+            assert completion.tokens.tolist() == other.tokens.tolist()
+
+
+def test_log_probs_are_those_of_the_trainer(policy: Policy) -> None:
+    params = SamplingParams(max_tokens=30, temperature=0.8)
+    prompts = random_prompts(6, 13)
+    for (r, _), completion in sampled(policy, requests(prompts), params).items():
+        packed = pack([prompts[r]], [[completion.tokens]])
+        scored = policy.score(packed, params.temperature).logprobs.detach().numpy()
+        np.testing.assert_allclose(completion.logprobs, scored, atol=1e-5)
+
+
+def test_the_end_token_is_kept_and_ends_the_completion(policy: Policy) -> None:
+    found = sampled(policy, requests(random_prompts(5), size=64), SamplingParams(max_tokens=60))
+    finishes = [c.finish for c in found.values()]
+    assert {"stop", "length"} == set(finishes)
+    for completion in found.values():
+        ends = np.isin(completion.tokens, policy.end_ids)
+        assert not ends[:-1].any()
+        assert ends[-1] == (completion.finish == "stop")
+        assert completion.finish == "stop" or len(completion.tokens) == 60
+
+
+def test_stop_strings_end_with_the_token_that_completes_them(policy: Policy) -> None:
+    free = SamplingParams(max_tokens=40)
+    found = sampled(policy, requests(random_prompts(5), size=8), free)
+    text = next(c.text for c in found.values() if len(c.text) > 12)
+    stop = text[5:8]
+    stopped = sampled(policy, requests(random_prompts(5), size=8), SamplingParams(40, stop=(stop,)))
+    for name, completion in stopped.items():
+        whole = found[name]
+        assert whole.tokens.tolist()[: len(completion.tokens)] == completion.tokens.tolist()
+        if stop in whole.text:
+            assert stop in completion.text
+            assert stop not in policy.decode(completion.tokens[:-1].tolist())
+            assert completion.finish == "stop"
+
+
+def test_frequencies_follow_the_distribution(policy: Policy) -> None:
+    prompt = random_prompts(4)[0]
+    found = sampled(policy, requests([prompt], size=4000), SamplingParams(max_tokens=1), slots=4000)
+    counts = np.bincount([c.tokens[0] for c in found.values()], minlength=300) / 4000
+    probs = policy.model(torch.tensor(prompt)[None]).logits[0, -1].softmax(-1).detach().numpy()
+    likely = probs > 0.005
+    assert likely.sum() > 20
+    deviation = (counts - probs)[likely] / np.sqrt(probs[likely] * (1 - probs[likely]) / 4000)
+    assert np.abs(deviation).max() < 4.5
+
+
+def test_no_requests_is_no_work(policy: Policy) -> None:
+    assert list(LocalSampler(policy).sample([], SamplingParams())) == []

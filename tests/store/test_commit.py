@@ -1,0 +1,119 @@
+"""Writing whole or not at all."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fakes import group
+
+from covey.store.commit import clear_leftovers, committed_folder, damage, write_text
+from covey.store.folder import FolderBusy, RunFolder
+
+
+def write_two(target: Path, text: str) -> None:
+    with committed_folder(target) as folder:
+        (folder / "a.txt").write_text(text)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b.txt").write_text(text * 2)
+
+
+def test_a_committed_folder_replaces_the_old_one_and_is_intact(tmp_path: Path) -> None:
+    write_two(tmp_path / "x", "old")
+    write_two(tmp_path / "x", "new")
+    assert (tmp_path / "x" / "sub" / "b.txt").read_text() == "newnew"
+    assert damage(tmp_path / "x") is None
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_error_inside_leaves_what_was_there(tmp_path: Path) -> None:
+    write_two(tmp_path / "x", "old")
+    with pytest.raises(RuntimeError), committed_folder(tmp_path / "x") as folder:
+        (folder / "a.txt").write_text("half")
+        raise RuntimeError
+    assert (tmp_path / "x" / "a.txt").read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("file", ["a.txt", "sub/b.txt", "manifest.json"])
+@pytest.mark.parametrize("how", ["removed", "truncated", "flipped"])
+def test_every_damage_is_found_and_named(tmp_path: Path, file: str, how: str) -> None:
+    write_two(tmp_path / "x", "text")
+    path = tmp_path / "x" / file
+    content = bytearray(path.read_bytes())
+    if how == "removed":
+        path.unlink()
+    elif how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    complaint = damage(tmp_path / "x")
+    assert complaint is not None
+    assert str(path) in complaint or file == "manifest.json"
+
+
+def test_leftovers_of_dead_writers_are_cleared(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step_000001.99").mkdir()
+    (tmp_path / ".tmp-config.yaml.99").write_text("half")
+    write_text(tmp_path / "config.yaml", "whole")
+    clear_leftovers(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def _open(path: Path, queue) -> None:
+    try:
+        RunFolder(path)
+    except FolderBusy as error:
+        queue.put(str(error))
+
+
+def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    other = context.Process(target=_open, args=(tmp_path, queue))
+    other.start()
+    assert "works in this folder" in queue.get(timeout=60)
+    other.join()
+    folder.close()
+    RunFolder(tmp_path).close()
+
+
+def test_streams_and_rollouts_rewind_to_a_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append("metrics.jsonl", {"step": 0, "loss": float("nan")})
+    sizes = folder.sizes()
+    folder.append("metrics.jsonl", {"step": 1, "loss": 2.0})
+    for step in (0, 1):
+        groups = [group([1, 0], [2, 3])]
+        folder.write_rollouts(step, groups, [np.zeros(2), np.ones(3)])
+    folder.rewind(sizes, step=1)
+    assert folder.read("metrics.jsonl") == [{"step": 0, "loss": None}]
+    assert sorted(p.name for p in (tmp_path / "rollouts").iterdir()) == [
+        "step_000000.jsonl",
+        "step_000000.npz",
+    ]
+    folder.close()
+
+
+def test_the_rollout_log_holds_text_rewards_and_token_arrays(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    groups = [group([1, 0], [2, 3], "p"), group([0.5, 0.5], [1, 1], "q")]
+    advantages = [np.full(n, a) for n, a in ((2, 0.5), (3, -0.5), (1, 0.0), (1, 0.0))]
+    folder.write_rollouts(4, groups, advantages)
+    lines = folder.read("rollouts/step_000004.jsonl")
+    assert [(x["problem"], x["sample"], x["reward"], x["advantage"]) for x in lines[:2]] == [
+        ("p", 0, 1.0, 0.5),
+        ("p", 1, 0.0, -0.5),
+    ]
+    arrays = np.load(tmp_path / "rollouts" / "step_000004.npz")
+    assert arrays["ends"].tolist() == [2, 5, 6, 7]
+    assert arrays["advantages"].tolist() == [0.5] * 2 + [-0.5] * 3 + [0.0] * 2
+    assert len(arrays["tokens"]) == len(arrays["logprobs"]) == 7
+    first = (tmp_path / "rollouts" / "step_000004.npz").read_bytes()
+    folder.write_rollouts(4, groups, advantages)
+    assert (tmp_path / "rollouts" / "step_000004.npz").read_bytes() == first
+    folder.close()
