@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from covey.config.load import load
 
 if TYPE_CHECKING:
-    from covey.train.pipeline import Result
+    from covey.training.pipeline import Result
 
 
 def train(config: str | Path | None = None, *, quiet: bool = False, **settings: Any) -> Result:
@@ -24,7 +24,7 @@ def train(config: str | Path | None = None, *, quiet: bool = False, **settings: 
     """
     from covey.console import RunConsole
     from covey.stopping import StopSignal
-    from covey.train.pipeline import run_pipeline
+    from covey.training.pipeline import run_pipeline
 
     loaded = load(Path(config) if config is not None else None, values=settings)
     with StopSignal().listening() as stop:
@@ -33,6 +33,6 @@ def train(config: str | Path | None = None, *, quiet: bool = False, **settings: 
 
 def sample(model: str, prompts: Sequence[str], **settings: Any) -> list[list[str]]:
     """Completions of each prompt; settings: n, max_tokens, temperature, chat, seed."""
-    from covey.train.once import sample_once
+    from covey.training.once import sample_once
 
     return sample_once(model, prompts, **settings)

@@ -45,7 +45,7 @@ def _train(config: Path, settings: Sequence[str], as_json: bool) -> int:
     loaded = _load(config, settings, as_json)
     from covey.console import RunConsole
     from covey.stopping import StopSignal
-    from covey.train.pipeline import run_pipeline
+    from covey.training.pipeline import run_pipeline
 
     console = RunConsole(quiet=as_json)
     with StopSignal().listening() as stop:
@@ -70,7 +70,7 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
     """
     loaded = _load(config, settings, as_json)
     from covey.console import RunConsole
-    from covey.train.once import evaluate_once
+    from covey.training.once import evaluate_once
 
     console = RunConsole(quiet=as_json)
     result = evaluate_once(loaded, console)
@@ -107,7 +107,7 @@ def sample(
     chat
         Send the prompts as a user's messages through the chat template.
     """
-    from covey.train.once import sample_once
+    from covey.training.once import sample_once
 
     completions = sample_once(model, prompts, n, max_tokens, temperature, chat, seed)
     if as_json:

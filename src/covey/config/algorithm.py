@@ -56,7 +56,9 @@ def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
         return None
     if axis == "old":
-        return _validated(f"algorithm.{axis}", inspect.signature(Algorithm, eval_str=True).parameters["old"], value)
+        return _validated(
+            f"algorithm.{axis}", inspect.signature(Algorithm, eval_str=True).parameters["old"], value
+        )
     if axis == "multipliers":
         return tuple(_choice(axis, None, item, folder) for item in value)
     if axis in RECORDS:

@@ -75,10 +75,11 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
     except ImportError:
         raise ConfigError("lora needs peft: pip install 'covey[lora]'") from None
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    adapter = get_peft_model(
-        model,
-        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"),
-    )
+    layers = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    try:
+        adapter = get_peft_model(model, layers)
+    except ValueError as error:
+        raise ConfigError(f"lora.targets: {error}") from None
     return Policy(adapter.get_base_model(), tokenizer, adapter)
 
 

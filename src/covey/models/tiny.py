@@ -15,8 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\\n{{ m['content'] }}<|im_end|>\\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 

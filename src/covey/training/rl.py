@@ -15,8 +15,8 @@ from covey.objective.diagnostics import Observation, observe
 from covey.objective.loss import policy_loss
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts
-from covey.train.report import report_step
-from covey.train.run import Run
+from covey.training.report import report_step
+from covey.training.run import Run
 from covey.types import Group
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from covey.batching import micro_batches, supervised_batch
 from covey.rng import key, permutation
 from covey.rollout import Prompted
-from covey.train.optimizer import learning_rate
-from covey.train.run import Run
+from covey.training.optimizer import learning_rate
+from covey.training.run import Run
 
 
 def train(run: Run) -> None:

@@ -17,9 +17,9 @@ from covey.insight.verdict import Verdict, judge
 from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
 from covey.store.commit import committed_folder, write_text
-from covey.train import rl, supervised
-from covey.train.run import Run
-from covey.train.setup import set_up
+from covey.training import rl, supervised
+from covey.training.run import Run
+from covey.training.setup import refuse_other_config, set_up
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
 RESULT = "result.json"
@@ -51,6 +51,7 @@ def run_pipeline(loaded: Loaded, console: RunConsole, stop: StopSignal) -> list[
     stages, results = loaded.stages(), list[Result]()
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
+        refuse_other_config(placed)
         results.append(_finished(placed) or run_stage(placed, console, stop))
     return results
 

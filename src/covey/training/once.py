@@ -16,7 +16,7 @@ from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_problems
-from covey.train.setup import check_columns, encode, texts_of
+from covey.training.setup import check_columns, encode, texts_of
 from covey.types import DataError
 
 

@@ -22,8 +22,8 @@ from covey.sampling.base import Sampler
 from covey.stopping import StopSignal
 from covey.store.commit import committed_folder
 from covey.store.folder import RunFolder
-from covey.train.clock import Clock
-from covey.train.optimizer import Optimizer
+from covey.training.clock import Clock
+from covey.training.optimizer import Optimizer
 
 
 @dataclass

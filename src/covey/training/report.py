@@ -9,8 +9,8 @@ import numpy as np
 from covey.batching import Batch
 from covey.objective.diagnostics import Observation, gradient_shares, group_metrics, token_metrics
 from covey.rollout import RolloutBatch
-from covey.train.optimizer import learning_rate
-from covey.train.run import Run
+from covey.training.optimizer import learning_rate
+from covey.training.run import Run
 
 
 def report_step(

@@ -26,8 +26,8 @@ from covey.stopping import StopSignal
 from covey.store.commit import write_text
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
-from covey.train.optimizer import Optimizer
-from covey.train.run import Run, State
+from covey.training.optimizer import Optimizer
+from covey.training.run import Run, State
 from covey.types import Completion, ConfigError, DataError, Problem
 
 MAY_CHANGE = {"output", "train.save_every", "train.keep"}
@@ -44,31 +44,32 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder)
     check_columns(source.train + source.test, rewards, config)
     rehearse(source.train[0], rewards)
-    folder = RunFolder(config.output)
-    claim(folder, loaded)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     torch.utils.deterministic.fill_uninitialized_memory = False
     policy = load_policy(config, loaded.folder, texts_of(source, config))
-    train_set = encode(policy, source.train, config)
+    train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
+    algorithm = loaded.algorithm
     run = Run(
         loaded=loaded,
-        folder=folder,
+        folder=RunFolder(config.output),
         console=console,
         stop=stop,
         policy=policy,
-        reference=Reference(policy) if loaded.algorithm.needs_reference and config.method == "rl" else None,
+        reference=Reference(policy) if algorithm.needs_reference and config.method == "rl" else None,
         sampler=LocalSampler(policy, config.rollout.max_running),
         rewards=rewards,
         train_set=train_set,
-        test_set=encode(policy, source.test, config),
+        test_set=test_set,
         optimizer=Optimizer(policy.parameters, config.train),
         state=State(
-            kl_coef=loaded.algorithm.kl.coef if loaded.algorithm.kl else 0.0,
-            entropy_coef=loaded.algorithm.entropy.coef if loaded.algorithm.entropy else 0.0,
+            kl_coef=algorithm.kl.coef if algorithm.kl else 0.0,
+            entropy_coef=algorithm.entropy.coef if algorithm.entropy else 0.0,
         ),
     )
+    write_text(run.folder.path / "config.yaml", resolved_yaml(loaded))
+    write_text(run.folder.path / "env.json", json.dumps(environment(loaded), indent=1))
     if run.restore():
         console.say(f"going on after step {run.state.step} of {config.train.steps}")
     return run
@@ -127,19 +128,17 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     return kept
 
 
-def claim(folder: RunFolder, loaded: Loaded) -> None:
-    """Record config and environment in a new folder; refuse one that belongs to another config."""
-    path = folder.path / "config.yaml"
-    if path.exists():
-        before, now = yaml.safe_load(path.read_text()), resolved(loaded)
-        changed = differences(dict(flatten(before)), dict(flatten(now)))
-        if changed:
-            raise ConfigError(
-                f"{folder.path} holds a run with other settings: {'; '.join(changed)}. "
-                "Choose another --output, or remove that folder to start afresh"
-            )
-    write_text(path, resolved_yaml(loaded))
-    write_text(folder.path / "env.json", json.dumps(environment(loaded.config), indent=1))
+def refuse_other_config(loaded: Loaded) -> None:
+    """Raise ConfigError if the output folder belongs to a run with other settings."""
+    path = loaded.config.output / "config.yaml"
+    if not path.exists():
+        return
+    before, now = yaml.safe_load(path.read_text()), resolved(loaded)
+    if changed := differences(dict(flatten(before)), dict(flatten(now))):
+        raise ConfigError(
+            f"{loaded.config.output} holds a run with other settings: {'; '.join(changed)}. "
+            "Choose another --output, or remove that folder to start afresh"
+        )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -148,9 +147,11 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{k} is {before.get(k)} there, {now.get(k)} here" for k in keys]
 
 
-def environment(config: Config) -> dict[str, Any]:
+def environment(loaded: Loaded) -> dict[str, Any]:
     """What the numbers of a run depend on beside its config."""
+    config = loaded.config
     return {
+        "folder": str(loaded.folder),
         "covey": version("covey"),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,0 +1,143 @@
+"""What a user can get wrong, at the command line: a message, an exit code, nothing half written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.conftest import policy_of
+
+from covey.cli import main
+from covey.models.load import save_policy
+
+REWARDS = """
+def fine(completions, answer):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def raises(completion):
+    return 1 / 0
+
+def too_few(completions):
+    return [1.0]
+
+def one_number(completions):
+    return 0.5
+
+def not_finite(completion):
+    return float("inf")
+
+def wants_more(completion, proof):
+    return 0.0
+
+def takes_nothing():
+    return 0.0
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(20)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) -> tuple[int, str]:
+    config = {
+        "model": "tiny",
+        "output": str(project / "run"),
+        "data": {"train": "train.jsonl"},
+        "rewards": ["rewards.py:fine"],
+        "rollout": {"max_tokens": 8, "group_size": 2, "prompts_per_step": 2},
+        "train": {"steps": 1},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            config.setdefault(section, {})[name] = value
+        else:
+            config[key] = value
+    (project / "run.yaml").write_text(yaml.safe_dump(config))
+    code = main(["train", str(project / "run.yaml")])
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({"data__train": "absent.jsonl"}, 3, "absent.jsonl: no such file"),
+        ({"data__prompt": "question"}, 3, "train.jsonl:1: no column 'question'; it has 'prompt', 'answer'"),
+        ({"data": {}}, 2, "nothing to train on"),
+        ({"data": {"task": "sum"}}, 2, "data.task: 'sum' is unknown; known:"),
+        ({"rewards": []}, 2, "nothing judges the completions"),
+        ({"rewards": ["matth_answer"]}, 2, "did you mean math_answer"),
+        ({"rewards": ["rewards.py:absent"]}, 2, "defines no function 'absent'; it has fine"),
+        ({"rewards": ["nowhere.py:f"]}, 2, "no such file"),
+        ({"rewards": ["rewards.py:takes_nothing"]}, 2, "takes neither `completions`"),
+        ({"rewards": ["rewards.py:wants_more"]}, 3, "needs column 'proof'; the row has 'answer'"),
+        ({"rewards": ["rewards.py:one_number"]}, 5, "a list with one number per completion"),
+        ({"rewards": ["rewards.py:too_few"]}, 5, "returned 1 values for 2 completions"),
+        ({"rewards": ["rewards.py:not_finite"]}, 5, "a finite number or None is expected"),
+        ({"rewards": [{"rewards.py:fine": "heavy"}]}, 2, "must be a number"),
+        ({"rollout__group_size": 1}, 2, "compares siblings"),
+        ({"rollout__max_tokens": 4096}, 3, "prompts leave no room for rollout.max_tokens"),
+        ({"model": "./no/such/model"}, 2, "is no model folder"),
+        ({"model": "nobody/no-such-model"}, 2, "could not be loaded"),
+        ({"method": "sft"}, 3, "supervised learning needs column 'completion'"),
+        ({"lora": {"rank": 4, "targets": ["no_such_layer"]}}, 2, "no_such_layer"),
+        ({"device": "tpu"}, 2, "device: 'tpu'"),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_a_mistake_is_answered(project: Path, capsys, changes: dict, code: int, says: str) -> None:
+    found, error = run(project, capsys, **changes)
+    assert says in error
+    assert found == code
+    assert "Traceback" not in error
+    assert not list((project / "run").rglob("*.safetensors")) if (project / "run").exists() else True
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "train.jsonl: no rows"),
+        ("\n\n", "no rows"),
+        ('{"prompt": "1", "answer": "1"}\n{"prompt": \n', "train.jsonl:2: not valid JSON"),
+        ('{"prompt": "1", "answer": "1"}\n[1]\n', "train.jsonl:2: a row is a JSON object"),
+        ('{"prompt": null, "answer": "1"}\n', "train.jsonl:1: 'prompt' must be a text or a list"),
+        ('{"prompt": "", "answer": "1"}\n', "train.jsonl:1: 'prompt' must be a text or a list"),
+        ('{"prompt": [{"content": "x"}], "answer": "1"}\n', "must be a text or a list of {role, content}"),
+        ('{"prompt": "1", "completions": "1"}\n', "is a name that rewards use"),
+        (
+            '{"prompt": "1", "answer": "1"}\n{"prompt": "1"}\n',
+            "train.jsonl:2: reward fine needs column 'answer'",
+        ),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_bad_data_is_answered_with_its_line(project: Path, capsys, content: str, says: str) -> None:
+    (project / "train.jsonl").write_text(content)
+    found, error = run(project, capsys)
+    assert says in error
+    assert found == 3
+    assert not (project / "run").exists()
+
+
+def test_a_model_without_end_token_is_refused(project: Path, capsys) -> None:
+    policy = policy_of("qwen3")
+    policy.tokenizer.eos_token = None
+    policy.model.config.eos_token_id = None
+    policy.model.generation_config.eos_token_id = None
+    save_policy(policy, project / "endless")
+    found, error = run(project, capsys, model="endless")
+    assert found == 2
+    assert "set eos_token in tokenizer_config.json" in error
+
+
+def test_a_folder_of_another_run_is_refused(project: Path, capsys) -> None:
+    assert run(project, capsys)[0] == 0
+    found, error = run(project, capsys, train__lr=0.5)
+    assert found == 2
+    assert "train.lr is 1e-06 there, 0.5 here" in error

@@ -1,0 +1,260 @@
+"""Whole runs of seconds: what they write, that they can be repeated and resumed exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.conftest import policy_of
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from covey.config.load import load
+from covey.console import RunConsole
+from covey.models.load import save_policy
+from covey.stopping import Stopped, StopSignal
+from covey.training.pipeline import Result, run_pipeline
+
+FAST: dict[str, Any] = {
+    "data": {"task": "last_digit", "train_size": 64, "test_size": 16},
+    "rollout": {"group_size": 4, "prompts_per_step": 4, "max_tokens": 12},
+    "train": {"steps": 4, "lr": 1e-3, "save_every": 2},
+    "eval": {"problems": 8, "samples": 2},
+    "threads": 1,
+}
+
+
+def start(output: Path, stop: StopSignal | None = None, **settings: Any) -> list[Result]:
+    merged = {k: {**FAST[k], **settings.pop(k, {})} if isinstance(FAST[k], dict) else FAST[k] for k in FAST}
+    loaded = load(values={**merged, **settings, "output": output})
+    return run_pipeline(loaded, RunConsole(quiet=True), stop or StopSignal())
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """Hashes of all that must follow from the config alone."""
+    names = ["metrics.jsonl", "evals.jsonl", *(f"rollouts/{p.name}" for p in (folder / "rollouts").iterdir())]
+    names += ["final/model.safetensors"]
+    return {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in sorted(names)}
+
+
+class StopAt(StopSignal):
+    """Counts how often it is checked, and asks for a stop at the n-th time."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.at, self.checks = at, 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.checks == self.at:
+            self.request("stopped by the test")
+        super().check()
+
+
+def interrupted(output: Path, checks: int, **settings: Any) -> None:
+    """Start a run that is stopped at its n-th check."""
+    with pytest.raises(Stopped, match="saved after step"):
+        start(output, StopAt(checks), **settings)
+
+
+def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
+    (result,) = start(tmp_path / "run", algorithm="grpo")
+    folder = tmp_path / "run"
+    assert result.folder == folder
+    assert result.verdict is not None
+    names = {p.name for p in folder.iterdir()}
+    assert {"config.yaml", "env.json", "metrics.jsonl", "timings.jsonl", "evals.jsonl", "curve.svg"} <= names
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics] == [0, 1, 2, 3]
+    for name in (
+        "reward/mean",
+        "reward/math_answer/mean",
+        "groups/dead",
+        "groups/dead_wrong",
+        "groups/effective_completions",
+        "kl/token_k1",
+        "kl/completion_k1",
+        "clip/high",
+        "ratio/q99",
+        "entropy",
+        "length/truncated",
+        "sampler_gap/max",
+        "optimizer/grad_norm",
+        "text/repetition",
+    ):
+        assert np.isfinite(metrics[-1][name]), name
+    timings = json.loads((folder / "timings.jsonl").read_text().splitlines()[-1])
+    assert timings["seconds/rollout"] > 0
+    assert timings["tokens_per_second/update"] > 0
+    assert timings["memory/peak_mib"] > 0
+    evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    assert [e["step"] for e in evals] == [0, 4]
+    card = (folder / "final" / "README.md").read_text()
+    assert result.verdict.sentence in card
+    model = AutoModelForCausalLM.from_pretrained(folder / "final")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "final")
+    inputs = tokenizer(result.example, return_tensors="pt")
+    assert model.generate(**inputs, max_new_tokens=3).shape[1] >= inputs["input_ids"].shape[1] + 1
+
+
+def test_the_log_agrees_with_the_metrics(tmp_path: Path) -> None:
+    start(tmp_path / "run", algorithm="grpo")
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for step in range(4):
+        log = tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        assert len(rows) == 16
+        assert np.mean([r["reward"] for r in rows]) == pytest.approx(metrics[step]["reward/mean"])
+        groups = {g: [r["reward"] for r in rows if r["group"] == g] for g in range(4)}
+        dead = sum(len(set(rewards)) == 1 for rewards in groups.values())
+        assert metrics[step]["groups/dead"] == dead / 4
+        arrays = np.load(log.with_suffix(".npz"))
+        assert arrays["ends"].tolist() == np.cumsum([r["tokens"] for r in rows]).tolist()
+
+
+def varied(completion: str) -> float:
+    """A reward that differs between completions, whatever they say."""
+    return len(completion) + sum(map(ord, completion)) % 7
+
+
+HARD: list[dict[str, Any]] = [
+    {"algorithm": "grpo", "rewards": (varied,)},
+    {
+        "rewards": (varied,),
+        "algorithm": {"name": "dapo", "kl": {"coef": 0.01, "target": 0.1}, "entropy": {"coef": 0.001}},
+        "train": {"inner_epochs": 2, "updates_per_batch": 2, "tokens_per_micro_batch": 60},
+    },
+    {"algorithm": "dr_grpo", "lora": {"rank": 4}, "rewards": (varied,)},
+    {"algorithm": "gspo", "rewards": (varied,), "dtype": "bfloat16", "train": {"updates_per_batch": 2}},
+]
+
+
+@pytest.mark.parametrize("settings", HARD, ids=["grpo", "dapo", "lora", "bfloat16"])
+def test_stopping_and_going_on_gives_the_same_bits(tmp_path: Path, settings: dict[str, Any]) -> None:
+    counter = StopAt()
+    start(tmp_path / "whole", counter, **settings)
+    for share in (0.2, 0.4, 0.5):  # of what an uninterrupted run checks, each time from where it is
+        interrupted(tmp_path / "parts", int(counter.checks * share), **settings)
+    start(tmp_path / "parts", **settings)
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    counter = StopAt()
+    start(tmp_path / "whole", counter, train={"steps": 6})
+    interrupted(tmp_path / "parts", counter.checks - 1, train={"steps": 6})
+    checkpoints = sorted((tmp_path / "parts" / "checkpoints").iterdir())
+    assert len(checkpoints) == 2
+    weights = checkpoints[-1] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    start(tmp_path / "parts", train={"steps": 6})
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_micro_batches_do_not_change_the_run(tmp_path: Path) -> None:
+    settings = {"algorithm": "dapo", "train": {"steps": 3}}
+    weights = []
+    for name, tokens in (("one", 10_000), ("many", 40)):
+        start(tmp_path / name, **{**settings, "train": {"steps": 3, "tokens_per_micro_batch": tokens}})
+        weights.append(load_file(tmp_path / name / "final" / "model.safetensors"))
+    for key in weights[0]:
+        torch.testing.assert_close(weights[0][key], weights[1][key], atol=2e-5, rtol=2e-4)
+
+
+def test_a_learning_rate_of_zero_changes_no_weight(tmp_path: Path) -> None:
+    start(tmp_path / "run", train={"steps": 2, "lr": 0.0, "save_every": 1, "keep": 9})
+    first, last = (
+        load_file(p / "model.safetensors")
+        for p in (tmp_path / "run" / "checkpoints" / "step_000001", tmp_path / "run" / "final")
+    )
+    assert all(torch.equal(first[k], last[k]) for k in first)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    (first,) = start(tmp_path / "run")
+    before = fingerprint(tmp_path / "run")
+    (again,) = start(tmp_path / "run")
+    assert again.verdict == first.verdict
+    assert fingerprint(tmp_path / "run") == before
+
+
+def test_stages_pass_the_model_on(tmp_path: Path) -> None:
+    stages = ({"method": "sft", "train": {"steps": 3}}, {"method": "rl", "train": {"steps": 1, "lr": 0.0}})
+    first, second = start(tmp_path / "run", stages=stages)
+    assert first.folder.name == "1-sft"
+    assert second.folder.name == "2-rl"
+    a, b = (load_file(r.folder / "final" / "model.safetensors") for r in (first, second))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    losses = [json.loads(x)["loss"] for x in (first.folder / "metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma", "llama"])
+def test_models_from_a_folder_train(tmp_path: Path, name: str) -> None:
+    save_policy(policy_of(name), tmp_path / "model")
+    start(tmp_path / "run", model=str(tmp_path / "model"), rewards=(varied,))
+    a, b = (load_file(tmp_path / p / "model.safetensors") for p in ("model", "run/final"))
+    assert any(not torch.equal(a[k], b[k]) for k in a)
+
+
+def test_lora_trains_adapters_only_and_ships_merged_weights(tmp_path: Path) -> None:
+    save_policy(policy_of("qwen2"), tmp_path / "model")
+    start(
+        tmp_path / "run",
+        model=str(tmp_path / "model"),
+        rewards=(varied,),
+        algorithm={"name": "grpo", "kl": {"coef": 0.1}},
+        lora={"rank": 2},
+    )
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[0]["kl/token_k1"] == 0
+    assert metrics[-1]["kl/token_k3"] > 0
+    final = tmp_path / "run" / "final"
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        p.name for p in (final / "adapter").iterdir()
+    }
+    merged = load_file(final / "model.safetensors")
+    base = load_file(tmp_path / "model" / "model.safetensors")
+    changed = {k for k in base if not torch.equal(base[k], merged[k])}
+    assert changed
+    assert not any("norm" in k or "embed" in k for k in changed)
+
+
+def test_chat_prompts_go_through_the_template(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def judge(prompts, completions, answer):
+        seen.append((prompts[0], completions[0]))
+        return [float(a in c[0]["content"]) for c, a in zip(completions, answer, strict=True)]
+
+    rows = [{"prompt": f"What is {i}+1?", "answer": str(i + 1)} for i in range(8)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    start(
+        tmp_path / "run",
+        data={"task": None, "train": tmp_path / "t.jsonl", "system": "Be brief."},
+        rewards=(judge,),
+        train={"steps": 1},
+    )
+    prompt, completion = seen[-1]
+    assert [m["role"] for m in prompt] == ["system", "user"]
+    assert completion[0]["role"] == "assistant"
+    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000000.npz")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "final")
+    text = tokenizer.decode(arrays["prompt_tokens"][: arrays["prompt_ends"][0]])
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is")
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_fresh_copy_of_the_folder_resumes_elsewhere(tmp_path: Path) -> None:
+    counter = StopAt()
+    start(tmp_path / "whole", counter, train={"steps": 5})
+    interrupted(tmp_path / "first", counter.checks // 2, train={"steps": 5})
+    shutil.copytree(tmp_path / "first", tmp_path / "moved")
+    start(tmp_path / "moved", train={"steps": 5})
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "moved")
