@@ -82,6 +82,22 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
 
 
 @app.command
+def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
+    """Prove on your own model and data that a training step is right; takes one batch."""
+    loaded = _load(config, settings, as_json)
+    from covey.console import RunConsole
+    from covey.training.check import check as measure
+
+    console = RunConsole(quiet=as_json)
+    findings = measure(loaded, console)
+    if as_json:
+        _print_json([vars(f) for f in findings])
+    for finding in findings:
+        console.say(f"{'ok   ' if finding.holds else 'WRONG'} {finding.claim}: {finding.evidence}")
+    return 0 if all(f.holds for f in findings) else 1
+
+
+@app.command
 def sample(
     model: str,
     *prompts: str,

@@ -56,7 +56,7 @@ class RunConsole:
 
     def say(self, text: str, style: str = "") -> None:
         """A line that stays."""
-        self.console.print(Text(text, style=style))
+        self.console.print(Text(text, style=style), soft_wrap=True)
 
     def begin(self, title: str, steps: int, first: int = 0) -> None:
         """A stage starts (or goes on at step ``first``)."""

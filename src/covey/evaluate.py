@@ -113,8 +113,8 @@ def evaluate(
         progress,
     )
     return Evaluation(
-        greedy=np.array([bool(_right(g)[0]) for g in greedy]),
-        correct=np.array([int(_right(g).sum()) for g in drawn]),
+        greedy=np.array([bool(g.correct[0]) for g in greedy]),
+        correct=np.array([int(g.correct.sum()) for g in drawn]),
         majority=np.array([_majority(g, rewards[0]) for g in drawn]),
         samples=samples,
     )
@@ -158,11 +158,6 @@ def gain(before: np.ndarray, after: np.ndarray) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-def _right(group: Group) -> np.ndarray:
-    first = next(iter(group.components.values()))
-    return np.nan_to_num(first) > 0.5
-
-
 def _majority(group: Group, reward: Reward) -> bool:
     rule = reward.settings.get("rule")
     texts = [extract(c.text, rule) if rule else c.text for c in group.completions]
@@ -170,4 +165,4 @@ def _majority(group: Group, reward: Reward) -> bool:
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
-    return bool(_right(group)[texts.index(winner)])
+    return bool(group.correct[texts.index(winner)])

@@ -7,10 +7,11 @@ follow from the seed, so a run that resumes at a cursor goes on exactly as it wo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from covey.objective.algorithms import Algorithm
 from covey.rewards.base import Reward, score
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
+from covey.tasks.difficulty import Difficulty, allocate
 from covey.types import Completion, Group, Problem
 
 Progress = Callable[[int, int], None]
@@ -69,22 +71,47 @@ class Rollouts:
         self.problems, self.sampler, self.rewards = problems, sampler, rewards
         self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
         self.cursor = 0
+        self.difficulty = Difficulty(len(problems))
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), len(problems)))
+
+    def position(self) -> dict[str, Any]:
+        """Where the data stands, as JSON, for ``resume``."""
+        remembers = self.rollout.curriculum != "off" or self.rollout.adapt_group_size
+        return {"cursor": self.cursor, "difficulty": self.difficulty.state() if remembers else {}}
+
+    def resume(self, cursor: int, difficulty: Mapping[str, Any]) -> None:
+        """Go on where ``position`` was taken."""
+        self.cursor = cursor
+        self.difficulty.load(difficulty)
 
     def sample(self, step: int, progress: Progress) -> RolloutBatch:
         """The groups of a step. Rejected ones are replaced in at most ``max_refills`` rounds."""
-        cursor, wanted = self.cursor, self.rollout.prompts_per_step
+        wanted = self.rollout.prompts_per_step
+        seen: dict[int, Group] = {}
         kept: list[Group] = []
         rejected: list[Group] = []
-        refills, clock = -1, [0.0]
+        used, refills, clock = 0, -1, [0.0]
         while len(kept) < wanted and refills < self.rollout.max_refills:
-            missing = wanted - len(kept)
-            groups = self._round(step, cursor, missing, progress, clock)
-            cursor, refills = cursor + missing, refills + 1
-            for group in groups:
+            chosen = self._choose(step, used, wanted - len(kept), list(seen))
+            groups = self._round(step, chosen, progress, clock)
+            used, refills = used + len(chosen), refills + 1
+            for (index, _), group in zip(chosen, groups, strict=True):
+                seen[index] = group
                 (kept if self._wanted(group) else rejected).append(group)
-        self.cursor = cursor  # only now: a stop in the middle leaves no trace
+        # Only now, so that a stop in the middle leaves no trace.
+        self.cursor += used
+        for index, group in seen.items():
+            self.difficulty.update(index, group.pass_rate)
         return RolloutBatch(kept, rejected, refills, clock[0])
+
+    def _choose(self, step: int, used: int, count: int, seen: Sequence[int]) -> list[tuple[int, int]]:
+        """The next problems: (number, epoch), in the epoch's order or drawn near the frontier."""
+        if self.rollout.curriculum == "frontier":
+            stream = key(self.seed, "frontier", step, used)
+            return [(index, step) for index in self.difficulty.choose(stream, count, without=seen)]
+        positions = range(self.cursor + used, self.cursor + used + count)
+        turns = [divmod(position, len(self.problems)) for position in positions]
+        return [(int(self._order(epoch)[place]), epoch) for epoch, place in turns]
 
     def _wanted(self, group: Group) -> bool:
         rewards = torch.from_numpy(group.rewards[group.scorable])
@@ -92,30 +119,29 @@ class Rollouts:
             return False
         return self.algorithm.filter is None or self.algorithm.filter(SimpleNamespace(rewards=rewards))
 
+    def _sizes(self, indices: list[int]) -> list[int]:
+        size = self.rollout.group_size
+        if not self.rollout.adapt_group_size:
+            return [size] * len(indices)
+        return allocate(self.difficulty.rates[indices].tolist(), size * len(indices), most=8 * size)
+
     def _round(
-        self, step: int, cursor: int, count: int, progress: Progress, clock: list[float]
+        self, step: int, chosen: Sequence[tuple[int, int]], progress: Progress, clock: list[float]
     ) -> list[Group]:
-        """Sample and score the next ``count`` problems."""
-        chosen, requests = [], []
-        for position in range(cursor, cursor + count):
-            epoch, place = divmod(position, len(self.problems))
-            prompted = self.problems[self._order(epoch)[place]]
+        """Sample and score some problems, (number, epoch) each."""
+        problems, requests = [], []
+        sizes = self._sizes([index for index, _ in chosen])
+        for (index, epoch), size in zip(chosen, sizes, strict=True):
+            prompted = self.problems[index]
             identity = (self.seed, "rollout", step, prompted.problem.id, epoch)
-            chosen.append(prompted)
-            streams = [key(*identity, sample) for sample in range(self.rollout.group_size)]
-            requests.append(Request(prompted.tokens, streams))
+            problems.append(prompted)
+            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(size)]))
         groups = score_all(
-            chosen,
-            requests,
-            self.sampler,
-            sampling_params(self.rollout),
-            self.rewards,
-            progress,
-            clock,
+            problems, requests, self.sampler, sampling_params(self.rollout), self.rewards, progress, clock
         )
         if "greedy_reward" in self.algorithm.needs:
             greedy = score_all(
-                chosen,
+                problems,
                 [replace(r, streams=r.streams[:1]) for r in requests],
                 self.sampler,
                 replace(sampling_params(self.rollout), temperature=0.0),

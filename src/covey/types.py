@@ -120,6 +120,17 @@ class Group:
         return ~np.isnan(self.rewards)
 
     @property
+    def correct(self) -> np.ndarray:
+        """(G,) bool: the first component, the verdict on the answer, is above one half."""
+        first = next(iter(self.components.values()), self.rewards)
+        return np.nan_to_num(first) > 0.5
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the completions that are correct."""
+        return float(self.correct.mean())
+
+    @property
     def dead(self) -> bool:
         """Whether all rewards are equal, compared one by one, so that the group teaches nothing."""
         known = self.rewards[self.scorable]

@@ -130,12 +130,17 @@ HARD: list[dict[str, Any]] = [
         "algorithm": {"name": "dapo", "kl": {"coef": 0.01, "target": 0.1}, "entropy": {"coef": 0.001}},
         "train": {"inner_epochs": 2, "updates_per_batch": 2, "tokens_per_micro_batch": 60},
     },
+    {
+        "rewards": (varied,),
+        "algorithm": {"name": "grpo", "kl": {"refresh_every": 2, "refresh_mix": 0.5}},
+        "rollout": {"curriculum": "frontier", "adapt_group_size": True},
+    },
     {"algorithm": "dr_grpo", "lora": {"rank": 4}, "rewards": (varied,)},
     {"algorithm": "gspo", "rewards": (varied,), "dtype": "bfloat16", "train": {"updates_per_batch": 2}},
 ]
 
 
-@pytest.mark.parametrize("settings", HARD, ids=["grpo", "dapo", "lora", "bfloat16"])
+@pytest.mark.parametrize("settings", HARD, ids=["grpo", "dapo", "refresh", "lora", "bfloat16"])
 def test_stopping_and_going_on_gives_the_same_bits(tmp_path: Path, settings: dict[str, Any]) -> None:
     counter = StopAt()
     start(tmp_path / "whole", counter, **settings)

@@ -50,6 +50,12 @@ class Rollout(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep this much probability.")
     top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
     stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
+    curriculum: Literal["off", "frontier"] = Field(
+        "off", description="`frontier` draws problems by how close their pass rate is to one half."
+    )
+    adapt_group_size: bool = Field(
+        False, description="Spread the step's completions over prompts by their remembered pass rates."
+    )
     mask_truncated: bool = Field(False, description="Train no token of completions that were cut.")
     max_refills: int = Field(4, ge=0, description="Rounds of resampling for groups a filter rejected.")
     max_running: int = Field(256, ge=1, description="Completions generated at once; bounds the cache.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -98,11 +98,28 @@ def pick_device(name: str) -> torch.device:
 class Reference:
     """The policy as it was at the start: a frozen copy, or the model with its adapter off."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._adapter = policy.adapter
+    def __init__(self, policy: Policy, moves: bool = False) -> None:
+        # A reference that will move needs weights of its own, also where adapters are trained.
+        self._adapter = None if moves else policy.adapter
         self._policy = policy
         if self._adapter is None:
             self._policy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer)
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy, mix: float) -> None:
+        """Move towards the policy: all the way with ``mix`` 1."""
+        for own, new in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
+            own.lerp_(new, mix)
+
+    def state(self) -> dict[str, Tensor]:
+        """Its own weights by name, for a checkpoint; nothing while it shares the policy's."""
+        return {} if self._adapter is not None else dict(self._policy.model.named_parameters())
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore ``state``."""
+        for name, weight in self.state().items():
+            weight.copy_(state[name])
 
     @contextmanager
     def active(self) -> Iterator[Policy]:

@@ -143,6 +143,11 @@ class Algorithm:
         return self.kl is not None
 
     @property
+    def moves_reference(self) -> bool:
+        """Whether the reference is renewed on the way."""
+        return self.kl is not None and self.kl.refresh_every is not None
+
+    @property
     def needs_old(self) -> bool:
         """Whether log-probs from before the update are read outside the loss."""
         outside = [c for c in (self.advantage, self.whiten, self.mark) if c]

@@ -80,7 +80,7 @@ def token_metrics(observations: Sequence[Observation], algorithm: Algorithm) -> 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards, dead groups, lengths, truncation and texts of a step's groups."""
     rewards = np.concatenate([g.rewards for g in groups])
-    right = np.concatenate([_correct(g) for g in groups])
+    right = np.concatenate([g.correct for g in groups])
     lengths = np.array([len(c.tokens) for g in groups for c in g.completions])
     cut = np.array([c.finish == "length" for g in groups for c in g.completions])
     dead = [g for g in groups if g.dead]
@@ -90,8 +90,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/unscorable": float(np.isnan(rewards).mean()),
         "groups/count": float(len(groups)),
         "groups/dead": len(dead) / len(groups),
-        "groups/dead_right": sum(bool(_correct(g).all()) for g in dead) / len(groups),
-        "groups/dead_wrong": sum(not _correct(g).any() for g in dead) / len(groups),
+        "groups/dead_right": sum(bool(g.correct.all()) for g in dead) / len(groups),
+        "groups/dead_wrong": sum(not g.correct.any() for g in dead) / len(groups),
         "groups/effective_completions": float(sum(len(g.completions) for g in groups if not g.dead)),
         "accuracy": float(right.mean()),
         "length/mean": float(lengths.mean()),
@@ -113,7 +113,7 @@ def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, floa
     """
     if not mass.sum() > 0:
         return {}
-    rates = np.concatenate([np.full(len(g.completions), _correct(g).mean()) for g in groups])
+    rates = np.concatenate([np.full(len(g.completions), g.pass_rate) for g in groups])
     bucket = np.minimum((rates * PASS_RATE_BUCKETS).astype(int), PASS_RATE_BUCKETS - 1)
     shares = np.bincount(bucket, weights=mass, minlength=PASS_RATE_BUCKETS) / mass.sum()
     bounds = [b / PASS_RATE_BUCKETS for b in range(PASS_RATE_BUCKETS + 1)]
@@ -129,12 +129,6 @@ def text_metrics(texts: Sequence[str]) -> dict[str, float]:
         "text/repetition": _mean(np.array([_repetition(t) for t in texts])),
         "text/duplicates": 1 - len(set(texts)) / max(len(texts), 1),
     }
-
-
-def _correct(group: Group) -> np.ndarray:
-    """(G,) bool: the first component, the verdict on the answer, is above one half."""
-    first = next(iter(group.components.values()), group.rewards)
-    return np.nan_to_num(first) > 0.5
 
 
 def _mean(values: np.ndarray) -> float:

@@ -63,6 +63,10 @@ class KL:
     """Adaptive: the coefficient is steered so that KL per completion, in nats, stays here."""
     horizon: int = 10_000
     """Adaptive: completions over which a deviation acts."""
+    refresh_every: int | None = None
+    """Steps after which the reference moves to the policy: iterative GRPO; R1 used 400."""
+    refresh_mix: float = 1.0
+    """How far it moves: 1 copies the policy, less mixes it in."""
 
 
 def at_level(difference: Tensor, mask: Tensor, level: str) -> Tensor:

@@ -53,6 +53,11 @@ class Optimizer:
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
 
+    def clear(self) -> None:
+        """Forget accumulated gradients."""
+        for tensor in (*self.masters, *self.parameters):
+            tensor.grad = None
+
     def step(self, step: int) -> float:
         """One update at the learning rate of ``step``; returns the gradient's norm before clipping."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.train.grad_clip))

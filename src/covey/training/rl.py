@@ -24,7 +24,7 @@ def train(run: Run) -> None:
     """Do the steps that are left. A stop request surfaces as Stopped between updates."""
     config = run.loaded.config
     rollouts = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, run.algorithm, config.seed)
-    rollouts.cursor = run.state.cursor
+    rollouts.resume(run.state.cursor, run.state.difficulty)
     for step in range(run.state.step, config.train.steps):
         with run.clock("rollout"):
             sampled = rollouts.sample(step, run.on_sample)
@@ -36,7 +36,7 @@ def train(run: Run) -> None:
             for minibatch in updates(run, batch, step):
                 observed += [backward(run, micro) for micro in pieces(run, minibatch)]
                 norms.append(run.optimizer.step(step))
-        run.advance(step + 1, cursor=rollouts.cursor)
+        run.advance(step + 1, **rollouts.position())
         steer(run, report_step(run, step, sampled, batch, observed, norms))
         if run.housekeeping():
             break
@@ -105,8 +105,10 @@ def backward(run: Run, micro: MicroBatch) -> Observation:
 
 
 def steer(run: Run, metrics: dict[str, float]) -> None:
-    """Let the adaptive coefficients follow what the step has shown."""
+    """Let the adaptive coefficients and the reference follow what the step has shown."""
     kl, entropy = run.algorithm.kl, run.algorithm.entropy
+    if kl is not None and kl.refresh_every and run.state.step % kl.refresh_every == 0 and run.reference:
+        run.reference.refresh(run.policy, kl.refresh_mix)
     if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:
         seen = int(metrics["groups/count"]) * run.loaded.config.rollout.group_size
         run.state.kl_coef = adaptive_kl(

@@ -35,6 +35,7 @@ class State:
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     seconds: float = 0.0
+    difficulty: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -104,14 +105,16 @@ class Run:
             with self.clock("save"), committed_folder(target) as folder:
                 save_policy(self.policy, folder, merged=False)
                 save_file(self.optimizer.state(), folder / "optimizer.safetensors")
+                if self.reference is not None and self.algorithm.moves_reference:
+                    save_file(self.reference.state(), folder / "reference.safetensors")
                 state = {"state": asdict(self.state), "streams": self.folder.sizes()}
                 (folder / "trainer.json").write_text(json.dumps(state, indent=1))
             self.folder.rotate(self.loaded.config.train.keep)
         return target
 
-    def advance(self, step: int, cursor: int) -> None:
+    def advance(self, step: int, **changes: Any) -> None:
         """A step is complete: from here on a resume goes on after it."""
-        self.state.step, self.state.cursor = step, cursor
+        self.state = replace(self.state, step=step, **changes)
 
     def housekeeping(self) -> bool:
         """Evaluate and save when it is time; True once the stage has reached its goal."""
@@ -136,6 +139,8 @@ class Run:
             saved = json.loads((checkpoint / "trainer.json").read_text())
             self.policy.load_weights(checkpoint)
             self.optimizer.load(load_file(checkpoint / "optimizer.safetensors"))
+            if self.reference is not None and self.algorithm.moves_reference:
+                self.reference.load(load_file(checkpoint / "reference.safetensors"))
         self.state = replace(self.state, **saved["state"])
         self.clock.before = self.state.seconds
         self.folder.rewind(saved["streams"], self.state.step)

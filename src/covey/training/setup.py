@@ -47,7 +47,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     policy = load_policy(config, loaded.folder, texts_of(source, config))
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     algorithm = loaded.algorithm
@@ -57,7 +57,11 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
         console=console,
         stop=stop,
         policy=policy,
-        reference=Reference(policy) if algorithm.needs_reference and config.method == "rl" else None,
+        reference=(
+            Reference(policy, algorithm.moves_reference)
+            if algorithm.needs_reference and config.method == "rl"
+            else None
+        ),
         sampler=LocalSampler(policy, config.rollout.max_running),
         rewards=rewards,
         train_set=train_set,

@@ -29,7 +29,7 @@ def train(run: Run) -> None:
                 run.optimizer.accumulate()
                 total += float(loss.detach())
             norm = run.optimizer.step(step)
-        run.advance(step + 1, cursor=0)
+        run.advance(step + 1)
         run.clock.count("update", int(batch.mask.sum()))
         metrics = {
             "loss": total,

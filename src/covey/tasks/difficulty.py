@@ -1,0 +1,84 @@
+"""How hard each problem is for the policy now, and what follows: which to sample, how often.
+
+A problem teaches most where it is solved half of the time: its group then rarely ties. Pass rates are
+remembered with forgetting, because the policy moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from covey.rng import uniforms
+
+FORGETTING = 0.5
+"""Weight of the newest pass rate in the remembered one."""
+UNKNOWN = 0.5
+"""Pass rate assumed of a problem that has not been tried."""
+LEAST = 0.05
+"""Every problem keeps this share of the largest weight, so that none is lost for good."""
+
+
+class Difficulty:
+    """Remembered pass rates of a fixed list of problems."""
+
+    def __init__(self, count: int) -> None:
+        self.rates = np.full(count, UNKNOWN)
+        self.tried = np.zeros(count, dtype=np.int64)
+
+    def update(self, index: int, pass_rate: float) -> None:
+        """A group of problem ``index`` was scored."""
+        weight = FORGETTING if self.tried[index] else 1.0
+        self.rates[index] += weight * (pass_rate - self.rates[index])
+        self.tried[index] += 1
+
+    def choose(self, stream: int, count: int, without: Sequence[int] = ()) -> list[int]:
+        """Draw different problems, likelier near the frontier of a pass rate of one half.
+
+        Weighted sampling without replacement: the largest u^(1/w), w = 4 p (1 - p), with keyed u
+        (Efraimidis and Spirakis 2006). Fewer come back when there are not enough.
+        """
+        weights = np.maximum(4 * self.rates * (1 - self.rates), LEAST)
+        order = np.log(np.maximum(uniforms(stream, len(weights)), 1e-30)) / weights
+        order[list(without)] = -np.inf
+        chosen = np.argsort(-order, kind="stable")[: min(count, len(weights) - len(set(without)))]
+        return [int(i) for i in chosen]
+
+    def histogram(self, buckets: int = 10) -> list[float]:
+        """Share of the problems tried so far by pass rate: the frontier, to be plotted over time."""
+        known = self.rates[self.tried > 0]
+        counts = np.bincount(np.minimum((known * buckets).astype(int), buckets - 1), minlength=buckets)
+        return (counts / max(len(known), 1)).round(4).tolist()
+
+    def state(self) -> dict[str, Any]:
+        """As JSON: the problems tried, by number."""
+        return {str(i): [float(self.rates[i]), int(self.tried[i])] for i in np.flatnonzero(self.tried)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore ``state``."""
+        for index, (rate, tried) in state.items():
+            self.rates[int(index)], self.tried[int(index)] = rate, tried
+
+
+def allocate(rates: Sequence[float], total: int, least: int = 2, most: int = 64) -> list[int]:
+    """Spread ``total`` completions over prompts by how much a further one tells: sqrt(p (1 - p)).
+
+    The standard deviation of a reward is what more samples average out (Neyman allocation); easy and
+    hopeless prompts get few. Sizes are within [least, most] and sum to ``total`` where that is possible.
+
+    >>> allocate([0.5, 0.98, 0.5, 0.02], total=32)
+    [13, 3, 13, 3]
+    """
+    spread = np.sqrt(np.maximum(np.asarray(rates) * (1 - np.asarray(rates)), 1e-3))
+    sizes = np.clip(np.floor(total * spread / spread.sum()), least, most).astype(int)
+    order = np.argsort(-spread, kind="stable")
+    while sizes.sum() != total:
+        step = 1 if sizes.sum() < total else -1
+        free = [i for i in order if least <= sizes[i] + step <= most]
+        if not free:
+            break
+        for i in free[: abs(total - int(sizes.sum()))]:
+            sizes[i] += step
+    return sizes.tolist()

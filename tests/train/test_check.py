@@ -1,0 +1,40 @@
+"""`covey check` proves a right step, and notices a wrong one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from covey.cli import main
+from covey.models.policy import Policy
+
+CONFIG = {
+    "model": "tiny",
+    "data": {"task": "last_digit", "train_size": 32, "test_size": 8},
+    "rollout": {"group_size": 4, "prompts_per_step": 4, "max_tokens": 12},
+}
+
+
+def findings(tmp_path: Path, capsys: pytest.CaptureFixture[str], **settings: object) -> tuple[int, list]:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**CONFIG, **settings}))
+    code = main(["check", str(tmp_path / "run.yaml"), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "gspo", "reinforce_pp", "entropy_80_20"])
+def test_a_right_step_passes(tmp_path: Path, capsys, algorithm: str) -> None:
+    code, found = findings(tmp_path, capsys, algorithm=algorithm)
+    assert [f["claim"] for f in found if not f["holds"]] == []
+    assert code == 0
+    assert len(found) == 5
+
+
+def test_a_sampler_at_another_temperature_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:
+    score = Policy.score
+    monkeypatch.setattr(Policy, "score", lambda self, packed, t, ref=None: score(self, packed, t * 1.1, ref))
+    code, found = findings(tmp_path, capsys)
+    assert code == 1
+    assert [f["claim"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]

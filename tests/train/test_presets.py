@@ -1,0 +1,101 @@
+"""Every preset trains through the same loop, in seconds, on the tiny task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.train.test_runs import start, varied
+
+from covey.config.load import load
+from covey.objective.algorithms import PRESETS
+from covey.types import ConfigError, StepRewards
+
+NEED_A_CRITIC = {"ppo", "vapo"}
+
+
+def by_step(completion: str) -> StepRewards:
+    """Rewards at two places of the completion's first tokens."""
+    return StepRewards([len(completion) % 3, len(set(completion)) % 2], [0, 1])
+
+
+def coin(completion: str) -> float:
+    """Right or wrong, about as often."""
+    return float(varied(completion) % 2)
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - NEED_A_CRITIC))
+def test_preset_trains(tmp_path: Path, name: str) -> None:
+    rewards = (by_step,) if name == "grpo_process" else (coin, {"answer_format": 0.1})
+    updates = 1 if PRESETS[name].ratio.name == "on_policy" else 2
+    start(
+        tmp_path / "run",
+        algorithm=name,
+        rewards=rewards,
+        train={"steps": 2, "updates_per_batch": updates, "save_every": 1, "keep": 3},
+        eval={"problems": 2, "samples": 1},
+    )
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(metrics) == 2
+    for step in metrics:
+        assert np.isfinite(step["loss"])
+        assert step["optimizer/grad_norm"] > 0
+        assert step["optimizer/updates"] == updates
+    first, last = (
+        load_file(tmp_path / "run" / p / "model.safetensors") for p in ("checkpoints/step_000001", "final")
+    )
+    assert any(not torch.equal(first[k], last[k]) for k in first)
+    assert all(bool(torch.isfinite(w).all()) for w in last.values())
+
+
+@pytest.mark.parametrize("name", sorted(NEED_A_CRITIC))
+def test_presets_with_a_critic_are_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match="needs a critic's values"):
+        load(values={"algorithm": name})
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute", "full"])
+def test_every_kl_estimator_works_in_the_loop(tmp_path: Path, estimator: str) -> None:
+    algorithm = {"name": "grpo", "kl": {"estimator": estimator, "coef": 0.1}}
+    start(tmp_path / "run", algorithm=algorithm, rewards=(varied,), train={"steps": 2})
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[0]["kl_loss"] == pytest.approx(0, abs=1e-6)
+    assert metrics[1]["kl_loss"] != 0
+
+
+@pytest.mark.parametrize("weight", ["truncated", "masked", "geometric_mask", "decoupled", "off_policy_mask"])
+def test_every_rollout_weight_works_in_the_loop(tmp_path: Path, weight: str) -> None:
+    start(
+        tmp_path / "run",
+        algorithm={"name": "dapo", "filter": None, "weight": weight},
+        rewards=(varied,),
+        rollout={"top_p": 0.9},
+        train={"steps": 1, "updates_per_batch": 2},
+    )
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert metrics["sampler_gap/max"] > 1e-3  # top_p renormalises the sampler's log-probs
+
+
+def test_adaptive_coefficients_move_towards_their_targets(tmp_path: Path) -> None:
+    algorithm = {
+        "name": "grpo",
+        "kl": {"coef": 0.1, "target": 1e-6, "horizon": 100},
+        "entropy": {"coef": 0.01, "target": 100.0},
+    }
+    start(tmp_path / "run", algorithm=algorithm, rewards=(varied,), train={"steps": 4})
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["kl/coef"] > metrics[0]["kl/coef"]
+    assert [m["entropy/coef"] for m in metrics] == pytest.approx([0.01, 0.015, 0.02, 0.025])
+
+
+def test_a_refreshed_reference_brings_the_kl_back_to_zero(tmp_path: Path) -> None:
+    algorithm = {"name": "grpo", "kl": {"coef": 0.01, "refresh_every": 2}}
+    start(tmp_path / "run", algorithm=algorithm, rewards=(varied,), train={"steps": 6})
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    saw = [m["kl/token_k3"] for m in metrics]
+    assert saw[0] == saw[2] == saw[4] == 0
+    assert min(saw[1], saw[3], saw[5]) > 0
