@@ -1,16 +1,23 @@
-"""Log-probs of chosen tokens from hidden states, in chunks: all logits never stand in memory."""
+"""Log-probs of chosen tokens from hidden states, in chunks of rows: all logits never stand in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from covey.kernels.calls import call
+from covey.models.ops import Linear, weight_gradient
+
 CHUNK_LOGITS = 1 << 24
 """Logits alive at once: 64 MiB in float32, whatever the batch and the vocabulary."""
+CACHED_LOGITS = 1 << 20
+"""The same for the compiled head, which is fastest while a chunk stays in the processor's cache."""
+FEWEST_ROWS = 128
+"""Rows of a chunk, however large the vocabulary: below this the products become slow."""
 
 Head = Callable[[Tensor], Tensor]
 """Hidden states (M, D) -> logits (M, V)."""
@@ -71,3 +78,71 @@ def _score(
         reference = (ref_head(ref_hidden).float() / temperature).log_softmax(-1)
         full_kl = (probs * (all_logprobs - reference)).sum(-1)
     return logprobs, entropy, collision, full_kl
+
+
+def score_compiled(
+    hidden: Tensor, layer: Linear, targets: Tensor, temperature: float, known: Tensor | None = None
+) -> TokenScores:
+    """``score_tokens`` with the compiled operations.
+
+    ``known`` are the log-probs, (M,), if an exact sampler has recorded them: the loss is then computed
+    from them, and logits are made only once, in the backward pass, together with their gradient. That
+    pass writes what it finds into ``entropy`` and ``collision``, and back into ``known``.
+    """
+    weight = layer.modules[0].weight
+    logprobs, entropy, collision = _ScoreFunction.apply(
+        hidden, layer, targets, 1.0 / temperature, known, weight
+    )
+    return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
+
+
+class _ScoreFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        layer: Linear,
+        targets: Tensor,
+        inverse: float,
+        known: Tensor | None,
+        weight: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found = (torch.empty(len(hidden)), torch.zeros(len(hidden)), torch.zeros(len(hidden)))
+        if known is None:
+            for rows in _chunks(len(hidden), len(weight)):
+                logits = layer.product(hidden[rows])
+                parts = (f[rows] for f in found)
+                call("score_rows", logits, targets[rows], inverse, *parts, *logits.shape, dtype=logits.dtype)
+        ctx.save_for_backward(hidden, targets, weight)
+        ctx.layer, ctx.inverse, ctx.known, ctx.found = layer, inverse, known, found
+        ctx.mark_non_differentiable(found[2])
+        return (found[0] if known is None else known.clone(), *found[1:])
+
+    @staticmethod
+    def backward(
+        ctx: Any, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        hidden, targets, weight = ctx.saved_tensors
+        dhidden = torch.empty_like(hidden)
+        dweight = torch.zeros(weight.shape) if ctx.needs_input_grad[5] else None
+        dlogprob = dlogprob.contiguous()
+        dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
+        for rows in _chunks(len(hidden), len(weight)):
+            logits = ctx.layer.product(hidden[rows])
+            sizes, goal = logits.shape, targets[rows]
+            parts = [f[rows] for f in ctx.found]
+            if ctx.known is not None:
+                call("score_rows", logits, goal, ctx.inverse, *parts, *sizes, dtype=logits.dtype)
+            grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], parts[1])
+            call("score_rows_back", logits, goal, ctx.inverse, *grads, *sizes, dtype=logits.dtype)
+            dhidden[rows] = ctx.layer.product_back(logits)
+            if dweight is not None:
+                weight_gradient(logits, hidden[rows], dweight)
+        if ctx.known is not None:
+            ctx.known.copy_(ctx.found[0])
+        return dhidden, None, None, None, None, None if dweight is None else dweight.to(weight.dtype)
+
+
+def _chunks(rows: int, vocabulary: int) -> list[slice]:
+    size = max(FEWEST_ROWS, CACHED_LOGITS // vocabulary)
+    return [slice(i, min(i + size, rows)) for i in range(0, rows, size)]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from covey.models.forward import Decoder, PackedAttention, supported
-from covey.models.logprobs import Head, TokenScores, score_tokens
+from covey.models.forward import Decoder, supported
+from covey.models.logprobs import Head, TokenScores, score_compiled, score_tokens
+from covey.models.ops import Linear
 from covey.models.packing import Packed
 from covey.types import Messages
 
@@ -31,6 +32,7 @@ class Policy:
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
+        self._head = Linear(model.get_output_embeddings())
         self.end_ids = end_ids(model, tokenizer)
         self._plain_head = self.decoder is not None or self._head_explains_logits()
 
@@ -73,6 +75,8 @@ class Policy:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> logits (..., V)."""
+        if self.decoder is not None:
+            return self.decoder.ops.linear(self._head, hidden)
         if not self._plain_head:
             return hidden  # ``hidden`` is already the logits
         logits = self.model.get_output_embeddings()(hidden)
@@ -82,11 +86,11 @@ class Policy:
     def hidden(self, packed: Packed) -> Tensor:
         """The hidden states that predict: (M, D)."""
         if self.decoder is not None:
-            attend = PackedAttention(packed.blocks)
-            return self.decoder(packed.tokens, packed.positions, attend)[packed.sources]
-        index, real = packed.sequences()
+            attend = self.decoder.packed(packed.positions, packed.sequences)
+            return self.decoder(packed.tokens, attend)[packed.sources]
+        index, real = packed.padded()
         states = self._states(packed.tokens[index], real.long())
-        first = packed.spans[:, 1] - 1
+        first = packed.completions[:, 1] - 1
         column = torch.arange(packed.place.shape[1], device=index.device)
         row = torch.arange(len(index), device=index.device)[:, None]
         return states[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
@@ -98,7 +102,10 @@ class Policy:
 
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
-        return score_tokens(self.hidden(packed), self.head, packed.targets, temperature, reference)
+        hidden = self.hidden(packed)
+        if self.decoder is not None and self.decoder.ops.exact and self._head.plain and reference is None:
+            return score_compiled(hidden, self._head, packed.targets, temperature)
+        return score_tokens(hidden, self.head, packed.targets, temperature, reference)
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """(N, S) padded tokens through the Hugging Face modules -> (N, S, D), or logits."""

@@ -1,124 +1,232 @@
 """Our decoding engine: a key/value cache in slots under our own decoder forward.
 
-A prompt is prefilled once for all its completions. Shapes: B running slots, S cache positions,
-P prompt tokens, H query heads, K key/value heads, E head width.
+A prompt is prefilled once for all its completions. The cache comes in two forms: for the compiled
+operations, which read the prompt's keys where they lie, and in plain torch, where each slot has a copy.
+Shapes: B running slots, P prompt tokens, S own tokens, K key/value heads, E head width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from covey.models.forward import PackedAttention, grouped_attention
+from covey.kernels.calls import call
+from covey.models.forward import Attend, Decoder
+from covey.models.ops import Heads, grouped_attention
 from covey.models.packing import pack
 from covey.models.policy import Policy
 
-
-@dataclass(frozen=True)
-class _Prefix:
-    """A prefilled prompt: keys and values (layers, P, K, E), logits (V,) of the first token."""
-
-    keys: Tensor
-    values: Tensor
-    logits: Tensor
+PREFILL_TOKENS = 16_384
+"""Prompt tokens that go through the model at once."""
+ROUNDING = 64
+"""Cache lengths are multiples of this, so that vectors may read past the last token."""
 
 
 class CacheEngine:
-    """Slots of keys and values, (layers, slots, S, K, E), read in place."""
+    """Logits for completions in slots."""
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> None:
         assert policy.decoder is not None, "the modules engine serves architectures we do not know"
         self.policy, self.decoder, self.prompts, self.slots = policy, policy.decoder, prompts, slots
-        longest = max(map(len, prompts), default=0) + max_tokens
-        weight = policy.model.get_input_embeddings().weight
-        shape = (
-            len(self.decoder.layers),
-            slots,
-            longest,
-            self.decoder.kv_heads,
-            self.decoder.head_dim,
-        )
-        # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
-        self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
-        self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
-        self.rows = torch.arange(slots, device=weight.device)
-        self.span = torch.arange(longest, device=weight.device)
-        self.count = 0
-        self.prefix: tuple[int, _Prefix] | None = None
+        kind = _CompiledCache if policy.decoder.ops.exact else _TorchCache
+        self.cache: _Cache = kind(policy.decoder, slots, max(map(len, prompts), default=0), max_tokens)
+        self.owners: list[int] = []
+        self.logits: dict[int, Tensor] = {}
 
     def room(self, running: int) -> int:
         """Free slots."""
         return self.slots - running
 
     def join(self, requests: Sequence[int]) -> Tensor:
-        """Fill the next slots with the requests' prompts. -> first logits (n, V)."""
-        prefixes = self._prefill(list(dict.fromkeys(requests)))
+        """Start a completion of each request in the next slots. -> first logits (n, V)."""
+        new = [r for r in dict.fromkeys(requests) if r not in self.logits]
+        for chunk in self._chunks(new):
+            self._prefill(chunk)
         for r in requests:
-            length = len(self.prompts[r])
-            self.keys[:, self.count, :length] = prefixes[r].keys
-            self.values[:, self.count, :length] = prefixes[r].values
-            self.lengths[self.count] = length
-            self.count += 1
-        # A prompt may be split between joins only at the end: requests come in order.
-        self.prefix = (requests[-1], prefixes[requests[-1]])
-        return torch.stack([prefixes[r].logits for r in requests])
-
-    def _prefill(self, requests: list[int]) -> dict[int, _Prefix]:
-        known = dict([self.prefix] if self.prefix and self.prefix[0] in requests else [])
-        new = [r for r in requests if r not in known]
-        if not new:
-            return known
-        prompts = [self.prompts[r] for r in new]
-        packed = pack(prompts, [[] for _ in prompts]).to(self.policy.device)
-        attend = _Recording(PackedAttention(packed.blocks))
-        hidden = self.decoder(packed.tokens, packed.positions, attend)
-        ends = np.cumsum([len(p) for p in prompts])
-        logits = self.policy.head(hidden[torch.from_numpy(ends - 1).to(hidden.device)])
-        keys, values = torch.stack(attend.keys), torch.stack(attend.values)
-        for r, end, first in zip(new, ends, logits, strict=True):
-            span = slice(end - len(self.prompts[r]), end)
-            known[r] = _Prefix(keys[:, span], values[:, span], first)
-        return known
+            self.cache.start(len(self.owners), r)
+            self.owners.append(r)
+        first = torch.stack([self.logits[r] for r in requests])
+        # Requests come in order: only the last one may still have completions waiting.
+        self.logits = {requests[-1]: self.logits[requests[-1]]}
+        self._forget()
+        return first
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
-        position = self.lengths[: self.count]
-        span = int(position.max()) + 1
-        visible = (self.span[:span] <= position[:, None])[:, None, None]
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys[layer], self.values[layer]
-            keys[self.rows[: self.count], position] = k
-            values[self.rows[: self.count], position] = v
-            seen_keys, seen_values = keys[: self.count, :span], values[: self.count, :span]
-            return grouped_attention(q[:, None], seen_keys, seen_values, visible)[:, 0]
-
-        hidden = self.decoder(tokens, position, attend)
-        self.lengths[: self.count] += 1
+        hidden = self.decoder(tokens, self.cache.step(len(self.owners)))
         return self.policy.head(hidden)
 
     def leave(self, slot: int) -> None:
         """Free a slot: the last running one moves into it."""
-        self.count -= 1
-        length = int(self.lengths[self.count])
-        for store in (self.keys, self.values):
-            store[:, slot, :length] = store[:, self.count, :length]
+        last = len(self.owners) - 1
+        self.cache.move(last, slot)
+        self.owners[slot] = self.owners[last]
+        self.owners.pop()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.cache.keep(Counter(self.owners).keys() | self.logits.keys())
+
+    def _chunks(self, requests: list[int]) -> Iterator[list[int]]:
+        chunk, tokens = list[int](), 0
+        for r in requests:
+            if chunk and tokens + len(self.prompts[r]) > PREFILL_TOKENS:
+                yield chunk
+                chunk, tokens = [], 0
+            chunk.append(r)
+            tokens += len(self.prompts[r])
+        if chunk:
+            yield chunk
+
+    def _prefill(self, requests: list[int]) -> None:
+        prompts = [self.prompts[r] for r in requests]
+        packed = pack(prompts, [[] for _ in prompts]).to(self.policy.device)
+        rotation, ops = self.decoder.rotation(packed.positions), self.decoder.ops
+        kept: list[tuple[Tensor, Tensor]] = []
+
+        def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
+            q, k, v = ops.split_heads(qkv, heads, rotation)
+            kept.append((k, v))
+            return ops.attend(q, k, v, packed.sequences).flatten(1)
+
+        hidden = self.decoder(packed.tokens, attend)
+        ends = np.cumsum([len(p) for p in prompts])
+        logits = self.policy.head(hidden[torch.from_numpy(ends - 1).to(hidden.device)])
+        for r, prompt, end, first in zip(requests, prompts, ends, logits, strict=True):
+            span = slice(end - len(prompt), end)
+            self.cache.place(r, [(k[span], v[span]) for k, v in kept])
+            self.logits[r] = first
+
+
+class _Cache(Protocol):
+    def place(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
+        """Take a prompt's keys and values, (P, K, E) each per layer."""
+        ...
+
+    def start(self, slot: int, request: int) -> None:
+        """A completion of a placed prompt begins in a slot."""
+        ...
+
+    def step(self, running: int) -> Attend:
+        """Attention of one new token per running slot; each slot is then one token longer."""
+        ...
+
+    def move(self, source: int, target: int) -> None:
+        """A completion changes its slot."""
+        ...
+
+    def keep(self, requests: set[int]) -> None:
+        """Forget all other prompts."""
+        ...
+
+
+class _TorchCache:
+    """Keys and values (layers, slots, P + S, K, E), each slot with its own copy of the prompt."""
+
+    def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
+        heads, weight = decoder.layers[0].heads, decoder.embed.weight
+        shape = (len(decoder.layers), slots, longest + max_tokens, heads.keys, heads.width)
+        # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
+        self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
+        self.rows = torch.arange(slots, device=weight.device)
+        self.span = torch.arange(longest + max_tokens, device=weight.device)
+        self.decoder = decoder
+        self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def place(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
+        self.prompts[request] = layers
+
+    def start(self, slot: int, request: int) -> None:
+        layers = self.prompts[request]
+        length = len(layers[0][0])
+        for i, (k, v) in enumerate(layers):
+            self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
         self.lengths[slot] = length
 
+    def step(self, running: int) -> Attend:
+        position, rows = self.lengths[:running].clone(), self.rows[:running]
+        reach = int(position.max()) + 1
+        visible = (self.span[:reach] <= position[:, None])[:, None, None]
+        rotation = self.decoder.rotation(position)
+        self.lengths[:running] += 1
 
-class _Recording:
-    """Attention that keeps the keys and values it saw, layer by layer, each (T, K, E)."""
+        def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
+            q, k, v = self.decoder.ops.split_heads(qkv, heads, rotation)
+            keys, values = self.keys[layer], self.values[layer]
+            keys[rows, position], values[rows, position] = k, v
+            seen_keys, seen_values = keys[:running, :reach], values[:running, :reach]
+            return grouped_attention(q[:, None], seen_keys, seen_values, visible)[:, 0].flatten(1)
 
-    def __init__(self, attend: PackedAttention) -> None:
-        self.attend = attend
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        return attend
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys.append(k)
-        self.values.append(v)
-        return self.attend(layer, q, k, v)
+    def move(self, source: int, target: int) -> None:
+        length = int(self.lengths[source])
+        for store in (self.keys, self.values):
+            store[:, target, :length] = store[:, source, :length]
+        self.lengths[target] = length
+
+    def keep(self, requests: set[int]) -> None:
+        self.prompts = {r: p for r, p in self.prompts.items() if r in requests}
+
+
+class _CompiledCache:
+    """The layout of the compiled operation: keys as columns, prompts once for all their completions."""
+
+    def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
+        heads, weight = decoder.layers[0].heads, decoder.embed.weight
+        p, s = (-(-n // ROUNDING) * ROUNDING for n in (max(longest, 1), max_tokens))
+        layers, k, e = len(decoder.layers), heads.keys, heads.width
+        places = slots + 1  # one more than runs at once: the last prompt waits for its other completions
+        # In float32 whatever the model's dtype: converting at every read costs more than the memory.
+        self.prompt_keys = [torch.zeros(places, k, e, p) for _ in range(layers)]
+        self.prompt_values = [torch.zeros(places, k, p, e) for _ in range(layers)]
+        self.own_keys = [torch.zeros(slots, k, e, s) for _ in range(layers)]
+        self.own_values = [torch.zeros(slots, k, s, e) for _ in range(layers)]
+        self.prompt, self.prompt_length, self.drawn = torch.zeros(3, slots, dtype=torch.int64)
+        self.tables = decoder.rotation(self.prompt, reach=longest + max_tokens)
+        self.sizes, self.scale, self.dtype = (p, s), e**-0.5, weight.dtype
+        self.places: dict[int, tuple[int, int]] = {}
+        self.free = list(range(places))
+
+    def place(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
+        at, length = self.free.pop(), len(layers[0][0])
+        self.places[request] = (at, length)
+        for (k, v), keys, values in zip(layers, self.prompt_keys, self.prompt_values, strict=True):
+            keys[at, :, :, :length] = k.permute(1, 2, 0)
+            values[at, :, :length] = v.transpose(0, 1)
+
+    def start(self, slot: int, request: int) -> None:
+        self.prompt[slot], self.prompt_length[slot] = self.places[request]
+        self.drawn[slot] = 0
+
+    def step(self, running: int) -> Attend:
+        drawn = self.drawn[:running].clone()
+        self.drawn[:running] += 1
+
+        def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
+            out = qkv.new_empty(running, heads.queries * heads.width)
+            norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
+            eps = heads.query_norm.eps if heads.query_norm else 0.0
+            who = (self.prompt, self.prompt_length, drawn)
+            shared = (self.prompt_keys[layer], self.prompt_values[layer])
+            own = (self.own_keys[layer], self.own_values[layer])
+            sizes = (running, heads.queries, heads.keys, heads.width, *self.sizes)
+            inputs = (qkv, *norms, eps, self.tables.cos, self.tables.sin, *who, *shared, *own)
+            call("decode_attend", *inputs, self.scale, out, *sizes, dtype=self.dtype)
+            return out
+
+        return attend
+
+    def move(self, source: int, target: int) -> None:
+        for store in (*self.own_keys, *self.own_values, self.prompt, self.prompt_length, self.drawn):
+            store[target] = store[source]
+
+    def keep(self, requests: set[int]) -> None:
+        for request in [r for r in self.places if r not in requests]:
+            self.free.append(self.places.pop(request)[0])

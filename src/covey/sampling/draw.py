@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from covey.kernels.calls import available, call
 from covey.sampling.base import SamplingParams
 
 
@@ -14,6 +15,8 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Tenso
     logits (B, V), uniform (B,) in [0, 1) -> tokens (B,) int64 and logprobs (B,) float32, nats,
     under the distribution drawn from (greedy: at temperature 1).
     """
+    if not params.truncates and available(logits.dtype, logits.device):
+        return _draw_compiled(logits, uniform, params)
     logits = logits.float()
     if params.temperature == 0:
         tokens = logits.argmax(-1)
@@ -22,6 +25,22 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Tenso
         cdf = logits.softmax(-1).cumsum(-1)
         tokens = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
     logprobs = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    return tokens, logprobs
+
+
+def _draw_compiled(logits: Tensor, uniform: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    inverse = 1.0 / params.temperature if params.temperature else 0.0
+    call(
+        "draw",
+        logits.contiguous(),
+        uniform.contiguous(),
+        inverse,
+        tokens,
+        logprobs,
+        *logits.shape,
+        dtype=logits.dtype,
+    )
     return tokens, logprobs
 
 

@@ -68,6 +68,8 @@ class Optimizer:
         with torch.no_grad():
             for master, parameter in self._copies():
                 parameter.copy_(master)
+        for parameter in self.parameters:  # the fused update does not count itself as a change
+            torch.autograd.graph.increment_version(parameter)
         return norm
 
     def _copies(self) -> list[tuple[Tensor, nn.Parameter]]:

@@ -1,0 +1,114 @@
+"""Compile the C operations once per machine and load them; None where that is not possible."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+SOURCES = ("vector.h", "ops.c", "gemm.c")
+FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-w"]
+OFF = "COVEY_KERNELS"
+"""Set to 0 to work without compiled operations."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled operations, built if they are not in the cache yet."""
+    compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
+    if compiler is None or os.environ.get(OFF) == "0" or platform.system() not in ("Linux", "Darwin"):
+        return None
+    runtime = _openmp_runtime(compiler)
+    try:
+        path = _compiled(compiler, threaded=runtime is not None)
+        if runtime is not None:
+            # torch's own OpenMP: a second pool of threads would fight for the same cores.
+            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+        _keep_freed_memory()
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse large blocks: mapping fresh pages for every tensor costs more than the products."""
+    if platform.libc_ver()[0] == "glibc":
+        libc, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, 1 << 30)
+
+
+def _compiled(compiler: str, threaded: bool) -> Path:
+    flags = [*FLAGS, *(["-fopenmp"] if threaded else [])]
+    sources = {name: (files("covey") / "kernels" / name).read_bytes() for name in SOURCES}
+    identity = hashlib.sha256(b"\0".join((*sources.values(), Path(__file__).read_bytes())))
+    identity.update(repr((flags, platform.machine(), _processor(), _version(compiler))).encode())
+    target = _cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        folder = Path(scratch)
+        for name, content in sources.items():
+            (folder / name).write_bytes(content)
+        objects: list[str] = []
+        for source, extra in itertools.product(("ops", "gemm"), ([], ["-DBFLOAT16"])):
+            objects.append(str(folder / f"{source}{len(objects)}.o"))
+            command = [compiler, *flags, *extra, "-c", str(folder / f"{source}.c"), "-o", objects[-1]]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+        # Linked without -fopenmp: the symbols come from the runtime that torch has loaded.
+        undefined = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
+        built = folder / "kernels.so"
+        command = [compiler, "-shared", *undefined, *objects, "-lm", "-o", str(built)]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        built.replace(target)
+    return target
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
+    for folder in (
+        Path(base) / "covey" if base else None,
+        Path(tempfile.gettempdir()) / f"covey-{os.getuid()}",
+    ):
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError:
+                continue
+            if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+                return folder
+    raise OSError("no folder to keep compiled operations in")
+
+
+def _openmp_runtime(compiler: str) -> str | None:
+    """The OpenMP library that torch has loaded, if this compiler's code can use it."""
+    wanted = ("libomp", "libiomp5") if "clang" in _version(compiler) else ("libgomp",)
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    paths = {line.split()[-1] for line in maps.splitlines() if line.rpartition("/")[2].startswith(wanted)}
+    return min(paths, default=None)
+
+
+@cache
+def _version(compiler: str) -> str:
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout
+
+
+def _processor() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

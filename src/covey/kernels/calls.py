@@ -1,0 +1,48 @@
+"""Calling the compiled operations with torch tensors: pointers, sizes, and what they may be used for."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from covey.kernels.build import library
+
+LANES = 16
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+WIDEST_HEAD = 1024
+PANEL = 64
+"""Outputs that the matrix product computes side by side; packed weights are padded to it."""
+
+
+def available(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether compiled operations exist for tensors of this kind."""
+    return device.type == "cpu" and dtype in DTYPES and library() is not None
+
+
+def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> int:
+    """Bytes of a packed weight."""
+    loaded = library()
+    assert loaded is not None
+    function = getattr(loaded, f"packed_size_{DTYPES[dtype]}")
+    function.restype = ctypes.c_long
+    return int(function(ctypes.c_long(outputs), ctypes.c_long(inputs)))
+
+
+def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None = None) -> None:
+    """Run an operation; tensors go by address and must be contiguous, floats as C floats, ints as longs."""
+    loaded = library()
+    assert loaded is not None, "look at `available` first"
+    function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
+    function(*map(_as_c, arguments))
+
+
+def _as_c(value: Tensor | float | None) -> Any:
+    if isinstance(value, Tensor):
+        assert value.is_contiguous(), "an address says nothing about strides"
+        return ctypes.c_void_p(value.data_ptr())
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    return ctypes.c_void_p(None) if value is None else ctypes.c_long(value)

@@ -1,0 +1,561 @@
+/* The fused operations between the matrix products of a decoder, forward and backward.
+ *
+ * Exactness: the decoding and the training form of attention do the same additions in the same order
+ * for every (query, key) pair, whatever shares a vector with it, so sampler and trainer agree bit for
+ * bit. Reductions over tokens run over fixed blocks, so the number of threads changes nothing.
+ *
+ * Shapes: T tokens, D model width, H query heads, K key/value heads, R = H / K, E head width.
+ * Lengths are multiples of 16 where vectors run over them (D, E, F). */
+#include "vector.h"
+
+#define BLOCK 256 /* tokens whose weight gradients are summed before they are added up */
+
+/* x = x + delta (delta may be NULL), h = w * x / sqrt(mean(x^2) + eps). All (T, D). */
+void NAME(add_norm)(const real *x, const real *delta, const real *w, float eps, real *sum, real *h,
+                    long T, long D) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < T; t++) {
+        const real *xt = x + t * D;
+        v16 squares = splat(0);
+        for (long d = 0; d < D; d += LANES) {
+            v16 v = load(xt + d);
+            if (delta) v += load(delta + t * D + d);
+            store(sum + t * D + d, v);
+            v = load(sum + t * D + d);
+            squares += v * v;
+        }
+        float scale = 1.0f / sqrtf(sum_of(squares) / D + eps);
+        for (long d = 0; d < D; d += LANES) store(h + t * D + d, load(sum + t * D + d) * scale * load(w + d));
+    }
+}
+
+/* Gradient of add_norm: dx = dsum + J^T dh; dw (D) float. `sum` is the forward's output. */
+void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *dsum, const real *dh,
+                         real *dx, float *dw, long T, long D) {
+    long blocks = (T + BLOCK - 1) / BLOCK;
+    float *partial = calloc(blocks * D, sizeof(float));
+#pragma omp parallel for schedule(static)
+    for (long b = 0; b < blocks; b++) {
+        float *own = partial + b * D;
+        long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
+        for (long t = b * BLOCK; t < end; t++) {
+            const real *xt = sum + t * D, *gt = dh + t * D;
+            v16 squares = splat(0), dots = splat(0);
+            for (long d = 0; d < D; d += LANES) {
+                v16 v = load(xt + d);
+                squares += v * v;
+                dots += v * load(w + d) * load(gt + d);
+            }
+            float scale = 1.0f / sqrtf(sum_of(squares) / D + eps);
+            float pull = sum_of(dots) * scale * scale * scale / D;
+            for (long d = 0; d < D; d += LANES) {
+                v16 v = load(xt + d), g = load(gt + d);
+                v16 into = g * load(w + d) * scale - v * pull;
+                if (dsum) into += load(dsum + t * D + d);
+                store(dx + t * D + d, into);
+                *(v16 *)(own + d) += g * v * scale;
+            }
+        }
+    }
+    for (long b = 0; b < blocks; b++)
+        for (long d = 0; d < D; d += LANES) *(v16 *)(dw + d) += *(v16 *)(partial + b * D + d);
+    free(partial);
+}
+
+/* out = silu(gate) * up for rows [gate | up]. (T, 2F) -> (T, F). */
+void NAME(silu_mul)(const real *both, real *out, long T, long F) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < T; t++)
+        for (long f = 0; f < F; f += LANES) {
+            v16 gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
+            store(out + t * F + f, gate / (exp16(-gate) + 1.0f) * up);
+        }
+}
+
+void NAME(silu_mul_back)(const real *both, const real *dout, real *dboth, long T, long F) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < T; t++)
+        for (long f = 0; f < F; f += LANES) {
+            v16 gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
+            v16 g = load(dout + t * F + f), s = 1.0f / (exp16(-gate) + 1.0f);
+            store(dboth + t * 2 * F + f, g * up * s * (gate * (1.0f - s) + 1.0f));
+            store(dboth + t * 2 * F + F + f, g * gate * s);
+        }
+}
+
+/* --- queries and keys: optional RMS norm per head, then rotary embedding ------------------------- */
+
+/* One head: out = rotate(w * x * scale). cos and sin are rows of (E), halves paired. */
+static float NAME(turn)(const real *x, const real *w, float eps, const real *cos, const real *sin,
+                        real *out, long E) {
+    float scale = 1.0f;
+    if (w) {
+        v16 squares = splat(0);
+        for (long e = 0; e < E; e += LANES) {
+            v16 v = load(x + e);
+            squares += v * v;
+        }
+        scale = 1.0f / sqrtf(sum_of(squares) / E + eps);
+    }
+    for (long e = 0; e < E / 2; e += LANES) {
+        v16 a = load(x + e) * scale, b = load(x + E / 2 + e) * scale;
+        if (w) a *= load(w + e), b *= load(w + E / 2 + e);
+        v16 c = load(cos + e), s = load(sin + e);
+        store(out + e, a * c - b * s);
+        store(out + E / 2 + e, b * c + a * s);
+    }
+    return scale;
+}
+
+/* qkv (T, (H + 2K) E) -> q (T, H, E), k (T, K, E), v (T, K, E); tables (positions, E). */
+void NAME(split_heads)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
+                       const real *sin, const int64_t *position, real *q, real *k, real *v, long T, long H,
+                       long K, long E) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < T; t++) {
+        const real *row = qkv + t * (H + 2 * K) * E, *c = cos + position[t] * E, *s = sin + position[t] * E;
+        for (long h = 0; h < H; h++) NAME(turn)(row + h * E, qw, eps, c, s, q + (t * H + h) * E, E);
+        for (long h = 0; h < K; h++) NAME(turn)(row + (H + h) * E, kw, eps, c, s, k + (t * K + h) * E, E);
+        memcpy(v + t * K * E, row + (H + K) * E, K * E * sizeof(real));
+    }
+}
+
+/* Gradient of one head's norm and rotation; adds to dw. */
+static void NAME(turn_back)(const real *x, const real *w, float eps, const real *cos, const real *sin,
+                            const real *dout, real *dx, float *dw, long E) {
+    float turned[1024];
+    for (long e = 0; e < E / 2; e += LANES) {
+        v16 a = load(dout + e), b = load(dout + E / 2 + e), c = load(cos + e), s = load(sin + e);
+        *(v16 *)(turned + e) = a * c + b * s;
+        *(v16 *)(turned + E / 2 + e) = b * c - a * s;
+    }
+    float scale = 1.0f, pull = 0.0f;
+    if (w) {
+        v16 squares = splat(0), dots = splat(0);
+        for (long e = 0; e < E; e += LANES) {
+            v16 v = load(x + e);
+            squares += v * v;
+            dots += v * load(w + e) * *(v16 *)(turned + e);
+        }
+        scale = 1.0f / sqrtf(sum_of(squares) / E + eps);
+        pull = sum_of(dots) * scale * scale * scale / E;
+    }
+    for (long e = 0; e < E; e += LANES) {
+        v16 g = *(v16 *)(turned + e), v = load(x + e);
+        if (w) {
+            *(v16 *)(dw + e) += g * v * scale;
+            g = g * load(w + e) * scale - v * pull;
+        }
+        store(dx + e, g);
+    }
+}
+
+/* Gradient of split_heads: dq, dk, dv -> dqkv; dqw, dkw (E) float or NULL. */
+void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
+                            const real *sin, const int64_t *position, const real *dq, const real *dk,
+                            const real *dv, real *dqkv, float *dqw, float *dkw, long T, long H, long K,
+                            long E) {
+    long blocks = (T + BLOCK - 1) / BLOCK;
+    float *partial = calloc(blocks * 2 * E, sizeof(float));
+#pragma omp parallel for schedule(static)
+    for (long b = 0; b < blocks; b++) {
+        float *own = partial + b * 2 * E;
+        long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
+        for (long t = b * BLOCK; t < end; t++) {
+            const real *row = qkv + t * (H + 2 * K) * E;
+            const real *c = cos + position[t] * E, *s = sin + position[t] * E;
+            real *into = dqkv + t * (H + 2 * K) * E;
+            for (long h = 0; h < H; h++)
+                NAME(turn_back)(row + h * E, qw, eps, c, s, dq + (t * H + h) * E, into + h * E, own, E);
+            for (long h = 0; h < K; h++)
+                NAME(turn_back)(row + (H + h) * E, kw, eps, c, s, dk + (t * K + h) * E, into + (H + h) * E,
+                                own + E, E);
+            memcpy(into + (H + K) * E, dv + t * K * E, K * E * sizeof(real));
+        }
+    }
+    for (long b = 0; b < blocks && qw; b++)
+        for (long e = 0; e < E; e += LANES) {
+            *(v16 *)(dqw + e) += *(v16 *)(partial + b * 2 * E + e);
+            *(v16 *)(dkw + e) += *(v16 *)(partial + b * 2 * E + E + e);
+        }
+    free(partial);
+}
+
+/* --- attention over packed sequences ------------------------------------------------------------- */
+
+/* A sequence: its prompt's tokens (none for a prompt itself) and its own, as ranges of flat tokens. */
+typedef struct {
+    int64_t prefix, prefix_length, start, length;
+} span;
+
+static inline long key_at(const span *s, long j) {
+    return j < s->prefix_length ? s->prefix + j : s->start + j - s->prefix_length;
+}
+
+/* A head's keys or values of a span as floats side by side, (n, E). */
+static void NAME(gather)(const real *from, const span *s, long n, long K, long head, float *out, long E) {
+    for (long j = 0; j < n; j++) {
+        const real *row = from + (key_at(s, j) * K + head) * E;
+        for (long e = 0; e < E; e += LANES) *(v16 *)(out + j * E + e) = load(row + e);
+    }
+}
+
+/* Sixteen rows of (E) at `stride` reals, times a factor, as columns: out[e][lane]; absent rows are 0. */
+static inline void columns(const real *rows, long stride, long present, float factor, float *out, long E) {
+    for (long lane = 0; lane < LANES; lane++)
+        for (long e = 0; e < E; e++) out[e * LANES + lane] = lane < present ? get(rows + lane * stride + e) * factor : 0;
+}
+
+/* scores[j][lane] = q_lane . k_j for keys 0..n of a span, -inf where key j lies after query lane. */
+static void NAME(score)(const float *qt, const float *k, long n, long before, float *scores, long E) {
+    for (long j = 0; j < n; j += 8) {
+        const float *row[8];
+        v16 acc[8];
+        for (int i = 0; i < 8; i++) {
+            row[i] = k + (j + i < n ? j + i : n - 1) * E;
+            acc[i] = splat(0);
+        }
+        for (long e = 0; e < E; e++) {
+            v16 q = *(const v16 *)(qt + e * LANES);
+            for (int i = 0; i < 8; i++) acc[i] = acc[i] + q * row[i][e];
+        }
+        for (int i = 0; i < 8 && j + i < n; i++) {
+            long late = j + i - before; /* lanes below this index come before the key */
+            for (long lane = 0; lane < late && lane < LANES; lane++) acc[i][lane] = -INFINITY;
+            *(v16 *)(scores + (j + i) * LANES) = acc[i];
+        }
+    }
+}
+
+/* out (T, H, E), lse (T, H): softmax attention of every span within [prefix | own], causal. */
+void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale,
+                  real *out, float *lse, long H, long K, long E, long longest) {
+    long R = H / K;
+#pragma omp parallel
+    {
+        float *scores = malloc(longest * LANES * sizeof(float));
+        float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
+        float qt[1024 * LANES], ot[1024 * LANES];
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < S * H; task++) {
+            const span *s = spans + task / H;
+            long h = task % H, head = h / R;
+            NAME(gather)(k, s, s->prefix_length + s->length, K, head, keys, E);
+            NAME(gather)(v, s, s->prefix_length + s->length, K, head, values, E);
+            for (long first = 0; first < s->length; first += LANES) {
+                long present = s->length - first < LANES ? s->length - first : LANES;
+                long n = s->prefix_length + first + present;
+                columns(q + ((s->start + first) * H + h) * E, H * E, present, scale, qt, E);
+                NAME(score)(qt, keys, n, s->prefix_length + first, scores, E);
+                v16 top = splat(-INFINITY), total = splat(0);
+                for (long j = 0; j < n; j++) top = larger(*(v16 *)(scores + j * LANES), top);
+                for (long j = 0; j < n; j++) {
+                    v16 p = exp16(*(v16 *)(scores + j * LANES) - top);
+                    *(v16 *)(scores + j * LANES) = p;
+                    total += p;
+                }
+                v16 inverse = 1.0f / total;
+                for (long e = 0; e < E; e += 8) {
+                    v16 acc[8] = {0};
+                    for (long j = 0; j < n; j++) {
+                        v16 p = *(v16 *)(scores + j * LANES);
+                        for (int i = 0; i < 8; i++) acc[i] = acc[i] + p * values[j * E + e + i];
+                    }
+                    for (int i = 0; i < 8; i++) *(v16 *)(ot + (e + i) * LANES) = acc[i] * inverse;
+                }
+                for (long lane = 0; lane < present; lane++) {
+                    real *row = out + ((s->start + first + lane) * H + h) * E;
+                    float line[1024];
+                    for (long e = 0; e < E; e++) line[e] = ot[e * LANES + lane];
+                    for (long e = 0; e < E; e += LANES) store(row + e, *(v16 *)(line + e));
+                    lse[(s->start + first + lane) * H + h] = top[lane] + logf(total[lane]);
+                }
+            }
+        }
+        free(scores), free(keys), free(values);
+    }
+}
+
+/* Gradient of attend. Spans of a group stand together; groups[g] .. groups[g + 1] are its spans, and one
+ * thread takes a group's key head, because its spans share the prompt's keys. dk and dv are float. */
+void NAME(attend_back)(const real *q, const real *k, const real *v, const real *out, const float *lse,
+                       const real *dout, const span *spans, const int64_t *groups, long G, float scale,
+                       real *dq, float *dk, float *dv, long H, long K, long E, long longest) {
+    long R = H / K;
+#pragma omp parallel
+    {
+        float *p = malloc(longest * LANES * sizeof(float));
+        float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
+        float qt[1024 * LANES], gt[1024 * LANES], dqt[1024 * LANES], rows[LANES * 1024], grads[LANES * 1024];
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < G * K; task++)
+            for (long i = groups[task / K]; i < groups[task / K + 1]; i++)
+                for (long h = (task % K) * R; h < (task % K + 1) * R; h++) {
+                    const span *s = spans + i;
+                    long head = task % K, all = s->prefix_length + s->length;
+                    if (h == head * R) {
+                        NAME(gather)(k, s, all, K, head, keys, E);
+                        NAME(gather)(v, s, all, K, head, values, E);
+                    }
+                    for (long first = 0; first < s->length; first += LANES) {
+                        long present = s->length - first < LANES ? s->length - first : LANES;
+                        long n = s->prefix_length + first + present, at = s->start + first;
+                        columns(q + (at * H + h) * E, H * E, present, scale, qt, E);
+                        columns(dout + (at * H + h) * E, H * E, present, 1.0f, gt, E);
+                        v16 dots = splat(0), level = splat(0);
+                        memset(dqt, 0, E * LANES * sizeof(float));
+                        for (long lane = 0; lane < LANES; lane++)
+                            for (long e = 0; e < E; e++) {
+                                rows[lane * E + e] = qt[e * LANES + lane];
+                                grads[lane * E + e] = gt[e * LANES + lane];
+                            }
+                        for (long lane = 0; lane < present; lane++) {
+                            float d = 0;
+                            for (long e = 0; e < E; e++)
+                                d += grads[lane * E + e] * get(out + ((at + lane) * H + h) * E + e);
+                            dots[lane] = d;
+                            level[lane] = lse[(at + lane) * H + h];
+                        }
+                        NAME(score)(qt, keys, n, s->prefix_length + first, p, E);
+                        for (long j = 0; j < n; j++) {
+                            long key = (key_at(s, j) * K + head) * E;
+                            v16 weight = exp16(*(v16 *)(p + j * LANES) - level), dp = splat(0);
+                            v16 extra[3] = {0};
+                            for (long e = 0; e < E; e += 4) {
+                                dp = dp + *(v16 *)(gt + e * LANES) * values[j * E + e];
+                                for (int u = 0; u < 3; u++)
+                                    extra[u] = extra[u] + *(v16 *)(gt + (e + u + 1) * LANES) * values[j * E + e + u + 1];
+                            }
+                            v16 ds = weight * (dp + extra[0] + extra[1] + extra[2] - dots);
+                            for (long e = 0; e < E; e++)
+                                *(v16 *)(dqt + e * LANES) += ds * keys[j * E + e];
+                            for (long e = 0; e < E; e += LANES) {
+                                v16 into_k = *(v16 *)(dk + key + e), into_v = *(v16 *)(dv + key + e);
+                                for (long lane = 0; lane < LANES; lane++) {
+                                    into_k += *(v16 *)(rows + lane * E + e) * ds[lane];
+                                    into_v += *(v16 *)(grads + lane * E + e) * weight[lane];
+                                }
+                                *(v16 *)(dk + key + e) = into_k;
+                                *(v16 *)(dv + key + e) = into_v;
+                            }
+                        }
+                        for (long lane = 0; lane < present; lane++) {
+                            float line[1024];
+                            for (long e = 0; e < E; e++) line[e] = dqt[e * LANES + lane] * scale;
+                            for (long e = 0; e < E; e += LANES)
+                                store(dq + ((at + lane) * H + h) * E + e, *(v16 *)(line + e));
+                        }
+                    }
+                }
+        free(p), free(keys), free(values);
+    }
+}
+
+/* --- decoding: one new token for every running completion ----------------------------------------- */
+
+/* scores[r][j] = q_r . k_j over n keys stored as columns, kt (E, ld); sums run over e in order. */
+static void score_columns(const float *q, const float *kt, long ld, long n, float *scores, long stride, long R, long E) {
+    for (long j = 0; j < n; j += 4 * LANES)
+        for (long r = 0; r < R; r += 2) {
+            long other = r + 1 < R ? r + 1 : r;
+            v16 a[4] = {0}, b[4] = {0};
+            for (long e = 0; e < E; e++) {
+                const float *row = kt + e * ld + j;
+                for (int u = 0; u < 4; u++) {
+                    v16 k = *(const v16 *)(row + u * LANES);
+                    a[u] = a[u] + k * q[r * E + e];
+                    b[u] = b[u] + k * q[other * E + e];
+                }
+            }
+            for (int u = 0; u < 4; u++) {
+                *(v16 *)(scores + r * stride + j + u * LANES) = a[u];
+                *(v16 *)(scores + other * stride + j + u * LANES) = b[u];
+            }
+        }
+}
+
+/* acc[r] += sum_j p[r][j] v_j and total[r] += sum_j p[r][j], in the order of the keys. v (n, E). */
+static void mix_rows(const float *p, long stride, const float *v, long n, float *acc, float *total, long R, long E) {
+    for (long e = 0; e < E; e += 2 * LANES)
+        for (long r = 0; r < R; r++) {
+            int wide = e + LANES < E;
+            v16 a = *(v16 *)(acc + r * E + e), b = wide ? *(v16 *)(acc + r * E + e + LANES) : splat(0);
+            float sum = total[r];
+            for (long j = 0; j < n; j++) {
+                float weight = p[r * stride + j];
+                a = a + *(const v16 *)(v + j * E + e) * weight;
+                if (wide) b = b + *(const v16 *)(v + j * E + e + LANES) * weight;
+                sum += weight;
+            }
+            *(v16 *)(acc + r * E + e) = a;
+            if (wide) *(v16 *)(acc + r * E + e + LANES) = b;
+            if (e + 2 * LANES >= E) total[r] = sum;
+        }
+}
+
+/* For each of B slots: norm and rotate the new query and key, append key and value to the slot's cache at
+ * `drawn`, attend over [prompt | own]. qkv (B, (H + 2K) E) -> out (B, H, E). Caches, in float: prompt keys
+ * (prompts, K, E, P), values (prompts, K, P, E); own keys (slots, K, E, S), values (slots, K, S, E). */
+void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
+                         const real *sin, const int64_t *prompt, const int64_t *prompt_length,
+                         const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
+                         float *own_keys, float *own_values, float scale, real *out, long B, long H, long K,
+                         long E, long P, long S) {
+    long R = H / K, stride = P + S;
+#pragma omp parallel
+    {
+        float *scores = malloc(R * stride * sizeof(float));
+        float q[16 * 1024], acc[16 * 1024], total[64];
+        real turned[1024];
+#pragma omp for schedule(dynamic)
+        for (long task = 0; task < B * K; task++) {
+            long b = task / K, head = task % K, before = prompt_length[b], at = drawn[b], n = at + 1;
+            const real *row = qkv + b * (H + 2 * K) * E;
+            const real *c = cos + (before + at) * E, *s = sin + (before + at) * E;
+            float *keys = own_keys + (b * K + head) * E * S, *values = own_values + (b * K + head) * S * E;
+            NAME(turn)(row + (H + head) * E, kw, eps, c, s, turned, E);
+            for (long e = 0; e < E; e++) keys[e * S + at] = get(turned + e);
+            for (long e = 0; e < E; e++) values[at * E + e] = get(row + (H + K + head) * E + e);
+            for (long r = 0; r < R; r++) {
+                NAME(turn)(row + (head * R + r) * E, qw, eps, c, s, turned, E);
+                for (long e = 0; e < E; e++) q[r * E + e] = get(turned + e) * scale;
+            }
+            const float *shared = prompt_keys + (prompt[b] * K + head) * E * P;
+            score_columns(q, shared, P, before, scores, stride, R, E);
+            score_columns(q, keys, S, n, scores + P, stride, R, E);
+            for (long r = 0; r < R; r++) {
+                float *own = scores + r * stride, top = -INFINITY;
+                for (long j = 0; j < before; j++) top = own[j] > top ? own[j] : top;
+                for (long j = 0; j < n; j++) top = own[P + j] > top ? own[P + j] : top;
+                for (long j = 0; j < before; j += LANES)
+                    *(v16 *)(own + j) = exp16(*(v16 *)(own + j) - top);
+                for (long j = 0; j < n; j += LANES)
+                    *(v16 *)(own + P + j) = exp16(*(v16 *)(own + P + j) - top);
+                total[r] = 0;
+            }
+            memset(acc, 0, R * E * sizeof(float));
+            mix_rows(scores, stride, prompt_values + (prompt[b] * K + head) * P * E, before, acc, total, R, E);
+            mix_rows(scores + P, stride, values, n, acc, total, R, E);
+            for (long r = 0; r < R; r++) {
+                float inverse = 1.0f / total[r];
+                for (long e = 0; e < E; e += LANES)
+                    store(out + (b * H + head * R + r) * E + e, *(v16 *)(acc + r * E + e) * inverse);
+            }
+        }
+        free(scores);
+    }
+}
+
+/* --- rows of logits -------------------------------------------------------------------------------- */
+
+#define CHUNK 512 /* logits whose exponentials are summed before they are added up */
+
+/* max and sum of e^((x - max) / T) of a row; `parts` (V / CHUNK) gets the running totals. */
+static float NAME(row_total)(const real *x, long V, float inverse, float *top, float *parts) {
+    v16 m = splat(-INFINITY);
+    long whole = V - V % LANES;
+    for (long i = 0; i < whole; i += LANES) m = larger(load(x + i), m);
+    float highest = max_of(m);
+    for (long i = whole; i < V; i++) highest = get(x + i) > highest ? get(x + i) : highest;
+    float total = 0;
+    for (long c = 0; c < V; c += CHUNK) {
+        v16 sum = splat(0);
+        long end = c + CHUNK < V ? c + CHUNK : V, i = c;
+        for (; i + LANES <= end; i += LANES) sum += exp16((load(x + i) - highest) * inverse);
+        float rest = sum_of(sum);
+        for (; i < end; i++) rest += exp16(splat((get(x + i) - highest) * inverse))[0];
+        total += rest;
+        if (parts) parts[c / CHUNK] = total;
+    }
+    *top = highest;
+    return total;
+}
+
+/* Draw a token per row by inverse CDF from softmax(logits / T); greedy where inverse_temperature is 0. */
+void NAME(draw)(const real *logits, const float *uniform, float inverse_temperature, int64_t *token,
+                float *logprob, long B, long V) {
+    float inverse = inverse_temperature > 0 ? inverse_temperature : 1.0f;
+#pragma omp parallel
+    {
+        float *parts = malloc((V / CHUNK + 1) * sizeof(float));
+#pragma omp for schedule(static)
+        for (long b = 0; b < B; b++) {
+            const real *x = logits + b * V;
+            float top, total = NAME(row_total)(x, V, inverse, &top, parts);
+            long chosen = 0;
+            if (inverse_temperature > 0) {
+                float goal = uniform[b] * total, sum = 0;
+                long c = 0, last = (V - 1) / CHUNK;
+                while (c < last && parts[c] <= goal) c++;
+                sum = c ? parts[c - 1] : 0;
+                long end = (c + 1) * CHUNK < V ? (c + 1) * CHUNK : V;
+                chosen = -1;
+                for (long i = c * CHUNK; i < end; i++) {
+                    float e = exp16(splat((get(x + i) - top) * inverse))[0];
+                    sum += e;
+                    if (e > 0) chosen = i; /* never a token without probability, however sums round */
+                    if (sum > goal && e > 0) break;
+                }
+                for (long i = c * CHUNK; chosen < 0; i--) /* the chunk was empty: take the last before it */
+                    if (exp16(splat((get(x + i) - top) * inverse))[0] > 0) chosen = i;
+            } else
+                while (get(x + chosen) != top) chosen++;
+            token[b] = chosen;
+            logprob[b] = (get(x + chosen) - top) * inverse - logf(total);
+        }
+        free(parts);
+    }
+}
+
+/* Log-prob, entropy and sum of squared probabilities of given tokens under softmax(logits / T). */
+void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, float *logprob, float *entropy,
+                      float *collision, long M, long V) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < M; t++) {
+        const real *x = logits + t * V;
+        float top, total = NAME(row_total)(x, V, inverse, &top, NULL);
+        v16 first = splat(0), second = splat(0);
+        long i = 0;
+        float tail_first = 0, tail_second = 0;
+        for (; i + LANES <= V; i += LANES) {
+            v16 z = (load(x + i) - top) * inverse, e = exp16(z);
+            first += e * z;
+            second += e * e;
+        }
+        for (; i < V; i++) {
+            float z = (get(x + i) - top) * inverse, e = exp16(splat(z))[0];
+            tail_first += e * z;
+            tail_second += e * e;
+        }
+        logprob[t] = (get(x + target[t]) - top) * inverse - logf(total);
+        entropy[t] = logf(total) - (sum_of(first) + tail_first) / total;
+        collision[t] = (sum_of(second) + tail_second) / (total * total);
+    }
+}
+
+/* In place: logits become d loss / d logits, given the gradients of log-prob and entropy (may be NULL). */
+void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, const float *dlogprob,
+                           const float *dentropy, const float *entropy, long M, long V) {
+#pragma omp parallel for schedule(static)
+    for (long t = 0; t < M; t++) {
+        real *x = logits + t * V;
+        float top, total = NAME(row_total)(x, V, inverse, &top, NULL), level = logf(total);
+        float g = dlogprob[t] * inverse, pull = dentropy ? dentropy[t] * inverse : 0;
+        float high = dentropy ? entropy[t] : 0, at_target = get(x + target[t]);
+        long i = 0;
+        for (; i + LANES <= V; i += LANES) {
+            v16 z = (load(x + i) - top) * inverse, p = exp16(z) * (1.0f / total);
+            store(x + i, -p * (pull * (z - level + high) + g));
+        }
+        for (; i < V; i++) {
+            float z = (get(x + i) - top) * inverse, p = exp16(splat(z))[0] / total;
+            real line[LANES];
+            store(line, splat(-p * (g + pull * (z - level + high))));
+            x[i] = line[0];
+        }
+        float z = (at_target - top) * inverse, p = exp16(splat(z))[0] / total;
+        real line[LANES];
+        store(line, splat(g - p * (g + pull * (z - level + high))));
+        x[target[t]] = line[0];
+    }
+}
