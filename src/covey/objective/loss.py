@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from covey.objective.penalties import KL
     from covey.objective.reductions import Totals
 
+CARRY_GRADIENT = {"logprobs", "entropy", "full_kl", "ratio"}
+
 
 @dataclass(frozen=True)
 class Terms:
     """All that a token loss may be made of, by the names the functions of the objective ask for.
 
-    Shapes are (N, T) unless said otherwise. Only ``logprobs``, ``entropy`` and ``full_kl`` carry
-    gradient. Values off the mask are replaced by 0, so padding may hold NaN or infinity.
+    Shapes are (N, T) unless said otherwise. Values off the mask are replaced by 0, so padding may hold
+    NaN or infinity; whatever is not of the policy being trained is detached.
     """
 
     logprobs: Tensor
@@ -52,6 +54,7 @@ class Terms:
         for name in (f.name for f in fields(self) if f.name not in ("mask", "totals", "group_tokens")):
             value = getattr(self, name)
             if value is not None:
+                value = value if name in CARRY_GRADIENT else value.detach()
                 object.__setattr__(self, name, value.where(self.mask, value.new_zeros(())))
         object.__setattr__(self, "group_tokens", self.group_tokens.to(self.advantages.dtype))
 
