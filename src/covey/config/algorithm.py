@@ -41,7 +41,7 @@ def build_algorithm(spec: str | Mapping[str, Any], folder: Path = Path()) -> Alg
     overrides = _mapping("algorithm", spec)
     name = overrides.pop("name", "dapo")
     if name not in PRESETS:
-        raise ConfigError(f"algorithm.name: {name!r} is unknown{hint(str(name), PRESETS)}")
+        raise ConfigError(f"algorithm.name: {name!r} is unknown{hint(name, PRESETS)}")
     algorithm = PRESETS[name]
     known = {f.name for f in fields(Algorithm)} - {"paper"}
     for axis, value in overrides.items():
@@ -57,7 +57,9 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
         return {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {value!r} is neither a name nor a mapping of settings")
-    return dict(value)
+    if not isinstance(value.get("name", ""), str):
+        raise ConfigError(f"{where}.name: {value['name']!r} is no name")
+    return {str(key): v for key, v in value.items()}
 
 
 def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
@@ -85,7 +87,7 @@ def _choice(axis: str, current: Choice | None, value: Any, folder: Path) -> Choi
         raise ConfigError(f"algorithm.{axis}: needs a name, one of {', '.join(_names(axis))}")
     if current is not None and name == function_name(current.function):
         settings = {**current.settings, **settings}
-    function = _function(axis, str(name), folder)
+    function = _function(axis, name, folder)
     return Choice(function, _checked(f"algorithm.{axis}", function, settings))
 
 
@@ -112,7 +114,7 @@ def _names(axis: str) -> dict[str, Callable[..., Any]]:
 
 def _record(axis: str, kind: type, current: Any, value: Any, folder: Path) -> Any:
     """`kl` and `entropy` are records of plain settings; a bare number is their coefficient."""
-    settings = dict(value) if isinstance(value, Mapping) else {"coef": value}
+    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {"coef": value}
     record = current or kind()
     if "estimator" in settings:
         settings["estimator"] = _choice("estimator", record.estimator, settings["estimator"], folder)

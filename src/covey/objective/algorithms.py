@@ -264,7 +264,7 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "grpo_process": replace(
         _GRPO,
-        paper="GRPO with process supervision, DeepSeekMath 4.1.3; needs rewards by step.",
+        paper="GRPO with process supervision, arXiv 2402.03300, 4.1.3; needs rewards by step.",
         advantage=use(credit.process_zscore, credit="sum_to_go"),
     ),
     "grpo_prefix_tree": replace(
