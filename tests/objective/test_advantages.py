@@ -163,7 +163,9 @@ A = torch.tensor([[1.0, 1.0, 1.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
 
 
 def test_per_completion_is_exact_for_equal_values() -> None:
-    close(per_completion(torch.tensor([[1.0, 2.0, 6.0], [4.0, 9.0, 9.0]], dtype=torch.float64), MASK), 3, 4)
+    # 1 and 6 of the first, the 8 in between being a tool's; 4 alone of the second.
+    gaps = torch.tensor([[1, 0, 1], [0, 1, 0]]).bool()
+    close(per_completion(torch.tensor([[1.0, 8.0, 6.0], [9.0, 4.0, 9.0]], dtype=torch.float64), gaps), 3.5, 4)
     values = torch.full((2, 3), 0.7, dtype=torch.float64)
     assert not varied(per_completion(values, MASK))
     assert varied(t(1, 1, 2)) and not varied(t(3))
