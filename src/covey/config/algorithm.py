@@ -231,6 +231,10 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
         exact = "full_kl" in kl.estimator.needs
         if kl.coef == 0:
             yield "algorithm.kl.coef 0 keeps a reference for nothing, and no target raises it; use kl: null"
+        if kl.refresh_mix < 1 and kl.refresh_every is None:
+            yield "algorithm.kl.refresh_mix has nothing to mix: set kl.refresh_every, or leave it at 1"
+        if kl.refresh_every is not None and kl.refresh_mix == 0:
+            yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
         if kl.place == "reward" and exact:
             yield "algorithm.kl.estimator full is known in the loss only; use place loss, or estimator k1"
         if kl.place == "reward" and kl.gradient != "formula":

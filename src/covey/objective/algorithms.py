@@ -260,7 +260,7 @@ PRESETS: Mapping[str, Algorithm] = {
         ".001, clip 10 (off), group 16, 16 updates per batch, reference renewed every 400 steps.",
         ratio=use(ratios.response),
         surrogate=use(surrogates.clip, clip_low=10.0, clip_high=10.0),
-        kl=KL(use(penalties.k3), coef=0.001, level="response"),
+        kl=KL(use(penalties.k3), coef=0.001, level="response", refresh_every=400),
     ),
     "grpo_process": replace(
         _GRPO,

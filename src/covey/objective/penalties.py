@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from covey.objective.choice import Choice, use
 from covey.objective.ratios import LOG_RATIO_LIMIT
-from covey.types import Count, NonNegative, Positive
+from covey.types import Count, NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,9 +67,9 @@ class KL:
     """Adaptive: the coefficient is steered so that KL per completion, in nats, stays here."""
     horizon: Count = 10_000
     """Adaptive: completions over which a deviation acts."""
-    refresh_every: int | None = None
+    refresh_every: Count | None = None
     """Steps after which the reference moves to the policy: iterative GRPO; R1 used 400."""
-    refresh_mix: float = 1.0
+    refresh_mix: Share = 1.0
     """How far it moves: 1 copies the policy, less mixes it in."""
 
 
