@@ -30,6 +30,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/mutants.md"
+SOUND = "sound"
 HEAVY = ("torch", "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "hypothesis")
 """What the tests import beside covey; loaded once."""
 
@@ -204,6 +205,7 @@ MUTANTS = [
         ("old log-probs carry gradient", "value if name in CARRY_GRADIENT else value.detach()", "value"),
         ("mask dropped from the reduction", "algorithm.reduce(terms)[:, None] * terms.mask", "algorithm.reduce(terms)[:, None]"),
         ("factors derived", "values = values * factor(terms).detach()", "values = values * factor(terms)"),
+        ("adaptive KL coefficient ignored", "algorithm.kl.coef if kl_coef is None else kl_coef", "algorithm.kl.coef"),
         ("penalty subtracted", "total + (algorithm.kl.coef", "total - (algorithm.kl.coef"),
         ("entropy punished", "total = total - (algorithm.entropy.coef", "total = total + (algorithm.entropy.coef"),
         ("trainer and sampler swapped", "bounded(self.old_logprobs - self.sampler_logprobs)", "bounded(self.sampler_logprobs - self.old_logprobs)"),
@@ -236,12 +238,14 @@ MUTANTS = [
         ("a group split over minibatches", "[batch.select([i for g in part.tolist() for i in rows[g]]) for part in parts]", "[batch.select(p.tolist()) for p in np.array_split(np.arange(len(batch)), len(parts))]"),
         ("busy completions skipped", "for i, works in enumerate(busy) if works", "for i, works in enumerate(busy) if not works or not skip_idle"),
         ("padding looks like a token", "value=-1)", "value=0)"),
+        ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
     ),
     *of(
         "models/logprobs.py",
         ("temperature multiplied", "(head(hidden).float() / temperature)", "(head(hidden).float() * temperature)"),
         ("entropy with the wrong sign", "entropy = -(probs", "entropy = (probs"),
         ("forward for reverse exact KL", "full_kl = (probs * (all_logprobs - reference))", "full_kl = (reference.exp() * (reference - all_logprobs))"),
+        ("log-prob of the token before", "gather(1, targets[:, None])", "gather(1, targets.roll(1)[:, None])"),
         ("collision of log-probs", "probs.square().sum(-1)", "all_logprobs.square().sum(-1)"),
         ("chunks of the targets unshuffled", "targets.split(rows), strict=True)", "targets.flip(0).split(rows), strict=True)"),
     ),
@@ -291,6 +295,7 @@ def outcomes_of(mutants: Sequence[Mutant], workers: int) -> Iterator[Outcome]:
     fork = multiprocessing.get_context("fork")
     waiting, running, done = list(enumerate(mutants)), dict[int, Any](), dict[int, Outcome]()
     with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", Path(folder) / SOUND, ignore=shutil.ignore_patterns("__pycache__"))
         while waiting or running:
             while waiting and len(running) < workers:
                 number, mutant = waiting.pop(0)
@@ -311,7 +316,7 @@ def outcomes_of(mutants: Sequence[Mutant], workers: int) -> Iterator[Outcome]:
 
 def attempt(mutant: Mutant, place: Path) -> None:
     """In a process of its own: spoil a copy of the package and run the tests against it."""
-    shutil.copytree(ROOT / "src", place, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(place.parent / SOUND, place)
     path = place / "covey" / mutant.file
     source = path.read_text(encoding="utf-8")
     with (place / "output").open("w") as output:

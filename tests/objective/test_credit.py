@@ -123,10 +123,10 @@ def test_segment_difference() -> None:
 def test_optimal_token_baseline_weighs_by_the_energy_so_far() -> None:
     # 1 - 2 pi + sum pi^2 at pi = 1/2: 1/2 with collision 1/2 (two equal tokens), 1/4 with collision 1/4.
     old = torch.full((2, 2), math.log(0.5), dtype=torch.float64)
-    collision = t([0.5, 0.5], [0.25, 0.25])
+    collision = t([0.5, 0.25], [0.25, 0.5])
     got = optimal_token_baseline(v(1, 0), old, collision, torch.ones(2, 2).bool())
-    # Energies 1/2 and 1/4, later 1 and 1/2: both times weights 2/3 and 1/3, so the baseline is 2/3.
-    torch.testing.assert_close(got, t([1 / 3, 1 / 3], [-2 / 3, -2 / 3]))
+    # Energies 1/2 and 1/4: the baseline is 2/3. Then 1/4 and 1/2 more, 3/4 and 3/4 so far: 1/2.
+    torch.testing.assert_close(got, t([1 / 3, 1 / 2], [-2 / 3, -1 / 2]))
 
 
 def test_a_lone_tail_keeps_the_signal_of_the_group() -> None:

@@ -53,7 +53,6 @@ def test_grpo_by_hand() -> None:
     loss = policy_loss(algorithm(), terms)
     assert loss.total.item() == pytest.approx(-2.2 / 8 + 1.6 / 4)
     loss.total.backward()
-    assert terms.logprobs is not None
     (slope,) = torch.autograd.grad(policy_loss(algorithm(), x := made_terms()).total, x.logprobs)
     torch.testing.assert_close(slope, t([0, -1 / 8], [0, 0]))
 
@@ -96,6 +95,25 @@ def test_factors_multiply_the_policy_term_alone_and_are_detached() -> None:
     assert weighted.policy.item() == pytest.approx((-2.4 - 1) / 8 + 1.6 / 4)
     values = policy_values(chosen, replace(terms, ratio=chosen.ratio(terms)))
     torch.testing.assert_close(values, t([-2.4, -1], [1.6, 0]))
+
+
+def test_a_users_functions_need_not_know_about_padding_or_detaching() -> None:
+    def flat(ratio):
+        return ratio * 0 + 1.0
+
+    def doubled(logprobs):
+        return 2 * logprobs / logprobs.detach().where(logprobs != 0, 1.0)
+
+    # 1 on three trained tokens of the step's six, whatever stands on the padding.
+    terms = made_terms()
+    chosen = algorithm(surrogate=use(flat), reduce=use(reductions.token_mean))
+    assert policy_loss(chosen, terms).total.item() == pytest.approx(3 / 6)
+    # A factor of 2 that depends on log pi: the value doubles, the gradient doubles and no more.
+    chosen = algorithm(multipliers=(use(doubled),))
+    plain, twice = (policy_loss(a, terms).total for a in (algorithm(), chosen))
+    assert twice.item() == pytest.approx(2 * plain.item())
+    slopes = [torch.autograd.grad(loss, terms.logprobs, retain_graph=True)[0] for loss in (plain, twice)]
+    torch.testing.assert_close(slopes[1], 2 * slopes[0])
 
 
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:

@@ -60,7 +60,7 @@ def test_rows_of_a_group_may_stand_anywhere() -> None:
 def test_rewards_keep_their_precision() -> None:
     # 1 + 1e-12 would be 1 in float32, and the group dead.
     batch = collate([group([1.0, 1.0 + 1e-12])])
-    assert batch.rewards.dtype == torch.float64
+    assert batch.rewards.tolist() == [1.0, 1.0 + 1e-12]
     assert with_advantages(
         batch, [group([1.0, 1.0 + 1e-12])], replace(PRESETS["grpo"], kl=None)
     ).advantages.any()
@@ -174,7 +174,12 @@ def test_lengths_are_those_of_trained_tokens() -> None:
 def test_tokens_make_the_tree() -> None:
     # tests.fakes gives every completion of a group the same first tokens: they part at the end only.
     tree = Algorithm(use(credit.prefix_tree))
-    assert rows(given([group([1, 0], [2, 3])], tree)) == [[0, 0], [0, 0, -0.5]]
+    same = group([1, 0], [2, 3])
+    assert rows(given([same], tree)) == [[0, 0], [0, 0, -0.5]]
+    # Also where the longer one goes on with token 0, which padding must not look like.
+    short, long = same.completions
+    zero = replace(same, completions=(short, replace(long, tokens=np.append(short.tokens, 0))))
+    assert rows(given([zero], tree)) == [[0, 0], [0, 0, -0.5]]
 
 
 def test_steps_by_completion_and_only_of_scorable_ones() -> None:
