@@ -86,7 +86,7 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         multipliers.unlikely_only,
         multipliers.future_influence,
     ),
-    "filter": (filters.informative, filters.pass_rate_band),
+    "filter": (filters.informative, filters.mixed, filters.pass_rate_band),
 }
 """The functions a config may name on each axis; ``module.py:function`` brings one's own."""
 PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_marked}
