@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check fix docs bench clean
+.PHONY: demo test test-all check fix docs bench mutants clean
 
 demo: $(READY)  ## watch a small model learn, in a few minutes
 	$(BIN)/covey demo
@@ -32,6 +32,9 @@ docs: $(READY)  ## check that every page's links and commands exist
 
 bench: $(READY)  ## the benchmarks that fit on a laptop; results go to benchmarks/results
 	$(BIN)/python benchmarks/demo_seeds.py
+
+mutants: $(READY)  ## would the tests notice? mistakes in the mathematics, one at a time, in about ten minutes
+	$(BIN)/python benchmarks/mutants.py --write
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("covey needs Python 3.11 or newer: make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else 0'

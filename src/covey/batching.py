@@ -21,7 +21,7 @@ from covey.models.packing import Packed, pack
 from covey.objective.algorithms import Algorithm
 from covey.objective.loss import Terms
 from covey.objective.reductions import Totals
-from covey.types import Group
+from covey.types import DataError, Group, StepRewards
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Batch:
     group: Tensor
     """(N,) int64: the group of each completion."""
     rewards: Tensor
-    """(N,) float32, NaN where unscorable."""
+    """(N,) float64, NaN where unscorable."""
     mask: Tensor
     """(N, L) bool: the trained tokens."""
     sampler_logprobs: Tensor
@@ -92,7 +92,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     logprobs = torch.zeros(mask.shape)
     for row, (_, completion) in zip(logprobs, completions, strict=True):
         row[: len(completion.logprobs)] = torch.from_numpy(completion.logprobs)
-    rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float32)
+    rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float64)
     cut = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
     mask &= ~(rewards.isnan() | (cut & mask_truncated))[:, None]
     return Batch(
@@ -106,45 +106,64 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     )
 
 
-def with_advantages(batch: Batch, groups: Sequence[Group], algorithm: Algorithm) -> Batch:
+def with_advantages(
+    batch: Batch, groups: Sequence[Group], algorithm: Algorithm, *, kl_coef: float | None = None
+) -> Batch:
     """Rewards -> (N, L) advantages: group by group, then across the batch.
 
-    Unscorable completions stand outside the statistics and get 0.
+    The rows of a group stand in the order of its completions, between those of other groups or not.
+    Unscorable completions stand outside all statistics and get 0; those that are scored but not
+    trained count in their group's and not in the batch's. ``kl_coef`` as for ``policy_loss``.
     """
-    penalty = _kl_rewards(batch, algorithm)
+    penalty = _kl_rewards(batch, algorithm, kl_coef)
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
     for g, group in enumerate(groups):
         rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
         if len(rows):
+            _check_steps(group, algorithm)
             view = _group_view(group, batch.select(rows.tolist()), penalty.response[rows])
             own = algorithm.advantage(view)
             own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
             advantages[rows, : own.shape[1]] = own
     advantages = (advantages + penalty.token).where(batch.mask, 0.0)
-    if algorithm.whiten is not None and len(batch):
-        known = torch.nonzero(~batch.rewards.isnan())[:, 0]
+    trained = torch.nonzero(batch.mask.any(-1))[:, 0]
+    if algorithm.whiten is not None and len(trained):
         view = SimpleNamespace(
-            advantages=advantages[known],
-            mask=batch.mask[known],
-            rewards=batch.rewards[known].double(),
-            group=batch.group[known],
+            advantages=advantages[trained],
+            mask=batch.mask[trained],
+            rewards=batch.rewards[trained],
+            group=batch.group[trained],
         )
-        advantages[known] = algorithm.whiten(view)
+        advantages[trained] = algorithm.whiten(view)
     return replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
+
+
+def _check_steps(group: Group, algorithm: Algorithm) -> None:
+    if "steps" not in algorithm.needs:
+        return
+    steps = group.steps or (None,) * len(group.completions)
+    for completion, given, known in zip(group.completions, steps, group.scorable, strict=True):
+        if known and (
+            not isinstance(given, StepRewards) or max(given.ends, default=0) >= len(completion.tokens)
+        ):
+            raise DataError(
+                f"{group.problem.id}: {algorithm.advantage.name} credits the steps of a completion, but its "
+                "reward gave none that fit its tokens; return StepRewards(values, ends) from a reward"
+            )
 
 
 def _group_view(group: Group, rows: Batch, penalty: Tensor) -> SimpleNamespace:
     """One group's data under the names that advantage functions ask for; scorable ones only."""
     keep = group.scorable
     names = list(group.components)
-    components = np.array([np.nan_to_num(group.components[n][keep]) for n in names])
+    components = np.array([group.components[n][keep] for n in names]).reshape(len(names), len(rows))
     return SimpleNamespace(
         rewards=torch.from_numpy(group.rewards[keep]) + penalty,
         components=torch.from_numpy(components),
         weights=torch.tensor([group.weights[n] for n in names], dtype=torch.float64),
         lengths=rows.mask.sum(-1).double(),
         mask=rows.mask,
-        tokens=_padded([torch.from_numpy(t) for t in rows.tokens], rows.mask.shape[1]),
+        tokens=torch.stack([_padded(torch.from_numpy(t), rows.mask.shape[1]) for t in rows.tokens]),
         steps=[s for s, k in zip(group.steps or (), keep, strict=False) if k],
         greedy_reward=group.greedy_reward,
         old_logprobs=rows.old_logprobs,
@@ -152,21 +171,22 @@ def _group_view(group: Group, rows: Batch, penalty: Tensor) -> SimpleNamespace:
     )
 
 
-def _padded(rows: Sequence[Tensor], length: int) -> Tensor:
-    return torch.stack([torch.nn.functional.pad(r, (0, length - len(r))) for r in rows])
+def _padded(tokens: Tensor, length: int) -> Tensor:
+    return torch.nn.functional.pad(tokens, (0, length - len(tokens)), value=-1)
 
 
-def _kl_rewards(batch: Batch, algorithm: Algorithm) -> SimpleNamespace:
+def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> SimpleNamespace:
     """KL in the reward: added to each completion (N,) or, as return-to-go, to tokens (N, L)."""
     response, token = torch.zeros(len(batch), dtype=torch.float64), torch.zeros(())
     kl = algorithm.kl
     if kl is not None and kl.place == "reward":
         assert batch.ref_logprobs is not None and batch.old_logprobs is not None
-        view = SimpleNamespace(difference=batch.old_logprobs - batch.ref_logprobs)
-        cost = (-kl.coef * kl.estimator(view)).where(batch.mask, 0.0).double()
+        coef = kl.coef if coef is None else coef
+        difference = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
         if kl.level == "response":
-            response = cost.sum(-1)
+            response = -coef * kl.estimator(SimpleNamespace(difference=difference.sum(-1)))
         else:
+            cost = -coef * kl.estimator(SimpleNamespace(difference=difference))
             token = cost.flip(-1).cumsum(-1).flip(-1)
     return SimpleNamespace(response=response, token=token)
 
@@ -257,7 +277,7 @@ def supervised_batch(prompts: Sequence[np.ndarray], answers: Sequence[np.ndarray
         prompts=tuple(prompts),
         tokens=tuple(answers),
         group=torch.arange(len(answers)),
-        rewards=torch.ones(len(answers)),
+        rewards=torch.ones(len(answers), dtype=torch.float64),
         mask=mask,
         sampler_logprobs=torch.zeros(mask.shape),
         advantages=mask.float(),

@@ -114,10 +114,13 @@ class Rollouts:
         return [(int(self._order(epoch)[place]), epoch) for epoch, place in turns]
 
     def _wanted(self, group: Group) -> bool:
-        rewards = torch.from_numpy(group.rewards[group.scorable])
-        if not len(rewards):
+        known = group.scorable
+        if not known.any():
             return False
-        return self.algorithm.filter is None or self.algorithm.filter(SimpleNamespace(rewards=rewards))
+        view = SimpleNamespace(
+            rewards=torch.from_numpy(group.rewards[known]), correct=torch.from_numpy(group.correct[known])
+        )
+        return self.algorithm.filter is None or self.algorithm.filter(view)
 
     def _sizes(self, indices: list[int]) -> list[int]:
         size = self.rollout.group_size

@@ -48,3 +48,12 @@ def test_full_kl_is_zero_for_the_same_model_and_positive_for_another() -> None:
     other = score_tokens(hidden, head, targets, 1.0, (torch.randn(33, 8), head)).full_kl
     assert float(same.abs().max()) < 1e-6
     assert bool((other > 0).all())
+
+
+def test_full_kl_is_the_reverse_kl_of_the_definition() -> None:
+    head, hidden, targets = small_head()
+    torch.manual_seed(1)
+    elsewhere = torch.randn(33, 8)
+    got = score_tokens(hidden, head, targets, 0.7, (elsewhere, head)).full_kl
+    policy, reference = ((head(h) / 0.7).log_softmax(-1) for h in (hidden, elsewhere))
+    torch.testing.assert_close(got, (policy.exp() * (policy - reference)).sum(-1))

@@ -8,6 +8,7 @@ because the rounding of their mean would otherwise be divided by eps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from covey.types import NonNegative
@@ -28,6 +29,11 @@ def standard_deviation(rewards: Tensor, ddof: int) -> Tensor:
     return (centered(rewards).square().sum(-1, keepdim=True) / freedom).sqrt()
 
 
+def divided(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, and 0 / 0 = 0: a group without spread and without eps says nothing."""
+    return numerator / denominator.where(denominator != 0, 1.0)
+
+
 # --- one group ------------------------------------------------------------------------------------
 
 
@@ -46,7 +52,7 @@ def group_zscore(rewards: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative =
 
     ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ.
     """
-    return _divided(centered(rewards), standard_deviation(rewards, ddof) + eps)
+    return divided(centered(rewards), standard_deviation(rewards, ddof) + eps)
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:
@@ -56,6 +62,19 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     """
     size = rewards.shape[-1]
     return centered(rewards) * (size / max(size - 1, 1))
+
+
+def leave_one_out_zscore(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
+    """A_i = (r_i - mean_{j != i} r_j) / (std_{j != i} r_j + eps), undivided where that std is 0.
+
+    (G,) -> (G,), the sample standard deviation. What NeMo-RL computes for GRPO by default: with one
+    success among four it gives +1 and three times -1/sqrt(3), not +1.5 and three times -.5.
+    """
+    size = rewards.shape[-1]
+    others = rewards.new_ones(size, size).fill_diagonal_(0).bool()
+    siblings = rewards.expand(size, size)[others].view(size, size - 1)
+    std = standard_deviation(siblings, 1)[:, 0]
+    return leave_one_out(rewards) / (std + eps).where(std > 0, 1.0)
 
 
 def length_weighted(rewards: Tensor, lengths: Tensor) -> Tensor:
@@ -70,15 +89,19 @@ def length_weighted(rewards: Tensor, lengths: Tensor) -> Tensor:
 def mean_normalized(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (mean(r) + eps), 0 where mean(r) <= 0. MaxRL, arXiv 2602.02710.
 
-    (G,) -> (G,), rewards >= 0. Unbiased for the order-G truncation of the log-likelihood.
+    (G,) -> (G,), rewards >= 0. For rewards 0 and 1 the expected gradient is exactly that of log p(right)
+    with its series cut after G - 1 terms (the paper's order G needs the baseline in all-wrong groups too).
     """
     mean = rewards.mean()
-    return _divided(centered(rewards) * (mean > 0), mean.clamp(min=0) + eps)
+    return divided(centered(rewards) * (mean > 0), mean.clamp(min=0) + eps)
 
 
 def greedy_baseline(rewards: Tensor, greedy_reward: float) -> Tensor:
-    """A_i = r_i - r(greedy completion). (G,) -> (G,). ReMax, arXiv 2310.10505."""
-    return rewards - greedy_reward
+    """A_i = r_i - r(greedy completion). (G,) -> (G,). ReMax, arXiv 2310.10505.
+
+    0 where the greedy completion could not be judged (its reward is NaN).
+    """
+    return (rewards - greedy_reward).nan_to_num(0.0)
 
 
 def component_zscore(
@@ -86,19 +109,35 @@ def component_zscore(
 ) -> Tensor:
     """A_i = sum_k w_k (r_ik - mean_k) / (std_k + eps): each reward normalised before the sum.
 
-    components (K, G), weights (K,) -> (G,). GDPO, arXiv 2601.05242; its second step is a batch
-    z-score, over samples (the TRL fork) or over tokens (the verl fork).
+    components (K, G), NaN where one does not apply, weights (K,) -> (G,). GDPO, arXiv 2601.05242; its
+    second step is a batch z-score, over samples (the TRL fork) or over tokens (the verl fork).
     """
-    scores = _divided(centered(components), standard_deviation(components, ddof) + eps)
-    return (weights[:, None] * scores).sum(0)
+    return _by_component(components, weights, lambda values: group_zscore(values, ddof=ddof, eps=eps))
 
 
-def component_leave_one_out(components: Tensor, weights: Tensor) -> Tensor:
-    """A_i = sum_k w_k (r_ik - mean_{j != i} r_jk). (K, G), (K,) -> (G,). GDPO as in NeMo-RL."""
-    return (weights[:, None] * leave_one_out(components)).sum(0)
+def component_leave_one_out(components: Tensor, weights: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
+    """A_i = sum_k w_k (r_ik - mean_{-i} r_k) / (std_{-i} r_k + eps). (K, G), (K,) -> (G,).
+
+    GDPO as in NeMo-RL: mean and std of the siblings, see ``leave_one_out_zscore``.
+    """
+    return _by_component(components, weights, lambda values: leave_one_out_zscore(values, eps=eps))
+
+
+def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tensor], Tensor]) -> Tensor:
+    total = components.new_zeros(components.shape[-1])
+    for values, weight in zip(components, weights, strict=True):
+        known = ~values.isnan()
+        total[known] += weight * advantage(values[known])
+    return total
 
 
 # --- the whole rollout batch ----------------------------------------------------------------------
+
+
+def batch_centered(advantages: Tensor, mask: Tensor) -> Tensor:
+    """A - mean(A) over all completions. (N, T), (N, T) -> (N, T). REINFORCE with a batch baseline."""
+    values = per_completion(advantages, mask)
+    return (advantages - values.mean()).where(mask & varied(values), 0.0)
 
 
 def batch_std(
@@ -112,11 +151,11 @@ def batch_std(
 ) -> Tensor:
     """Divide by one standard deviation over all completions. (N, T), (N, T), (N,) -> (N, T).
 
-    ``of="rewards"``: of the raw rewards (Lite PPO, arXiv 2508.08221, and ScaleRL, 2510.13786).
-    ``of="advantages"``: of the centred ones (REINFORCE++-baseline as ms-swift reads it).
+    ``of="rewards"``: of the raw rewards, spread between prompts included (Lite PPO, arXiv 2508.08221).
+    ``of="advantages"``: of the centred ones (ScaleRL, 2510.13786; REINFORCE++-baseline in ms-swift).
     """
     values = rewards if of == "rewards" else per_completion(advantages, mask)
-    return _divided(advantages, standard_deviation(values, ddof) + eps)
+    return divided(advantages, standard_deviation(values, ddof) + eps)
 
 
 def sample_zscore(
@@ -126,9 +165,8 @@ def sample_zscore(
 
     GDPO's second step in the authors' TRL fork.
     """
-    values = per_completion(advantages, mask)
-    shifted = (advantages - values.mean()).where(mask & varied(values), 0.0)
-    return _divided(shifted, standard_deviation(values, ddof) + eps)
+    std = standard_deviation(per_completion(advantages, mask), ddof)
+    return divided(batch_centered(advantages, mask), std + eps)
 
 
 def token_zscore(
@@ -140,7 +178,7 @@ def token_zscore(
     """
     values = advantages[mask]
     shifted = (advantages - values.mean()).where(mask & varied(values), 0.0)
-    return _divided(shifted, (standard_deviation(values, ddof).square() + eps).sqrt())
+    return divided(shifted, (standard_deviation(values, ddof).square() + eps).sqrt())
 
 
 def valid_group_scale(advantages: Tensor, mask: Tensor, group: Tensor) -> Tensor:
@@ -148,22 +186,22 @@ def valid_group_scale(advantages: Tensor, mask: Tensor, group: Tensor) -> Tensor
 
     ``group`` (N,) int64 numbers each completion's group. GPG, arXiv 2504.02546.
     """
-    signal = (advantages.abs() * mask).sum(-1)
+    signal = advantages.abs().where(mask, 0.0).sum(-1)
     per_group = signal.new_zeros(int(group.max()) + 1).index_add(0, group, signal)
     alive = (per_group[group] != 0).sum()
-    return advantages * (len(group) / alive.clamp(min=1))
+    return advantages * len(group) / alive.clamp(min=1)
 
 
 def per_completion(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean over each completion's trained tokens. (N, T), (N, T) -> (N,)."""
-    return values.where(mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+    """The mean over each completion's trained tokens. (N, T), (N, T) -> (N,).
+
+    Taken as the first plus the mean distance from it, so that equal values have exactly their mean.
+    """
+    first = values.gather(-1, mask.int().argmax(-1, keepdim=True))
+    distance = (values - first).where(mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+    return first[:, 0] + distance
 
 
 def varied(values: Tensor) -> Tensor:
     """Whether not all values are equal. (M,) -> ()."""
     return (values != values[:1]).any()
-
-
-def _divided(numerator: Tensor, denominator: Tensor) -> Tensor:
-    # 0/0 is a group without spread and without eps: it carries no signal, so 0.
-    return numerator / denominator.where(denominator != 0, 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from covey.objective import (
@@ -17,8 +17,10 @@ from covey.objective import (
     surrogates,
     weights,
 )
-from covey.objective.choice import Choice, use
+from covey.objective.choice import Choice, data_names, use
+from covey.objective.loss import Terms
 from covey.objective.penalties import KL
+from covey.types import NonNegative, Positive
 
 AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
     "advantage": (
@@ -26,6 +28,7 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         advantages.group_centered,
         advantages.group_zscore,
         advantages.leave_one_out,
+        advantages.leave_one_out_zscore,
         advantages.length_weighted,
         advantages.mean_normalized,
         advantages.greedy_baseline,
@@ -37,6 +40,7 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         credit.gae,
     ),
     "whiten": (
+        advantages.batch_centered,
         advantages.batch_std,
         advantages.sample_zscore,
         advantages.token_zscore,
@@ -55,6 +59,7 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         surrogates.clip,
         surrogates.cispo,
         surrogates.sapo,
+        surrogates.vespo,
         surrogates.divergence_mask_tv,
         surrogates.divergence_mask_kl,
         surrogates.kl_on_marked,
@@ -81,24 +86,35 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         multipliers.unlikely_only,
         multipliers.future_influence,
     ),
-    "filter": (filters.informative, filters.pass_rate_band),
+    "filter": (filters.informative, filters.mixed, filters.pass_rate_band),
 }
 """The functions a config may name on each axis; ``module.py:function`` brings one's own."""
+PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_marked}
+"""Surrogates whose gradient vanishes with the advantage."""
+IN_THE_LOSS = {"ratio", "surrogate", "reduce", "weight", "multipliers"}
+"""Axes that are evaluated on a micro-batch's ``Terms``; the others on a group or the whole batch."""
+
+
+def data_of(axis: str) -> frozenset[str]:
+    """The data that a function on this axis may ask for by name."""
+    if axis in IN_THE_LOSS:
+        return frozenset({f.name for f in fields(Terms)} | {"lengths", "log_ratio", "gap", "difference"})
+    return frozenset(name for function in AXES[axis] for name in data_names(function))
 
 
 @dataclass(frozen=True)
 class Entropy:
     """An entropy bonus in the loss, fixed or steered towards a target."""
 
-    coef: float = 0.0
+    coef: NonNegative = 0.0
     """Weight of the bonus; the start value where ``target`` is set."""
-    target: float | None = None
+    target: Positive | None = None
     """Adaptive: nats per token to keep."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A policy-optimization algorithm: one choice on each axis.
+    """A policy-optimization algorithm: one choice on each axis; a bare function is a choice too.
 
     >>> from covey.objective.surrogates import clip
     >>> mine = replace(PRESETS["grpo"], surrogate=use(clip, clip_low=0.1, clip_high=0.3))
@@ -106,8 +122,6 @@ class Algorithm:
     0.3
     """
 
-    paper: str
-    """Source and the settings its authors report."""
     advantage: Choice
     """One group's data -> (G,) or (G, T)."""
     ratio: Choice = use(ratios.token)
@@ -131,6 +145,14 @@ class Algorithm:
     """Groups to train on; rejected ones are replaced by dynamic sampling."""
     old: Literal["trainer", "sampler"] = "trainer"
     """Whose log-probs the ratio divides by: recomputed ones, or the sampler's (bypass)."""
+    paper: str = field(default="", compare=False)
+    """Source and the settings its authors report."""
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.name not in ("kl", "entropy", "old", "paper")):
+            value = getattr(self, name)
+            bare = callable(value) and not isinstance(value, Choice)
+            object.__setattr__(self, name, use(value) if bare else value)
 
     @property
     def factors(self) -> tuple[Choice, ...]:
@@ -155,11 +177,21 @@ class Algorithm:
         return bool(names) or (self.kl is not None and self.kl.place == "reward")
 
     @property
+    def skips_idle(self) -> bool:
+        """Whether a completion with zero advantage has zero gradient, so that it may be left out."""
+        pulls = (self.kl is not None and self.kl.place == "loss") or self.entropy is not None
+        return not pulls and self.surrogate.function in PROPORTIONAL
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The choices on all axes but the KL estimator."""
+        one = (self.advantage, self.whiten, self.ratio, self.surrogate, self.reduce, self.mark, self.filter)
+        return (*(c for c in one if c), *self.factors)
+
+    @property
     def needs(self) -> frozenset[str]:
         """Names of all data that any axis asks for."""
-        choices = [self.advantage, self.ratio, self.surrogate, self.reduce, *self.factors]
-        choices += [c for c in (self.whiten, self.mark, self.filter) if c]
-        names = {name for choice in choices for name in choice.needs}
+        names = {name for choice in self.choices for name in choice.needs}
         if self.kl is not None:
             names |= {"full_kl"} if "full_kl" in self.kl.estimator.needs else {"ref_logprobs"}
         return frozenset(names | ({"entropy"} if self.entropy else set()))
@@ -182,7 +214,7 @@ _DAPO = replace(
     filter=use(filters.informative),
 )
 _REINFORCE = Algorithm(
-    paper="Williams 1992: A = r, no baseline, no clip.",
+    paper="Williams 1992: A = r, no clip; a baseline over the batch is whiten batch_centered.",
     advantage=use(advantages.reward),
     ratio=use(ratios.on_policy),
     surrogate=use(surrogates.vanilla),
@@ -228,16 +260,17 @@ PRESETS: Mapping[str, Algorithm] = {
         ".001, clip 10 (off), group 16, 16 updates per batch, reference renewed every 400 steps.",
         ratio=use(ratios.response),
         surrogate=use(surrogates.clip, clip_low=10.0, clip_high=10.0),
-        kl=KL(use(penalties.k3), coef=0.001, level="response"),
+        kl=KL(use(penalties.k3), coef=0.001, level="response", refresh_every=400),
     ),
     "grpo_process": replace(
         _GRPO,
-        paper="GRPO with process supervision, DeepSeekMath 4.1.3; needs rewards by step.",
+        paper="GRPO with process supervision, arXiv 2402.03300, 4.1.3; needs rewards by step.",
         advantage=use(credit.process_zscore, credit="sum_to_go"),
     ),
     "grpo_prefix_tree": replace(
         _NO_KL,
-        paper="Credit where completions part, after TEMPO, arXiv 2509.18314; no extra rollouts.",
+        paper="Credit where completions part, after TEMPO, arXiv 2509.18314, whose own form adds the "
+        "outcome's advantage (advantage.outcome 1); no extra rollouts.",
         advantage=use(credit.prefix_tree),
         reduce=use(reductions.sequence_sum),
     ),
@@ -284,11 +317,18 @@ PRESETS: Mapping[str, Algorithm] = {
         paper="SAPO, arXiv 2511.20347: soft gate, tau 1.0 up and 1.05 down.",
         surrogate=use(surrogates.sapo, tau_up=1.0, tau_down=1.05),
     ),
+    "vespo": replace(
+        _NO_KL,
+        paper="VESPO, arXiv 2602.10693: gamma weight on the response ratio, k/lam 2/3 up, 3/2 down.",
+        ratio=use(ratios.response),
+        surrogate=use(surrogates.vespo, k_up=2.0, lam_up=3.0, k_down=3.0, lam_down=2.0),
+        reduce=use(reductions.token_mean),
+    ),
     "dppo": replace(
         _NO_KL,
-        paper="DPPO, arXiv 2602.04879: total-variation mask .2 against the sampler's probabilities.",
+        paper="DPPO, arXiv 2602.04879: total-variation mask .15 against the sampler's probabilities.",
         advantage=use(advantages.group_centered),
-        surrogate=use(surrogates.divergence_mask_tv, threshold=0.2),
+        surrogate=use(surrogates.divergence_mask_tv, threshold=0.15),
         reduce=use(reductions.token_mean),
         old="sampler",
     ),
@@ -308,7 +348,7 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "gdpo_leave_one_out": replace(
         _NO_KL,
-        paper="GDPO as NeMo-RL computes it: leave-one-out baseline per reward, no eps in the batch.",
+        paper="GDPO as NeMo-RL computes it: leave-one-out mean and std per reward, no eps in the batch.",
         advantage=use(advantages.component_leave_one_out),
         whiten=use(advantages.sample_zscore, eps=0.0),
         reduce=use(reductions.token_mean),
@@ -347,17 +387,21 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "scale_rl": replace(
         _NO_KL,
-        paper="ScaleRL, arXiv 2510.13786: CISPO cap 5, batch std, prompt mean, pass rate < .9.",
+        paper="ScaleRL, arXiv 2510.13786: CISPO cap 5 against the sampler, std of all advantages, prompt "
+        "mean, tied groups dropped; also FP32 logits, and prompts solved at .9 are retired.",
         advantage=use(advantages.group_centered),
-        whiten=use(advantages.batch_std, of="rewards"),
+        whiten=use(advantages.batch_std, of="advantages"),
         surrogate=use(surrogates.cispo, cap=5.0),
         reduce=use(reductions.prompt_mean),
-        filter=use(filters.pass_rate_band, high=0.9),
+        filter=use(filters.informative),
+        old="sampler",
     ),
     "clip_cov": replace(
         _NO_KL,
-        paper="Clip-Cov, arXiv 2505.22617: 2e-4 of the tokens, covariance in [1, 5], get no gradient.",
-        mark=use(multipliers.random_covariant),
+        paper="Clip-Cov, arXiv 2505.22617: 2e-4 of the tokens, covariance in [1, 5], get no gradient; "
+        "the ratio clip is as good as off (1/1).",
+        surrogate=use(surrogates.clip, clip_low=1.0, clip_high=1.0),
+        mark=use(multipliers.random_covariant, share=2e-4, low=1.0, high=5.0),
         multipliers=(use(multipliers.unmarked_only),),
         reduce=use(reductions.token_mean),
     ),
@@ -376,7 +420,8 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "fipo": replace(
         _DAPO,
-        paper="FIPO, arXiv 2603.19835: DAPO times future influence, clip 1..1.2, half-life 32.",
+        paper="FIPO, arXiv 2603.19835: DAPO times future influence in [1, 1.2], half-life 32, safety 4, "
+        "outliers and dual clip at 10.",
         surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28, dual_clip=10.0),
         multipliers=(use(multipliers.future_influence),),
     ),

@@ -23,12 +23,13 @@ def setting_defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
     """A function of the objective and its settings.
 
     Positional parameters are data and are filled by name from the object it is called with;
     keyword-only parameters are settings. So a user's own function joins an algorithm as it is.
+    Choices are equal if they compute the same: a default spelled out makes no difference.
 
     >>> from types import SimpleNamespace
     >>> def scaled(rewards, *, factor=2.0): return [r * factor for r in rewards]
@@ -43,6 +44,14 @@ class Choice:
         unknown = set(self.settings) - set(setting_defaults(self.function))
         if unknown:
             raise TypeError(f"{self.name} has no setting {sorted(unknown)}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Choice):
+            return NotImplemented
+        return (self.function, self.all_settings) == (other.function, other.all_settings)
+
+    def __hash__(self) -> int:
+        return hash(self.function)
 
     def __call__(self, data: object) -> Any:
         """Call the function with the data it names and the bound settings."""

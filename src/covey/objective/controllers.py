@@ -4,13 +4,15 @@ from __future__ import annotations
 
 
 def adaptive_kl(coef: float, kl: float, target: float, completions: int, horizon: int) -> float:
-    """coef (1 + clip(kl / target - 1, -.2, .2) n / horizon). Ziegler et al., arXiv 1909.08593.
+    """coef (1 + clip(kl / target - 1, -.2, .2) min(n / horizon, 1)). Ziegler et al., 1909.08593.
+
+    ``kl`` and ``target`` are nats per completion; n completions were seen since the last update.
 
     >>> round(adaptive_kl(0.1, kl=12.0, target=6.0, completions=1000, horizon=10_000), 4)
     0.102
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return coef * (1 + error * completions / horizon)
+    return coef * (1 + error * min(completions / horizon, 1.0))
 
 
 def adaptive_entropy(
@@ -18,7 +20,8 @@ def adaptive_entropy(
 ) -> float:
     """Raise the bonus by ``step`` while entropy < target, else lower it; within [0, highest].
 
-    Entropy in nats per token. Skywork-OR1, arXiv 2505.22312.
+    Entropy in nats per token. Skywork-OR1, arXiv 2505.22312, without its gate, which drops the bonus
+    at once while entropy > target; here it fades out by ``step``.
 
     >>> adaptive_entropy(0.0, entropy=0.1, target=0.2)
     0.005

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from covey.objective.advantages import centered, standard_deviation
-from covey.types import NonNegative, Share, StepRewards
+from covey.objective.advantages import centered, divided, standard_deviation
+from covey.types import NonNegative, Positive, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ def process_zscore(
     Tokens after the last step get 0.
     """
     flat = rewards.new_tensor([value for s in steps for value in s.values])
-    scores = centered(flat) / (standard_deviation(flat, ddof) + eps)
+    scores = divided(centered(flat), standard_deviation(flat, ddof) + eps)
     advantages = rewards.new_zeros(mask.shape)
     for row, s, own in zip(advantages, steps, scores.split([len(s.values) for s in steps]), strict=True):
         start = 0
@@ -54,30 +54,35 @@ def _credited(scores: Tensor, credit: str) -> Tensor:
     return scores.flip(0).cumsum(0).flip(0)
 
 
-def prefix_values(rewards: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+def prefix_values(rewards: Tensor, tokens: Tensor) -> Tensor:
     """V of every prefix: the mean reward of the completions that share it. (G, T) -> (G, T + 1).
 
     Column t is the value before token t; a completion that is alone on its branch has V = r.
+    ``tokens`` (G, T) int64 hold -1 after a completion's end.
     """
     size, length = tokens.shape
-    values = rewards.new_empty(size, length + 1)
+    values = rewards[:, None].repeat(1, length + 1)
     values[:, 0] = rewards.mean()
     together = rewards.new_ones(size, size).bool()
     for t in range(length):
-        together &= (tokens[:, t, None] == tokens[None, :, t]) & mask[:, t, None] & mask[None, :, t]
-        share = together.to(rewards.dtype)
-        values[:, t + 1] = share @ rewards / share.sum(-1).clamp(min=1)
+        together &= tokens[:, t, None] == tokens[None, :, t]
+        count = together.sum(-1)
+        if (count == 1).all():
+            break  # everybody is alone from here on
+        values[:, t + 1] = together.to(rewards.dtype) @ rewards / count
     return values
 
 
-def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-    """A_t = V(prefix with token t) - V(prefix before it). (G,), (G, T), (G, T) -> (G, T).
+def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor, *, outcome: NonNegative = 0.0) -> Tensor:
+    """A_t = V(prefix with token t) - V(prefix before it) + outcome (r_i - mean(r)).
 
-    The group's own completions form the tree, so no extra rollouts: the credit of a completion
-    stands where it leaves its siblings, and sums to r_i - mean(r). After TEMPO, arXiv 2509.18314.
+    (G,), (G, T), (G, T) -> (G, T). The group's own completions form the tree, so no extra rollouts: the
+    credit of a completion stands where it leaves its siblings, and sums to r_i - mean(r) unless it is
+    another one's beginning. TEMPO, 2509.18314, adds these differences to the outcome's (``outcome`` 1).
     """
-    values = prefix_values(rewards, tokens, mask)
-    return (values[:, 1:] - values[:, :-1]) * mask
+    shifted = centered(rewards)
+    values = prefix_values(shifted, tokens)
+    return (values[:, 1:] - values[:, :-1] + outcome * shifted[:, None]) * mask
 
 
 def segment_difference(segment_values: Tensor, segment: Tensor, mask: Tensor) -> Tensor:
@@ -97,12 +102,13 @@ def optimal_token_baseline(
     """A_t = r - sum_i r_i W_it / sum_i W_it, W_t = cumsum(1 - 2 pi + sum_v pi_v^2). -> (G, T).
 
     ``old_collision`` (G, T) is sum_v pi(v)^2. W is the squared norm of the score so far, so the
-    baseline minimises the variance token by token. OTB, arXiv 2602.07078.
+    baseline minimises the variance token by token. OTB, arXiv 2602.07078. Where one completion is
+    longer than all others its own reward would be its baseline; there the group's mean is (verl: 0).
     """
-    energy = ((1 - 2 * old_logprobs.exp() + old_collision) * mask).cumsum(-1) * mask
+    energy = (1 - 2 * old_logprobs.exp() + old_collision).clamp(min=0).where(mask, 0.0).cumsum(-1) * mask
     shifted = centered(rewards)[:, None]
     baseline = (shifted * energy).sum(0) / energy.sum(0).clamp(min=1e-12)
-    return (shifted - baseline) * mask
+    return (shifted - baseline.where(mask.sum(0) > 1, 0.0)) * mask
 
 
 # --- critic-based, for comparison -----------------------------------------------------------------
@@ -115,13 +121,13 @@ def gae(
     *,
     gamma: Share = 1.0,
     lam: Share = 0.95,
-    length_adaptive: float | None = None,
+    length_adaptive: Positive | None = None,
 ) -> Tensor:
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t. (N, T) -> (N, T).
 
     Masked gaps (tool output) are bridged: the next trained token follows the last one directly.
-    ``length_adaptive`` alpha sets lam = 1 - 1/(alpha l) by completion (VAPO, 2504.05118, .05).
-    GAE, arXiv 1506.02438.
+    ``length_adaptive`` alpha sets lam = max(0, 1 - 1/(alpha l)) by completion (VAPO, 2504.05118, .05;
+    its critic learns from lam 1). GAE, arXiv 1506.02438.
     """
     decay = token_rewards.new_tensor(lam).expand(len(mask))
     if length_adaptive is not None:

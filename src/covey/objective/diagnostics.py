@@ -1,13 +1,15 @@
 """What a step looked like, in numbers: computed beside the loss, never in it, without gradient.
 
 ``observe`` reads the terms of a micro-batch, ``token_metrics`` sums up a step's observations,
-``group_metrics`` reads the scored groups. Log-probs, entropy and KL are in nats.
+``group_metrics`` reads the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
+says what each metric means.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from covey.objective.algorithms import Algorithm
+from covey.objective.loss import policy_values
 from covey.types import Group
 
 if TYPE_CHECKING:
@@ -30,13 +33,27 @@ REFLECTION = re.compile(
 PASS_RATE_BUCKETS = 4
 
 
+def push(algorithm: Algorithm, terms: Terms) -> Tensor:
+    """-d(policy loss) / d(log pi) of each token before the reduction: how hard it is pushed. (N, T).
+
+    On-policy this is the advantage; 0 where the clip rule, a mask or a multiplier silences it.
+    """
+    logprobs = terms.logprobs.detach().requires_grad_()
+    with torch.enable_grad():
+        free = replace(terms, logprobs=logprobs)
+        values = policy_values(algorithm, replace(free, ratio=algorithm.ratio(free)))
+        return -torch.autograd.grad(values.sum(), logprobs)[0]
+
+
 @torch.no_grad()
-def observe(terms: Terms, loss: Loss) -> Observation:
+def observe(algorithm: Algorithm, terms: Terms, loss: Loss) -> Observation:
     """The trained tokens' values, flat on the CPU, and the loss parts of one micro-batch."""
     keep = terms.mask
     values = {
-        "log_ratio": terms.log_ratio[keep],
+        "ratio": algorithm.ratio(terms)[keep],
         "advantage": terms.advantages[keep],
+        "push": push(algorithm, terms)[keep],
+        "weight": algorithm.weight(terms)[keep] if algorithm.weight else None,
         "entropy": terms.entropy[keep] if terms.entropy is not None else None,
         "gap": terms.gap[keep] if terms.sampler_logprobs is not None else None,
         "kl": terms.difference[keep] if terms.ref_logprobs is not None else None,
@@ -53,11 +70,10 @@ def token_metrics(observations: Sequence[Observation], algorithm: Algorithm) -> 
     if not observations:
         return {}
     every = {name: torch.cat([o[name] for o in observations]) for name in observations[0]}
-    log_ratio, advantage = every["log_ratio"], every["advantage"]
+    ratio, advantage = every["ratio"], every["advantage"]
     metrics = {name: float(every[name].sum()) for name in ("loss", "policy_loss", "kl_loss")}
-    if not len(log_ratio):
+    if not len(ratio):
         return metrics
-    ratio = log_ratio.exp()
     metrics["ratio/mean"] = float(ratio.mean())
     for name, share in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
         metrics[f"ratio/{name}"] = float(np.quantile(ratio.numpy(), share))
@@ -66,6 +82,10 @@ def token_metrics(observations: Sequence[Observation], algorithm: Algorithm) -> 
         low, high = ratio < 1 - settings["clip_low"], ratio > 1 + settings["clip_high"]
         metrics["clip/low"] = float((low & (advantage < 0)).float().mean())
         metrics["clip/high"] = float((high & (advantage > 0)).float().mean())
+    metrics["clip/silent"] = float(((every["push"] == 0) & (advantage != 0)).float().mean())
+    if "weight" in every:
+        metrics["weight/mean"] = float(every["weight"].mean())
+        metrics["weight/zero"] = float((every["weight"] == 0).float().mean())
     metrics["entropy"] = float(every["entropy"].mean()) if "entropy" in every else float("nan")
     if "gap" in every:
         metrics["sampler_gap/mean"] = float(every["gap"].abs().mean())

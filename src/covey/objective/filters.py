@@ -1,4 +1,7 @@
-"""Group filters: whether a scored group is worth training on. Data by name, (G,) rewards."""
+"""Group filters: whether a scored group is worth training on.
+
+Data by name: (G,) ``rewards``, and (G,) bool ``correct``, the verdict of the first reward function.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,15 @@ def informative(rewards: Tensor) -> bool:
     return bool((rewards != rewards[:1]).any())
 
 
+def mixed(correct: Tensor) -> bool:
+    """Whether some completions are right and some wrong: 0 < number right < G, as DAPO prints it.
+
+    Drops groups that only differ by their format or length, and all where no reward passes .5.
+    """
+    return bool(correct.any() and not correct.all())
+
+
 def pass_rate_band(rewards: Tensor, *, low: Share = 0.0, high: Share = 1.0, threshold: float = 0.5) -> bool:
-    """Whether low < share of rewards > threshold < high. PRIME: [.2, .8]; ScaleRL: high .9."""
+    """Whether low < share of rewards > threshold < high. PRIME, arXiv 2502.01456: [.2, .8]."""
     rate = float((rewards > threshold).double().mean())
     return low < rate < high

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from covey.objective.penalties import at_level, with_gradient
@@ -13,15 +14,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from covey.objective.algorithms import Algorithm
+    from covey.objective.penalties import KL
     from covey.objective.reductions import Totals
+
+CARRY_GRADIENT = {"logprobs", "entropy", "full_kl", "ratio"}
 
 
 @dataclass(frozen=True)
 class Terms:
     """All that a token loss may be made of, by the names the functions of the objective ask for.
 
-    Shapes are (N, T) unless said otherwise. Only ``logprobs``, ``entropy`` and ``full_kl`` carry
-    gradient. Values off the mask are replaced by 0, so padding may hold NaN or infinity.
+    Shapes are (N, T) unless said otherwise. Values off the mask are replaced by 0, so padding may hold
+    NaN or infinity; whatever is not of the policy being trained is detached.
     """
 
     logprobs: Tensor
@@ -50,7 +54,9 @@ class Terms:
         for name in (f.name for f in fields(self) if f.name not in ("mask", "totals", "group_tokens")):
             value = getattr(self, name)
             if value is not None:
+                value = value if name in CARRY_GRADIENT else value.detach()
                 object.__setattr__(self, name, value.where(self.mask, value.new_zeros(())))
+        object.__setattr__(self, "group_tokens", self.group_tokens.to(self.advantages.dtype))
 
     @property
     def lengths(self) -> Tensor:
@@ -72,7 +78,7 @@ class Terms:
     def difference(self) -> Tensor:
         """log pi - log ref."""
         assert self.ref_logprobs is not None
-        return bounded(self.logprobs - self.ref_logprobs)
+        return self.logprobs - self.ref_logprobs
 
 
 @dataclass(frozen=True)
@@ -101,14 +107,11 @@ def policy_loss(
     """
     terms = replace(terms, ratio=algorithm.ratio(terms))
     weight = algorithm.reduce(terms)[:, None] * terms.mask
-    values = algorithm.surrogate(terms)
-    for factor in algorithm.factors:
-        values = values * factor(terms).detach()
-    policy = (values * weight).sum()
+    policy = (policy_values(algorithm, terms) * weight).sum()
     kl = entropy = policy.new_zeros(())
     total = policy
     if algorithm.kl is not None and algorithm.kl.place == "loss":
-        kl = (penalty(algorithm, terms) * weight).sum()
+        kl = (penalty(algorithm.kl, terms) * weight).sum()
         total = total + (algorithm.kl.coef if kl_coef is None else kl_coef) * kl
     if algorithm.entropy is not None and terms.entropy is not None:
         entropy = (terms.entropy * weight).sum()
@@ -116,11 +119,19 @@ def policy_loss(
     return Loss(total, policy.detach(), kl.detach(), entropy.detach())
 
 
-def penalty(algorithm: Algorithm, terms: Terms) -> Tensor:
-    """The KL penalty of each token, with the gradient the algorithm asks for. (N, T)."""
-    kl = algorithm.kl
-    assert kl is not None and terms.ratio is not None
+def policy_values(algorithm: Algorithm, terms: Terms) -> Tensor:
+    """What each token adds to the policy loss before the reduction. (N, T)."""
+    values: Tensor = algorithm.surrogate(terms)
+    for factor in algorithm.factors:
+        values = values * factor(terms).detach()
+    return values
+
+
+def penalty(kl: KL, terms: Terms) -> Tensor:
+    """The KL penalty of each token, with the gradient that ``kl`` asks for. (N, T)."""
     if "difference" not in kl.estimator.needs:
         return kl.estimator(terms)
+    assert terms.ratio is not None
     difference = at_level(terms.difference, terms.mask, kl.level)
-    return with_gradient(kl.estimator.function(difference), difference, terms.ratio, kl.gradient)
+    value = kl.estimator(SimpleNamespace(difference=difference))
+    return with_gradient(value, difference, terms.ratio, kl.gradient)

@@ -59,8 +59,9 @@ def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor
 
 
 def _largest(values: Tensor, among: Tensor, share: float, of: int | None = None) -> Tensor:
+    """The ``share`` largest values, at least one if there is a share; ties at the border all count."""
     candidates = values[among]
-    count = min(round(share * (of or len(candidates))), len(candidates))
+    count = min(max(round(share * (of or len(candidates))), int(share > 0)), len(candidates))
     if count == 0:
         return among & False
     return among & (values >= candidates.topk(count).values[-1])

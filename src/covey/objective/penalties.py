@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from covey.objective.choice import Choice, use
-from covey.objective.ratios import bounded
+from covey.objective.ratios import LOG_RATIO_LIMIT
+from covey.types import Count, NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +32,11 @@ def k2(difference: Tensor) -> Tensor:
 def k3(difference: Tensor) -> Tensor:
     """exp(-d) + d - 1 with d = log pi - log ref: unbiased, never negative. (N, T) -> (N, T).
 
-    Schulman 2020; GRPO, arXiv 2402.03300.
+    Schulman 2020; GRPO, arXiv 2402.03300. d below -``LOG_RATIO_LIMIT`` counts as that, so that the
+    exponential stays finite; above, it grows linearly and needs no bound.
     """
-    return (-difference).expm1() + difference
+    d = difference.clamp(min=-LOG_RATIO_LIMIT)
+    return (-d).expm1() + d
 
 
 def absolute(difference: Tensor) -> Tensor:
@@ -51,29 +54,28 @@ class KL:
     """One reading of "KL to the reference": what is estimated, where it acts, how it is derived."""
 
     estimator: Choice = field(default_factory=lambda: use(k3))
-    coef: float = 0.001
+    coef: NonNegative = 0.001
     """Weight of the penalty; the start value where ``target`` is set."""
     place: Literal["loss", "reward"] = "loss"
-    """``reward``: taken from it, detached, before (response) or after (token) the baseline."""
+    """``reward``: taken from it, detached: by response before the baseline; by token after it, each
+    token bearing what it and all later ones cost."""
     level: Literal["token", "response"] = "token"
     """``response``: the log-ratios of a completion are summed before the estimator."""
     gradient: Literal["formula", "straight_through", "ratio"] = "formula"
     """``straight_through``: the value's, with k2's gradient. ``ratio``: multiplied by the ratio."""
-    target: float | None = None
+    target: Positive | None = None
     """Adaptive: the coefficient is steered so that KL per completion, in nats, stays here."""
-    horizon: int = 10_000
+    horizon: Count = 10_000
     """Adaptive: completions over which a deviation acts."""
-    refresh_every: int | None = None
+    refresh_every: Count | None = None
     """Steps after which the reference moves to the policy: iterative GRPO; R1 used 400."""
-    refresh_mix: float = 1.0
+    refresh_mix: Share = 1.0
     """How far it moves: 1 copies the policy, less mixes it in."""
 
 
 def at_level(difference: Tensor, mask: Tensor, level: str) -> Tensor:
     """The log-ratio to the reference per token, or its sum over the response on each. (N, T)."""
-    if level == "response":
-        difference = difference.sum(-1, keepdim=True) * mask
-    return bounded(difference)
+    return difference.sum(-1, keepdim=True) * mask if level == "response" else difference
 
 
 def with_gradient(value: Tensor, difference: Tensor, ratio: Tensor, mode: str) -> Tensor:

@@ -37,12 +37,20 @@ def clip(
     return -gain
 
 
-def cispo(ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, cap: Positive = 5.0) -> Tensor:
-    """-sg(min(rho, cap)) A log pi: the weight is capped, no token loses its gradient.
+def cispo(
+    ratio: Tensor,
+    advantages: Tensor,
+    logprobs: Tensor,
+    *,
+    cap: Positive = 5.0,
+    floor: NonNegative = 0.0,
+) -> Tensor:
+    """-sg(rho within [floor, cap]) A log pi: the weight is capped, no token loses its gradient.
 
-    CISPO, arXiv 2506.13585. ``cap`` is the bound on rho itself (1 + eps_high); ScaleRL uses 5.
+    CISPO, arXiv 2506.13585. Both bound rho itself: ``cap`` is 1 + eps_high (ScaleRL uses 5),
+    ``floor`` is 1 - eps_low (the paper sets none; verl's default is .8).
     """
-    return -ratio.detach().clamp(max=cap) * advantages * logprobs
+    return -ratio.detach().clamp(floor, cap) * advantages * logprobs
 
 
 def sapo(ratio: Tensor, advantages: Tensor, *, tau_up: Positive = 1.0, tau_down: Positive = 1.05) -> Tensor:
@@ -54,18 +62,38 @@ def sapo(ratio: Tensor, advantages: Tensor, *, tau_up: Positive = 1.0, tau_down:
     return -(4 / tau) * (tau * (ratio - 1)).sigmoid() * advantages
 
 
+def vespo(
+    ratio: Tensor,
+    advantages: Tensor,
+    logprobs: Tensor,
+    *,
+    k_up: NonNegative = 2.0,
+    lam_up: NonNegative = 3.0,
+    k_down: NonNegative = 3.0,
+    lam_down: NonNegative = 2.0,
+) -> Tensor:
+    """-sg(rho^k e^(lam (1 - rho))) A log pi: a gamma-shaped weight, 1 on-policy, 0 far away.
+
+    VESPO, arXiv 2602.10693, with the response-level ratio; k and lam by the sign of A.
+    """
+    up, weight = advantages >= 0, ratio.detach()
+    k = weight.new_tensor(k_up).where(up, k_down)
+    lam = weight.new_tensor(lam_up).where(up, lam_down)
+    return -(k * weight.log() + lam * (1 - weight)).exp() * advantages * logprobs
+
+
 def divergence_mask_tv(
     logprobs: Tensor,
     old_logprobs: Tensor,
     advantages: Tensor,
     *,
-    threshold: OpenShare = 0.2,
+    threshold: OpenShare = 0.15,
     cap: Positive = 20.0,
 ) -> Tensor:
     """-A sg(min(rho, cap)) log pi where the token's probability has moved less than ``threshold``.
 
-    Kept: pi - pi_old <= threshold for A > 0, >= -threshold for A < 0. DPPO-TV, arXiv 2602.04879:
-    bounds the probability, not the ratio, so rare tokens may move.
+    Kept: pi - pi_old <= threshold for A > 0, >= -threshold for A < 0. DPPO-TV, arXiv 2602.04879
+    (.15; prime-rl .2): bounds the probability, not the ratio, so rare tokens may move.
     """
     moved = (logprobs.exp() - old_logprobs.exp()).detach() * advantages.sign()
     weight = (logprobs - old_logprobs).detach().exp().clamp(max=cap) * (moved <= threshold)

@@ -35,6 +35,8 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         formats.think_format,
         formats.answer_format,
         length.soft_overlong,
+        length.cosine_length,
+        length.repetition_penalty,
     )
 }
 PROVIDED = {"prompts", "completions", "completion_ids", "prompt", "completion"}

@@ -58,7 +58,7 @@ def prepare(run: Run, groups: Sequence[Group], step: int) -> Batch:
     if "noise" in algorithm.needs:
         draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
         batch = replace(batch, noise=torch.from_numpy(draws).view(batch.mask.shape))
-    return with_advantages(batch, groups, algorithm)
+    return with_advantages(batch, groups, algorithm, kl_coef=run.state.kl_coef)
 
 
 @torch.no_grad()
@@ -86,10 +86,9 @@ def updates(run: Run, batch: Batch, step: int) -> Iterator[Batch]:
 
 def pieces(run: Run, minibatch: Batch) -> Iterator[MicroBatch]:
     """The micro-batches of an optimizer step; completions without any gradient are left out."""
-    config, algorithm = run.loaded.config, run.algorithm
-    pulls = (algorithm.kl is not None and algorithm.kl.place == "loss") or algorithm.entropy is not None
+    config = run.loaded.config
     budget = config.train.tokens_per_micro_batch
-    return micro_batches(minibatch, budget, config.rollout.max_tokens, skip_idle=not pulls)
+    return micro_batches(minibatch, budget, config.rollout.max_tokens, skip_idle=run.algorithm.skips_idle)
 
 
 def backward(run: Run, micro: MicroBatch) -> Observation:
@@ -101,7 +100,7 @@ def backward(run: Run, micro: MicroBatch) -> Observation:
     loss = policy_loss(run.algorithm, terms, kl_coef=run.state.kl_coef, entropy_coef=run.state.entropy_coef)
     loss.total.backward()
     run.optimizer.accumulate()
-    return observe(terms, loss)
+    return observe(run.algorithm, terms, loss)
 
 
 def steer(run: Run, metrics: dict[str, float]) -> None:

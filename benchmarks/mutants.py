@@ -1,0 +1,361 @@
+"""Would the tests notice? Makes realistic mistakes in a copy of the package, one at a time.
+
+    python benchmarks/mutants.py                 # the table; exit code 1 if a mistake survives
+    python benchmarks/mutants.py --only credit   # mistakes whose file or description contains the word
+    python benchmarks/mutants.py --write         # and keep the table in benchmarks/results/mutants.md
+
+A mistake is a text of the source that occurs once and what stands there instead.
+"""
+
+# ruff: noqa: E501  a mistake is a line
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks/results/mutants.md"
+SOUND = "sound"
+HEAVY = ("torch", "transformers.models.auto.modeling_auto", "transformers.modeling_utils", "hypothesis")
+"""What the tests import beside covey; loaded once."""
+
+
+class Mutant(NamedTuple):
+    """One mistake."""
+
+    file: str
+    mistake: str
+    old: str
+    new: str
+
+    @property
+    def tests(self) -> list[str]:
+        """Where it should be noticed."""
+        near = ["tests/models"] if self.file.startswith("models") else []
+        return [*near, "tests/objective", "tests/batching"]
+
+
+NONE = Mutant("objective/__init__.py", "none", "No models, no files", "No models, no files")
+
+
+class Outcome(NamedTuple):
+    """What became of it."""
+
+    mutant: Mutant
+    caught_by: str
+    """The first test that failed; empty where none did."""
+    seconds: float
+
+
+def of(file: str, *mistakes: tuple[str, str, str]) -> list[Mutant]:
+    """Mistakes in one file: (what it is, old text, new text)."""
+    return [Mutant(file, *mistake) for mistake in mistakes]
+
+
+# fmt: off
+MUTANTS = [
+    *of(
+        "objective/advantages.py",
+        ("no test for equal rewards", "(rewards != rewards[..., :1]).any(-1, keepdim=True)", "rewards == rewards"),
+        ("median for mean", "(rewards - rewards.mean(-1, keepdim=True))", "(rewards - rewards.median(-1, keepdim=True)[0])"),
+        ("ddof ignored", "freedom = max(rewards.shape[-1] - ddof, 1)", "freedom = max(rewards.shape[-1] - 1, 1)"),
+        ("population std as the default", "def group_zscore(rewards: Tensor, *, ddof: Literal[0, 1] = 1", "def group_zscore(rewards: Tensor, *, ddof: Literal[0, 1] = 0"),
+        ("variance for std", "keepdim=True) / freedom).sqrt()", "keepdim=True) / freedom)"),
+        ("eps times std for eps plus std", "standard_deviation(rewards, ddof) + eps)", "standard_deviation(rewards, ddof) * (1 + eps))"),
+        ("leave-one-out factor upside down", "(size / max(size - 1, 1))", "(max(size - 1, 1) / size)"),
+        ("std of all for std of the siblings", "std = standard_deviation(siblings, 1)[:, 0]", "std = standard_deviation(rewards, 1)"),
+        ("always divided by the siblings' std", ".where(std > 0, 1.0)\n", "\n"),
+        ("lengths ignored in the optimal baseline", "(lengths * shifted).sum() / lengths.sum()", "shifted.sum() / lengths.sum()"),
+        ("negative means divide too", "(mean > 0)", "(mean != 0)"),
+        ("weights of the components forgotten", "total[known] += weight * advantage(values[known])", "total[known] += advantage(values[known])"),
+        ("a component that does not apply counts as 0", "known = ~values.isnan()", "values = values.nan_to_num(); known = values == values"),
+        ("std of the other quantity", 'rewards if of == "rewards" else', 'rewards if of != "rewards" else'),
+        ("token statistics over the padding", "values = advantages[mask]", "values = advantages.flatten()"),
+        ("eps outside the root", ".square() + eps).sqrt())", ".square()).sqrt() + eps)"),
+        ("dead groups counted as alive", "(per_group[group] != 0).sum()", "(per_group[group] == per_group[group]).sum()"),
+        ("completion mean over the padded width", "/ mask.sum(-1).clamp(min=1)\n    return first", "/ mask.shape[-1]\n    return first"),
+    ),
+    *of(
+        "objective/ratios.py",
+        ("ratio upside down", "    return log_ratio.exp()\n", "    return (-log_ratio).exp()\n"),
+        ("sum for mean in the sequence ratio", "log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)", "log_ratio.sum(-1, keepdim=True)"),
+        ("padded length in the sequence ratio", "/ mask.sum(-1, keepdim=True).clamp(min=1)", "/ log_ratio.shape[-1]"),
+        ("missing detach in GSPO-token", "sequence(log_ratio, mask).detach()", "sequence(log_ratio, mask)"),
+        ("missing detach on-policy", "(logprobs - logprobs.detach()).exp()", "(logprobs - logprobs).exp()"),
+        ("no bound on the response ratio", "return bounded(log_ratio.sum(-1, keepdim=True))", "return (log_ratio.sum(-1, keepdim=True))"),
+        ("clip sides of GMPO swapped", "upper.where(advantages > 0, lower)", "lower.where(advantages > 0, upper)"),
+        ("log-ratios not bounded", "return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)", "return log_ratio"),
+    ),
+    *of(
+        "objective/surrogates.py",
+        ("wrong sign of the loss", "    return -gain\n", "    return gain\n"),
+        ("max for min in the clip", "(ratio * advantages).minimum(", "(ratio * advantages).maximum("),
+        ("clip bounds swapped", "ratio.clamp(1 - clip_low, 1 + clip_high)", "ratio.clamp(1 - clip_high, 1 + clip_low)"),
+        ("clip_high ignored", "1 + clip_high) * advantages)", "1 + clip_low) * advantages)"),
+        ("clip without the pessimistic bound", "(ratio * advantages).minimum(ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)", "ratio.clamp(1 - clip_low, 1 + clip_high) * advantages"),
+        ("dual clip on positive advantages", ".where(advantages < 0, gain)", ".where(advantages > 0, gain)"),
+        ("missing detach in CISPO", "-ratio.detach().clamp(floor, cap)", "-ratio.clamp(floor, cap)"),
+        ("CISPO caps from below", "clamp(floor, cap)", "clamp(min=cap)"),
+        ("SAPO temperatures swapped", "new_tensor(tau_up).where(advantages > 0, tau_down)", "new_tensor(tau_down).where(advantages > 0, tau_up)"),
+        ("SAPO without 4 / tau", "-(4 / tau) * ", "-"),
+        ("VESPO weight not 1 on-policy", "lam * (1 - weight)", "-lam * weight"),
+        ("missing detach in VESPO", "weight = advantages >= 0, ratio.detach()", "weight = advantages >= 0, ratio"),
+        ("DPPO masks inward moves", "* advantages.sign()\n", "* -advantages.sign()\n"),
+        ("DPPO masks by the ratio", "(logprobs.exp() - old_logprobs.exp()).detach()", "((logprobs - old_logprobs).exp() - 1).detach()"),
+        ("DPPO weight without cap", "weight = (logprobs - old_logprobs).detach().exp().clamp(max=cap) *", "weight = (logprobs - old_logprobs).detach().exp() *"),
+        ("forward for reverse binary KL", "distance = -p * log_ratio + (1 - p)", "distance = q * log_ratio + (1 - q)"),
+        ("KL-Cov pulls every token", "log_ratio.abs() * marked", "log_ratio.abs()"),
+    ),
+    *of(
+        "objective/reductions.py",
+        ("token mean over completions", "totals.tokens).expand_as", "totals.completions).expand_as"),
+        ("sequence mean without the length", "_inverse(lengths * totals.completions)", "_inverse(lengths.new_tensor(totals.completions).expand_as(lengths))"),
+        ("local for global completions", "_inverse(lengths * totals.completions)", "_inverse(lengths * len(lengths))"),
+        ("longest completion for the constant", "(length or totals.max_tokens)", "(length or float(lengths.max()))"),
+        ("prompts not averaged", "_inverse(group_tokens * totals.prompts)", "_inverse(group_tokens)"),
+    ),
+    *of(
+        "objective/penalties.py",
+        ("policy and reference swapped in k3", "(-d).expm1() + d", "d.expm1() - d"),
+        ("k2 without the half", "difference.square() / 2", "difference.square()"),
+        ("k3 ends at 20 nats on both sides", "difference.clamp(min=-LOG_RATIO_LIMIT)", "difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)"),
+        ("response level ignored", 'if level == "response" else difference', 'if level == "never" else difference'),
+        ("straight-through keeps its own gradient", "value.detach() + gradient - gradient.detach()", "value + gradient - gradient.detach()"),
+        ("ratio detached in the weighted KL", 'value * ratio if mode', 'value * ratio.detach() if mode'),
+    ),
+    *of(
+        "objective/weights.py",
+        ("sampler over trainer", "at_level(gap, level).exp().clamp(max=cap)", "(-at_level(gap, level)).exp().clamp(max=cap)"),
+        ("truncated from below", ".exp().clamp(max=cap)", ".exp().clamp(min=cap)"),
+        ("mask keeps what lies outside", "(weight >= low) & (weight <= high)", "(weight < low) | (weight > high)"),
+        ("mask without its lower bound", "((weight >= low) & (weight <= high))", "(weight <= high)"),
+        ("sum for mean in the geometric mask", "mean = gap.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)", "mean = gap.sum(-1, keepdim=True)"),
+        ("off-policy mask on positives", "advantages.sum(-1, keepdim=True) < 0", "advantages.sum(-1, keepdim=True) > 0"),
+        ("drift with the wrong sign", "drift = -(gap", "drift = (gap"),
+        ("sequence level by token", 'if level == "sequence":', 'if level == "response":'),
+    ),
+    *of(
+        "objective/multipliers.py",
+        ("lowest for highest", "candidates.topk(count).values[-1]", "candidates.topk(count, largest=False).values[-1]"),
+        ("threshold excludes itself", "(values >= candidates.topk", "(values > candidates.topk"),
+        ("share of the band for share of all", "share, of=int(mask.sum()))", "share)"),
+        ("covariance not centred", "(advantages - advantages[mask].mean())", "advantages"),
+        ("marks reversed", "return marked.float()", "return (~marked).float()"),
+        ("likely for unlikely", "(old_logprobs.exp() < below)", "(old_logprobs.exp() >= below)"),
+        ("influence of the past", "range(values.shape[-1] - 2, -1, -1)", "range(values.shape[-1] - 1, 0, -1)"),
+        ("half-life as a discount", "0.5 ** (1 / half_life)", "1 - 1 / half_life"),
+        ("outliers kept", "mask & (log_ratio.exp() <= outlier)", "mask"),
+        ("safety for positives", "risky = (advantages < 0)", "risky = (advantages > 0)"),
+        ("missing detach in the influence", "log_ratio = log_ratio.detach()\n    kept", "kept"),
+    ),
+    *of(
+        "objective/credit.py",
+        ("step starts one token late", "start = end + 1", "start = end + 2"),
+        ("step ends before its last token", "row[start : end + 1] = value", "row[start:end] = value"),
+        ("rewards so far for rewards to go", "    return scores.flip(0).cumsum(0).flip(0)\n", "    return scores.cumsum(0)\n"),
+        ("best for worst step", "return scores.min() *", "return scores.max() *"),
+        ("raw rewards in the tree", "values = prefix_values(shifted, tokens)", "values = prefix_values(rewards, tokens)"),
+        ("value one token too early", "values[:, t + 1] = together", "values[:, t] = together"),
+        ("together again after parting", "together &= tokens", "together = tokens"),
+        ("energy not accumulated", ".where(mask, 0.0).cumsum(-1) * mask", ".where(mask, 0.0) * mask"),
+        ("energy may be negative", ".clamp(min=0).where(mask", ".where(mask"),
+        ("lone tail is its own baseline", "mask.sum(0) > 1", "mask.sum(0) > 0"),
+        ("next value through the gap", "next_value = values[:, t].where(on, next_value)", "next_value = values[:, t]"),
+        ("undiscounted next value", "token_rewards[:, t] + gamma * next_value", "token_rewards[:, t] + next_value"),
+        ("lambda forgotten", "(delta + gamma * decay * running)", "(delta + gamma * running)"),
+        ("value loss takes the smaller", "loss.maximum((near", "loss.minimum((near"),
+    ),
+    *of(
+        "objective/preference.py",
+        ("chosen and rejected swapped", "beta * ((chosen - ref_chosen) - (rejected - ref_rejected))", "beta * ((rejected - ref_rejected) - (chosen - ref_chosen))"),
+        ("IPO's target without the 2", "1 / (2 * tau)", "1 / tau"),
+        ("reference point carries gradient", "reference_point.detach()", "reference_point"),
+        ("KTO's sides swapped", "log_ratio.new_ones(()).where(desirable, -1.0)", "log_ratio.new_ones(()).where(~desirable, -1.0)"),
+        ("odds without 1 - p", "(up - down) - (_log1mexp(up) - _log1mexp(down))", "(up - down)"),
+        ("margin added", "rejected / rejected_lengths) - gamma)", "rejected / rejected_lengths) + gamma)"),
+    ),
+    *of(
+        "objective/controllers.py",
+        ("error unclipped", "min(max(kl / target - 1, -0.2), 0.2)", "kl / target - 1"),
+        ("entropy steered away", "step if entropy < target else -step", "step if entropy > target else -step"),
+    ),
+    *of(
+        "objective/filters.py",
+        ("keeps the tied groups", "bool((rewards != rewards[:1]).any())", "bool((rewards == rewards[:1]).all())"),
+        ("band closed", "low < rate < high", "low <= rate <= high"),
+    ),
+    *of(
+        "objective/loss.py",
+        ("padding not removed", "value.where(self.mask, value.new_zeros(()))", "value"),
+        ("old log-probs carry gradient", "value if name in CARRY_GRADIENT else value.detach()", "value"),
+        ("mask dropped from the reduction", "algorithm.reduce(terms)[:, None] * terms.mask", "algorithm.reduce(terms)[:, None]"),
+        ("factors derived", "values = values * factor(terms).detach()", "values = values * factor(terms)"),
+        ("adaptive KL coefficient ignored", "algorithm.kl.coef if kl_coef is None else kl_coef", "algorithm.kl.coef"),
+        ("penalty subtracted", "total + (algorithm.kl.coef", "total - (algorithm.kl.coef"),
+        ("entropy punished", "total = total - (algorithm.entropy.coef", "total = total + (algorithm.entropy.coef"),
+        ("trainer and sampler swapped", "bounded(self.old_logprobs - self.sampler_logprobs)", "bounded(self.sampler_logprobs - self.old_logprobs)"),
+        ("reference and policy swapped", "self.logprobs - self.ref_logprobs", "self.ref_logprobs - self.logprobs"),
+        ("penalty in the reward is in the loss too", 'algorithm.kl is not None and algorithm.kl.place == "loss"', "algorithm.kl is not None"),
+    ),
+    *of(
+        "objective/algorithms.py",
+        ("idle completions skipped under a KL", "return not pulls and self", "return self"),
+        ("idle completions skipped under KL-Cov", ' - {surrogates.kl_on_marked}\n', "\n"),
+    ),
+    *of(
+        "objective/diagnostics.py",
+        ("clip shares of the wrong sign", "(low & (advantage < 0))", "(low & (advantage > 0))"),
+        ("token ratio for the algorithm's", '"ratio": algorithm.ratio(terms)[keep]', '"ratio": terms.log_ratio.exp()[keep]'),
+    ),
+    *of(
+        "batching.py",
+        ("neighbour's advantages", "advantages[rows, : own.shape[1]] = own", "advantages[rows.flip(0), : own.shape[1]] = own"),
+        ("unscorable rewards count", "keep = group.scorable\n    names", "keep = group.scorable | True\n    names"),
+        ("rewards in float32", "for r in g.rewards.tolist()], dtype=torch.float64)", "for r in g.rewards.tolist()], dtype=torch.float32).double()"),
+        ("cost so far for cost to go", "token = cost.flip(-1).cumsum(-1).flip(-1)", "token = cost.cumsum(-1)"),
+        ("penalty rewarded", "response = -coef *", "response = coef *"),
+        ("old for adaptive coefficient", "coef = kl.coef if coef is None else coef", "coef = kl.coef"),
+        ("untrained completions in the batch statistics", "trained = torch.nonzero(batch.mask.any(-1))[:, 0]", "trained = torch.nonzero(~batch.rewards.isnan())[:, 0]"),
+        ("whitening per micro-batch's totals", "yield _micro(batch, piece, totals, group_tokens)\n            piece", "yield _micro(batch, piece, batch.select(piece).totals(max_tokens), group_tokens)\n            piece"),
+        ("group tokens of the micro-batch", "totals, group_tokens[rows])", "totals, part.group_tokens)"),
+        ("masked tokens counted", "tokens=int(self.mask.sum())", "tokens=self.mask.numel()"),
+        ("prompts counted as completions", "prompts=len(self.group[trained].unique())", "prompts=int(trained.sum())"),
+        ("a group split over minibatches", "[batch.select([i for g in part.tolist() for i in rows[g]]) for part in parts]", "[batch.select(p.tolist()) for p in np.array_split(np.arange(len(batch)), len(parts))]"),
+        ("busy completions skipped", "for i, works in enumerate(busy) if works", "for i, works in enumerate(busy) if not works or not skip_idle"),
+        ("padding looks like a token", "value=-1)", "value=0)"),
+        ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
+    ),
+    *of(
+        "models/logprobs.py",
+        ("temperature multiplied", "(head(hidden).float() / temperature)", "(head(hidden).float() * temperature)"),
+        ("entropy with the wrong sign", "entropy = -(probs", "entropy = (probs"),
+        ("forward for reverse exact KL", "full_kl = (probs * (all_logprobs - reference))", "full_kl = (reference.exp() * (reference - all_logprobs))"),
+        ("log-prob of the token before", "gather(1, targets[:, None])", "gather(1, targets.roll(1)[:, None])"),
+        ("collision of log-probs", "probs.square().sum(-1)", "all_logprobs.square().sum(-1)"),
+        ("chunks of the targets unshuffled", "targets.split(rows), strict=True)", "targets.flip(0).split(rows), strict=True)"),
+    ),
+    *of(
+        "models/packing.py",
+        ("predicted from its own position", "sources.append(np.concatenate(([head.start + head.length - 1], own)))", "sources.append(np.concatenate((own, [flat + len(read) - 1])))"),
+        ("shifted by one", "[head.start + head.length - 1]", "[head.start + head.length - 2]"),
+        ("positions start anew after the prompt", "np.arange(len(prompt), len(prompt) + len(read))", "np.arange(len(read))"),
+        ("sees the future", "own[0][:, None] >= own", "own[0][:, None] <= own"),
+        ("sees itself not", "own[0][:, None] >= own", "own[0][:, None] > own"),
+    ),
+]
+# fmt: on
+
+
+def main() -> int:
+    """Try every mistake; 1 if one survives, 2 if the tests fail without any."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    options = parser.parse_args()
+    chosen = [m for m in MUTANTS if options.only in f"{m.file} {m.mistake}"]
+    started = time.perf_counter()
+    for module in HEAVY:
+        importlib.import_module(module)
+    (sound,) = outcomes_of([NONE], 1)
+    if sound.caught_by:
+        print(f"without any mistake fails {sound.caught_by}")
+        return 2
+    outcomes = list(outcomes_of(chosen, options.workers))
+    survivors = [o for o in outcomes if not o.caught_by]
+    minutes = (time.perf_counter() - started) / 60
+    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} caught in {minutes:.1f} minutes")
+    if options.write:
+        RESULT.write_text(table(outcomes, minutes), encoding="utf-8")
+    return bool(survivors)
+
+
+def outcomes_of(mutants: Sequence[Mutant], workers: int) -> Iterator[Outcome]:
+    """Try mistakes side by side; outcomes in the order of the mistakes, printed as they are known.
+
+    Every try is a fork of this process, which has the heavy libraries loaded and no part of covey.
+    """
+    fork = multiprocessing.get_context("fork")
+    waiting, running, done = list(enumerate(mutants)), dict[int, Any](), dict[int, Outcome]()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", Path(folder) / SOUND, ignore=shutil.ignore_patterns("__pycache__"))
+        while waiting or running:
+            while waiting and len(running) < workers:
+                number, mutant = waiting.pop(0)
+                place = Path(folder) / str(number)
+                process = fork.Process(target=attempt, args=(mutant, place))
+                process.start()
+                running[process.sentinel] = (process, number, mutant, place, time.perf_counter())
+            for sentinel in multiprocessing.connection.wait(list(running)):
+                process, number, mutant, place, started = running.pop(sentinel)
+                process.join()
+                output = (place / "output").read_text(encoding="utf-8", errors="replace")
+                caught = first_failure(output, process.exitcode)
+                done[number] = Outcome(mutant, caught, time.perf_counter() - started)
+                shutil.rmtree(place)
+                print(f"{mutant.file:28} {mutant.mistake:46} {caught or 'SURVIVED'}", flush=True)
+    yield from (done[number] for number in range(len(mutants)))
+
+
+def attempt(mutant: Mutant, place: Path) -> None:
+    """In a process of its own: spoil a copy of the package and run the tests against it."""
+    shutil.copytree(place.parent / SOUND, place)
+    path = place / "covey" / mutant.file
+    source = path.read_text(encoding="utf-8")
+    with (place / "output").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    if source.count(mutant.old) != 1:
+        print(f"FAILED {source.count(mutant.old)} times in the source: {mutant.old!r}", flush=True)
+        os._exit(1)
+    path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+    os.chdir(ROOT)
+    sys.path[:0] = [str(place), str(ROOT)]
+    sys.dont_write_bytecode = True
+    quiet = ["-x", "-q", "--tb=no", "--assert=plain", "--hypothesis-seed=0", "-p", "no:cacheprovider"]
+    code = pytest.main([*quiet, *mutant.tests])
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+def first_failure(output: str, code: int) -> str:
+    """The test that noticed; empty if none did."""
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, flags=re.MULTILINE)
+    return found[1] if found else "" if code == 0 else f"exit code {code}"
+
+
+def table(outcomes: list[Outcome], minutes: float) -> str:
+    """The result as Markdown."""
+    survivors = sum(not o.caught_by for o in outcomes)
+    rows = [
+        f"| `{o.mutant.file}` | {o.mutant.mistake} | {f'`{o.caught_by}`' if o.caught_by else '**SURVIVED**'} |"
+        for o in outcomes
+    ]
+    caught, today = len(outcomes) - survivors, dt.datetime.now(tz=dt.UTC).date()
+    summary = (
+        f"{today}, `make mutants`: {len(outcomes)} mistakes, one at a time; {caught} caught, {survivors} "
+        f"survived; {minutes:.1f} minutes on two shared cores."
+    )
+    head = ["| file | mistake | first test that failed |", "|---|---|---|"]
+    return "\n".join(["# Mistakes made on purpose", "", summary, "", *head, *rows, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""The `algorithm` block: presets, overrides, users' own functions, contradictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from covey.config.algorithm import build_algorithm, contradictions, describe
+from covey.objective import advantages, multipliers, penalties, ratios, surrogates, weights
+from covey.objective.algorithms import AXES, PRESETS, Entropy, data_of
+from covey.objective.choice import use
+from covey.objective.penalties import KL
+from covey.types import ConfigError
+from tests.objective.table import ALGORITHMS
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_building_from_the_description_gives_the_same_algorithm(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    assert build_algorithm(describe(algorithm)) == algorithm
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_by_name_says_where_it_comes_from(name: str) -> None:
+    assert build_algorithm(name) is PRESETS[name]
+    assert (
+        "arXiv" in PRESETS[name].paper
+        or "Williams" in PRESETS[name].paper
+        or "GDPO as" in PRESETS[name].paper
+    )
+
+
+def test_presets_differ() -> None:
+    algorithms = list(PRESETS.values())
+    assert all(a != b for i, a in enumerate(algorithms) for b in algorithms[:i])
+
+
+def test_an_override_keeps_the_other_settings_of_the_function() -> None:
+    got = build_algorithm({"name": "dapo", "surrogate": {"clip_low": 0.1}})
+    assert got == replace(PRESETS["dapo"], surrogate=use(surrogates.clip, clip_low=0.1, clip_high=0.28))
+    # Another function starts from its own defaults.
+    got = build_algorithm({"name": "gspo", "surrogate": {"name": "cispo", "cap": 4}})
+    assert got.surrogate == use(surrogates.cispo, cap=4.0)
+
+
+def test_every_form_of_an_axis() -> None:
+    got = build_algorithm(
+        {
+            "name": "grpo",
+            "advantage": "group_centered",
+            "whiten": {"name": "batch_std", "of": "advantages"},
+            "kl": 0.5,
+            "entropy": {"target": 0.3},
+            "weight": {"name": "masked", "high": 3},
+            "mark": "top_entropy",
+            "multipliers": ["marked_only", {"name": "unlikely_only", "below": 0.8}],
+            "filter": None,
+            "old": "sampler",
+        }
+    )
+    assert got.advantage == use(advantages.group_centered)
+    assert got.whiten == use(advantages.batch_std, of="advantages")
+    assert got.kl == KL(coef=0.5)
+    assert got.entropy == Entropy(target=0.3)
+    assert got.weight == use(weights.masked, high=3.0)
+    assert got.multipliers == (use(multipliers.marked_only), use(multipliers.unlikely_only, below=0.8))
+    assert got.old == "sampler"
+    assert build_algorithm({"name": "grpo", "kl": None}).kl is None
+    assert build_algorithm({"name": "grpo", "kl": {"estimator": "k1"}}).kl == KL(use(penalties.k1), coef=0.04)
+    assert build_algorithm({"name": "fipo", "multipliers": None}).multipliers == ()
+    assert (
+        build_algorithm({"name": "dapo", "multipliers": "unlikely_only"}).multipliers[0].name
+        == "unlikely_only"
+    )
+    assert build_algorithm({}) is PRESETS["dapo"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("gropo", "did you mean grpo?"),
+        ("zzz", "known: "),
+        (7, "neither a name nor a mapping"),
+        ({"name": ["grpo"]}, "no name"),
+        ({"surrogate": {"name": 3}}, "no name"),
+        ({3: 4}, "no such axis"),
+        ({"kl": {3: 4}}, "no such setting"),
+        ({"surrogate": {3: 4}}, "no such setting"),
+        ({"surogate": "clip"}, "did you mean surrogate?"),
+        ({"surrogate": "clipp"}, "did you mean clip?"),
+        ({"surrogate": 3}, "neither a name nor a mapping"),
+        ({"surrogate": {"clip_hihg": 0.3}}, "did you mean clip_high?"),
+        ({"surrogate": {"clip_high": -1}}, "greater than 0"),
+        ({"surrogate": {"clip_high": "much"}}, "valid number"),
+        ({"surrogate": None}, "cannot be empty"),
+        ({"advantage": {"name": "group_zscore", "ddof": 2}}, "0 or 1"),
+        ({"advantage": {"eps": float("nan")}}, "greater than or equal to 0"),
+        ({"whiten": {"of": "rewards"}}, "needs a name"),
+        ({"kl": {"coeff": 1}}, "did you mean coef?"),
+        ({"kl": {"place": "los"}}, "'loss' or 'reward'"),
+        ({"kl": {"coef": -1}}, "greater than or equal to 0"),
+        ({"kl": {"target": 0}}, "greater than 0"),
+        ({"kl": {"refresh_every": 0}}, "greater than or equal to 1"),
+        ({"kl": {"refresh_mix": 2}}, "less than or equal to 1"),
+        ({"kl": {"estimator": "k4"}}, "did you mean k"),
+        ({"old": "nobody"}, "'trainer' or 'sampler'"),
+        ({"multipliers": 3}, "not a list"),
+        ({"multipliers": [None]}, "neither a name nor a mapping"),
+        ({"advantage": "gae.py"}, "unknown"),
+        ({"advantage": "gone.py:mine"}, "no such file"),
+    ],
+)
+def test_mistakes_name_the_axis_and_the_remedy(spec, says: str) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm|gone") as caught:
+        build_algorithm(spec)
+    assert says in str(caught.value)
+
+
+def test_a_users_own_function(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def best_only(rewards, *, bonus: float = 1.0):\n"
+        "    return bonus * (rewards == rewards.max()).double()\n"
+        "def scaled(rewards, bonus): return rewards * bonus\n"
+        "def rough(rewards, *, x: 'Missing' = 1): return rewards\n"
+        "def steep(ratio, advantages, gap): return -ratio.square() * advantages\n"
+    )
+    got = build_algorithm({"name": "grpo", "advantage": {"name": "mine.py:best_only", "bonus": 2}}, tmp_path)
+    assert got.advantage.all_settings == {"bonus": 2.0}
+    described = describe(got)
+    assert described["advantage"] == {"name": "mine.py:best_only", "bonus": 2.0}
+    assert build_algorithm(described, tmp_path) == got
+    again = build_algorithm({**described, "advantage": {**described["advantage"], "bonus": 3}}, tmp_path)
+    assert again.advantage.all_settings == {"bonus": 3.0}
+    assert build_algorithm({"name": "grpo", "surrogate": "mine.py:steep"}, tmp_path).needs >= {"gap"}
+    for function, says in {
+        "best_onl": "defines no function",
+        "scaled": "settings stand after a *",
+        "rough": "'Missing'",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            build_algorithm(
+                {"advantage": {"name": f"mine.py:{function}", **({"x": 2} if function == "rough" else {})}},
+                tmp_path,
+            )
+        assert says in str(caught.value)
+
+
+def test_every_axis_knows_the_data_its_functions_ask_for() -> None:
+    for axis, functions in AXES.items():
+        for function in functions:
+            assert set(use(function).needs) <= data_of(axis), (axis, function)
+
+
+# --- contradictions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("ppo", "vapo")])
+def test_presets_do_not_contradict_themselves(name: str) -> None:
+    assert contradictions(PRESETS[name], group_size=8, updates=1) == []
+
+
+GRPO = replace(PRESETS["grpo"], kl=None)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        (PRESETS["ppo"], "critic"),
+        (replace(GRPO, surrogate=use(surrogates.cispo, cap=0.28)), "1 + eps_high"),
+        (replace(GRPO, surrogate=use(surrogates.cispo, floor=1.2)), "floor above 1"),
+        (replace(GRPO, surrogate=use(surrogates.clip, dual_clip=1.2)), "above 1 + clip_high"),
+        (replace(GRPO, kl=KL(coef=0.0)), "kl: null"),
+        (replace(GRPO, kl=KL(coef=0.0, target=5.0)), "no target raises it"),
+        (replace(GRPO, kl=KL(use(penalties.full), place="reward")), "in the loss only"),
+        (replace(GRPO, kl=KL(use(penalties.k1), place="reward", gradient="ratio")), "carries none"),
+        (replace(GRPO, kl=KL(use(penalties.full), level="response")), "exact by token"),
+        (replace(GRPO, kl=KL(use(penalties.full), gradient="ratio")), "exact by token"),
+        (replace(GRPO, kl=KL(use(penalties.full), target=5.0)), "sampled log-ratios"),
+        (replace(GRPO, kl=KL(refresh_mix=0.6)), "nothing to mix"),
+        (replace(GRPO, kl=KL(refresh_every=9, refresh_mix=0.0)), "never moves"),
+        (replace(GRPO, entropy=Entropy()), "weighs nothing"),
+        (replace(GRPO, ratio=use(ratios.on_policy)), "always 1"),
+        (replace(PRESETS["dppo"], ratio=use(ratios.sequence)), "has no effect"),
+        (replace(GRPO, old="sampler", weight=use(weights.truncated)), "nothing to correct"),
+        (replace(PRESETS["entropy_80_20"], old="sampler"), "old_entropy is only known"),
+        (replace(GRPO, multipliers=(use(multipliers.marked_only),)), "name a mark"),
+        (replace(GRPO, mark=use(multipliers.top_entropy)), "nothing uses"),
+        (replace(GRPO, weight=use(weights.masked, low=5.0, high=2.0)), "low 5 must lie below high 2"),
+    ],
+)
+def test_contradictions_are_refused_with_the_reason(algorithm, says: str) -> None:
+    found = contradictions(algorithm, group_size=8, updates=1)
+    assert len(found) == 1
+    assert says in found[0]
+
+
+def test_a_group_of_one_needs_an_estimator_without_siblings() -> None:
+    for name, algorithm in PRESETS.items():
+        alone = contradictions(algorithm, group_size=1, updates=1)
+        needs_none = name in {"reinforce", "remax", "reinforce_pp", "grpo_process"}
+        assert (alone == []) == needs_none, name
+    assert contradictions(replace(PRESETS["remax"], filter=PRESETS["dapo"].filter), 1, 1) == [
+        "rollout.group_size 1: a single completion is never informative; use filter: null"
+    ]
+
+
+def test_several_updates_need_a_ratio() -> None:
+    assert "ratio token" in contradictions(PRESETS["reinforce"], 8, updates=2)[0]
+    assert contradictions(GRPO, 8, updates=4) == []
+
+
+def test_opsm_measures_drift_against_the_sampler_itself() -> None:
+    assert contradictions(replace(GRPO, old="sampler", weight=use(weights.off_policy_mask)), 8, 4) == []

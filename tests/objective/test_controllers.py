@@ -1,0 +1,49 @@
+"""Controllers and group filters by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from covey.objective.controllers import adaptive_entropy, adaptive_kl
+from covey.objective.filters import informative, pass_rate_band
+
+
+@pytest.mark.parametrize(
+    ("kl", "completions", "expected"),
+    [
+        (6.0, 1000, 0.1),  # on target
+        (6.6, 1000, 0.1 * (1 + 0.1 * 0.1)),  # 10 % above, a tenth of the horizon
+        (60.0, 1000, 0.1 * (1 + 0.2 * 0.1)),  # the error is clipped at 20 %
+        (0.0, 1000, 0.1 * (1 - 0.2 * 0.1)),
+        (0.0, 10**6, 0.1 * 0.8),  # never by more than 20 %, however many completions
+        (-3.0, 1000, 0.1 * (1 - 0.2 * 0.1)),  # k1 can be negative
+    ],
+)
+def test_adaptive_kl(kl: float, completions: int, expected: float) -> None:
+    assert adaptive_kl(0.1, kl, 6.0, completions, 10_000) == pytest.approx(expected)
+
+
+def test_adaptive_entropy_steps_towards_the_target_within_its_range() -> None:
+    assert adaptive_entropy(0.01, 0.1, 0.2) == pytest.approx(0.015)
+    assert adaptive_entropy(0.01, 0.3, 0.2) == pytest.approx(0.005)
+    assert adaptive_entropy(0.0, 0.3, 0.2) == 0.0
+    assert adaptive_entropy(0.1, 0.1, 0.2) == 0.1
+    assert adaptive_entropy(0.01, 0.1, 0.2, step=0.5, highest=0.3) == 0.3
+
+
+def test_informative_compares_rewards_and_not_their_std() -> None:
+    assert not informative(torch.full((7,), 0.7, dtype=torch.float64))
+    assert informative(torch.tensor([0.7, 0.7, 0.7 + 1e-15], dtype=torch.float64))
+    assert not informative(torch.tensor([1.0]))
+
+
+def test_pass_rate_band_is_open_at_both_ends() -> None:
+    half = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    assert pass_rate_band(half, low=0.2, high=0.8)
+    assert not pass_rate_band(half, low=0.5, high=0.8)
+    assert not pass_rate_band(half, low=0.2, high=0.5)
+    assert not pass_rate_band(torch.zeros(4)) and not pass_rate_band(torch.ones(4))
+    # A reward passes above the threshold, not at it.
+    assert not pass_rate_band(torch.tensor([0.5, 0.5]))
+    assert pass_rate_band(torch.tensor([0.5, 0.2]), threshold=0.3)

@@ -1,0 +1,148 @@
+"""Metrics by hand: computed beside the loss, of the algorithm's own ratio."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from covey.objective import penalties, ratios, weights
+from covey.objective.algorithms import PRESETS
+from covey.objective.choice import use
+from covey.objective.diagnostics import (
+    gradient_shares,
+    group_metrics,
+    observe,
+    push,
+    text_metrics,
+    token_metrics,
+)
+from covey.objective.loss import policy_loss
+from covey.objective.penalties import KL
+from tests.fakes import group
+from tests.objective.test_loss import algorithm, made_terms, t
+
+
+def seen(chosen, terms) -> dict[str, float]:
+    return token_metrics([observe(chosen, terms, policy_loss(chosen, terms))], chosen)
+
+
+def test_clip_shares_count_trained_tokens() -> None:
+    # Ratios 3/2 (A > 0, clipped), 1, 1/2 (A < 0, clipped): a third each; both are silent.
+    metrics = seen(algorithm(), made_terms())
+    assert metrics["clip/high"] == pytest.approx(1 / 3)
+    assert metrics["clip/low"] == pytest.approx(1 / 3)
+    assert metrics["clip/silent"] == pytest.approx(2 / 3)
+    assert metrics["ratio/mean"] == pytest.approx(1.0)
+    assert metrics["ratio/q50"] == pytest.approx(1.0)
+    assert math.isnan(metrics["entropy"])
+
+
+def test_clipping_is_seen_in_the_algorithms_own_ratio() -> None:
+    # The sequence ratio of the first completion is sqrt(3/2) = 1.22 on both its tokens.
+    metrics = seen(algorithm(ratio=use(ratios.sequence)), made_terms())
+    assert metrics["clip/high"] == pytest.approx(2 / 3)
+    assert metrics["ratio/q50"] == pytest.approx(math.sqrt(1.5))
+
+
+def test_tokens_without_advantage_are_not_silenced() -> None:
+    metrics = seen(algorithm(), made_terms(advantages=t([0, 0], [-2, 0])))
+    assert metrics["clip/silent"] == pytest.approx(1 / 3)
+
+
+def test_sampler_gap_and_rollout_weights() -> None:
+    # Gaps .5, 0 and 1; trainer / sampler 1.65, 1, 2.72; IcePop to [.5, 2] drops the last.
+    terms = made_terms(sampler_logprobs=t([-1.5, -2], [-4, 9]))
+    metrics = seen(algorithm(weight=use(weights.masked, low=0.5, high=2.0)), terms)
+    assert metrics["sampler_gap/mean"] == pytest.approx(0.5)
+    assert metrics["sampler_gap/max"] == pytest.approx(1.0)
+    assert metrics["weight/zero"] == pytest.approx(1 / 3)
+    assert metrics["weight/mean"] == pytest.approx((math.exp(0.5) + 1) / 3)
+    assert "weight/mean" not in seen(algorithm(), terms)
+
+
+def test_kl_and_loss_parts() -> None:
+    terms = made_terms(ref_logprobs=t([-1, -2], [-3, 0]), entropy=t([1, 2], [6, 99]))
+    chosen = algorithm(kl=KL(use(penalties.k3), coef=0.5))
+    metrics = seen(chosen, terms)
+    k1 = [math.log(1.5), 0, -math.log(2)]
+    k3 = [math.exp(-d) + d - 1 for d in k1]
+    assert metrics["kl/token_k1"] == pytest.approx(sum(k1) / 3)
+    assert metrics["kl/token_k3"] == pytest.approx(sum(k3) / 3)
+    assert metrics["kl/completion_k1"] == pytest.approx(sum(k1) / 2)
+    assert metrics["entropy"] == pytest.approx(3.0)
+    loss = policy_loss(chosen, terms)
+    assert metrics["loss"] == pytest.approx(loss.total.item())
+    assert metrics["policy_loss"] == pytest.approx(loss.policy.item())
+    assert metrics["kl_loss"] == pytest.approx(loss.kl.item())
+
+
+def test_observations_of_a_step_are_joined() -> None:
+    chosen, terms = algorithm(), made_terms()
+    one = observe(chosen, terms, policy_loss(chosen, terms))
+    two = token_metrics([one, one], chosen)
+    assert two["loss"] == pytest.approx(2 * token_metrics([one], chosen)["loss"])
+    assert two["clip/high"] == pytest.approx(1 / 3)
+    assert token_metrics([], chosen) == {}
+
+
+def test_observing_leaves_the_gradient_alone() -> None:
+    chosen, terms = algorithm(), made_terms()
+    loss = policy_loss(chosen, terms)
+    loss.total.backward()
+    observe(chosen, terms, loss)
+    assert not push(chosen, terms).requires_grad
+
+
+def test_group_metrics_count_dead_groups_by_their_kind() -> None:
+    groups = [group([1, 1]), group([0, 0, 0]), group([1, 0], [2, 6]), group([math.nan, 1])]
+    metrics = group_metrics(groups)
+    assert metrics["groups/count"] == 4
+    assert metrics["groups/dead"] == 0.75
+    assert metrics["groups/dead_right"] == 0.25
+    assert metrics["groups/dead_wrong"] == 0.25
+    assert metrics["groups/effective_completions"] == 2
+    assert metrics["reward/mean"] == pytest.approx(4 / 8)
+    assert metrics["reward/std"] == pytest.approx(0.5)
+    assert metrics["reward/unscorable"] == pytest.approx(1 / 9)
+    assert metrics["reward/answer/mean"] == pytest.approx(4 / 8)
+    assert metrics["accuracy"] == pytest.approx(4 / 9)
+    assert metrics["length/right"] == pytest.approx((3 + 3 + 2 + 3) / 4)
+    assert metrics["length/wrong"] == pytest.approx((3 * 3 + 6 + 3) / 5)
+    assert metrics["length/mean"] == pytest.approx((3 * 7 + 2 + 6) / 9)
+    assert metrics["length/truncated"] == 0
+
+
+def test_gradient_shares_by_pass_rate() -> None:
+    # Pass rates 1/2 and 3/4: buckets [.5, .75) and [.75, 1]; masses 1 + 1 and 3 + 1 + 1 + 1.
+    groups = [group([1, 0]), group([1, 1, 1, 0])]
+    shares = gradient_shares(groups, np.array([1, 1, 1, 1, 1, 3.0]))
+    assert shares["gradient_share/pass_rate_0.50_0.75"] == pytest.approx(0.25)
+    assert shares["gradient_share/pass_rate_0.75_1.00"] == pytest.approx(0.75)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert gradient_shares(groups, np.zeros(6)) == {}
+
+
+def test_text_metrics() -> None:
+    texts = ["Wait, let me check.", "hello мир", "a b c d a b c d", "a b c d a b c d"]
+    metrics = text_metrics(texts)
+    assert metrics["text/reflection"] == pytest.approx(2 / 4)
+    assert metrics["text/mixed_scripts"] == pytest.approx(1 / 4)
+    # Windows of four words: abcd bcda cdab dabc abcd, one of five repeated, in two texts of four.
+    assert metrics["text/repetition"] == pytest.approx(0.2 * 2 / 4)
+    assert metrics["text/duplicates"] == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_on_policy_every_preset_pushes_by_its_advantage(name: str) -> None:
+    # On-policy the push is the advantage, times the masks; a mean over tokens for ratios of sequences.
+    chosen = replace(PRESETS[name], multipliers=(), kl=None)
+    terms = made_terms(logprobs=t([-1, -2], [-3, 0]), marked=torch.tensor([[True, False], [True, False]]))
+    terms = replace(terms, old_logprobs=terms.logprobs)
+    expected = t([1, 1], [-2, 0])
+    if chosen.ratio.name == "response" and chosen.surrogate.name != "vespo":
+        expected = t([2, 2], [-2, 0])
+    torch.testing.assert_close(push(chosen, terms), expected)

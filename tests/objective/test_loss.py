@@ -1,0 +1,219 @@
+"""The loss of a micro-batch: axes evaluated once, by name, with the totals of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from covey.objective import multipliers, penalties, ratios, reductions, surrogates, weights
+from covey.objective.algorithms import PRESETS, Algorithm, Entropy
+from covey.objective.choice import Choice, use
+from covey.objective.diagnostics import push
+from covey.objective.loss import Terms, penalty, policy_loss, policy_values
+from covey.objective.penalties import KL
+from covey.objective.reductions import Totals
+from tests.objective.table import evaluated, leaves, made_batch, made_groups, terms_of
+
+MASK = torch.tensor([[1, 1], [1, 0]]).bool()
+TOTALS = Totals(tokens=6, completions=4, prompts=2, max_tokens=10)
+LOG = math.log
+
+
+def t(*rows: list[float], grad: bool = False) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64, requires_grad=grad)
+
+
+def made_terms(**changes) -> Terms:
+    """Ratios 3/2 and 1, and 1/2; advantages 1 and -2; part of a step of six tokens."""
+    old = t([-1, -2], [-3, 0])
+    given = {
+        "logprobs": (old + t([LOG(1.5), 0], [LOG(0.5), 0])).requires_grad_(),
+        "mask": MASK,
+        "advantages": t([1, 1], [-2, 0]),
+        "old_logprobs": old,
+        "totals": TOTALS,
+        "group_tokens": torch.tensor([3, 3]),
+    }
+    return Terms(**{**given, **changes})
+
+
+def algorithm(**changes) -> Algorithm:
+    return replace(replace(PRESETS["grpo"], kl=None), **changes)
+
+
+def test_grpo_by_hand() -> None:
+    # Tokens: -min(1.5, 1.2) = -1.2; -1; and A = -2, rho = 1/2: -min(-1, -1.6) = 1.6.
+    # By sequence: (-1.2 - 1) / 2 / 4 + 1.6 / 1 / 4. Gradient: only the second token is unclipped: -1/8.
+    terms = made_terms()
+    loss = policy_loss(algorithm(), terms)
+    assert loss.total.item() == pytest.approx(-2.2 / 8 + 1.6 / 4)
+    loss.total.backward()
+    (slope,) = torch.autograd.grad(policy_loss(algorithm(), x := made_terms()).total, x.logprobs)
+    torch.testing.assert_close(slope, t([0, -1 / 8], [0, 0]))
+
+
+def test_every_reduction_uses_the_totals_of_the_step() -> None:
+    values = [-1.2, -1.0, 1.6]
+    expected = {
+        reductions.token_mean: sum(values) / 6,
+        reductions.sequence_mean: (values[0] + values[1]) / 2 / 4 + values[2] / 4,
+        reductions.sequence_sum: sum(values) / 4,
+        reductions.constant_length: sum(values) / 40,
+        reductions.prompt_mean: sum(values) / 3 / 2,
+    }
+    for reduce, value in expected.items():
+        got = policy_loss(algorithm(reduce=use(reduce)), made_terms()).total
+        assert got.item() == pytest.approx(value), reduce
+
+
+def test_kl_and_entropy_share_the_reduction_and_are_reported_apart() -> None:
+    # d = log pi - log ref = log 2 everywhere: k3 = log 2 - 1/2; entropy 3 everywhere. Token weight 1/6.
+    terms = made_terms(entropy=t([3, 3], [3, 99]))
+    terms = replace(terms, ref_logprobs=terms.logprobs - LOG(2))
+    chosen = algorithm(kl=KL(coef=0.5), entropy=Entropy(coef=0.1), reduce=use(reductions.token_mean))
+    loss = policy_loss(chosen, terms)
+    k3 = LOG(2) - 0.5
+    assert loss.policy.item() == pytest.approx(-0.6 / 6)
+    assert loss.kl.item() == pytest.approx(k3 / 2)
+    assert loss.entropy.item() == pytest.approx(1.5)
+    assert loss.total.item() == pytest.approx(-0.6 / 6 + 0.5 * k3 / 2 - 0.1 * 1.5)
+    steered = policy_loss(chosen, terms, kl_coef=2.0, entropy_coef=0.0).total
+    assert steered.item() == pytest.approx(-0.6 / 6 + 2 * k3 / 2)
+
+
+def test_factors_multiply_the_policy_term_alone_and_are_detached() -> None:
+    terms = made_terms(sampler_logprobs=t([-1 - LOG(2), -2], [-3, 0]))
+    terms = replace(terms, ref_logprobs=terms.logprobs - LOG(2))
+    chosen = algorithm(kl=KL(coef=1.0), weight=use(weights.decoupled))
+    plain, weighted = (policy_loss(a, terms) for a in (replace(chosen, weight=None), chosen))
+    assert weighted.kl == plain.kl
+    assert weighted.policy.item() == pytest.approx((-2.4 - 1) / 8 + 1.6 / 4)
+    values = policy_values(chosen, replace(terms, ratio=chosen.ratio(terms)))
+    torch.testing.assert_close(values, t([-2.4, -1], [1.6, 0]))
+
+
+def test_a_users_functions_need_not_know_about_padding_or_detaching() -> None:
+    def flat(ratio):
+        return ratio * 0 + 1.0
+
+    def doubled(logprobs):
+        return 2 * logprobs / logprobs.detach().where(logprobs != 0, 1.0)
+
+    # 1 on three trained tokens of the step's six, whatever stands on the padding.
+    terms = made_terms()
+    chosen = algorithm(surrogate=use(flat), reduce=use(reductions.token_mean))
+    assert policy_loss(chosen, terms).total.item() == pytest.approx(3 / 6)
+    # A factor of 2 that depends on log pi: the value doubles, the gradient doubles and no more.
+    chosen = algorithm(multipliers=(use(doubled),))
+    plain, twice = (policy_loss(a, terms).total for a in (algorithm(), chosen))
+    assert twice.item() == pytest.approx(2 * plain.item())
+    slopes = [torch.autograd.grad(loss, terms.logprobs, retain_graph=True)[0] for loss in (plain, twice)]
+    torch.testing.assert_close(slopes[1], 2 * slopes[0])
+
+
+def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
+    terms = made_terms(ref_logprobs=t([-1, -2], [-3, 0]))
+    chosen = algorithm(kl=KL(use(penalties.k1), coef=9.0, place="reward"))
+    assert policy_loss(chosen, terms).total == policy_loss(algorithm(), terms).total
+
+
+def test_a_users_estimator_keeps_its_settings() -> None:
+    def scaled(difference, *, factor=1.0):
+        return difference * factor
+
+    terms = made_terms(ref_logprobs=t([-1, -2], [-3, 0]))
+    terms = replace(terms, ratio=ratios.token(terms.log_ratio))
+    got = penalty(KL(use(scaled, factor=3.0)), terms)
+    torch.testing.assert_close(got, 3 * t([LOG(1.5), 0], [LOG(0.5), 0]))
+
+
+def test_the_exact_kl_is_taken_as_it_is() -> None:
+    terms = made_terms(full_kl=t([1, 2], [3, 99]))
+    loss = policy_loss(algorithm(kl=KL(use(penalties.full), coef=1.0)), terms)
+    assert loss.kl.item() == pytest.approx(1.5 / 4 + 3 / 4)
+
+
+def test_terms_hold_what_functions_ask_for_by_name() -> None:
+    terms = made_terms(sampler_logprobs=t([-1.5, -2], [-4, 9]), ref_logprobs=t([-1, -1], [-1, 9]))
+    torch.testing.assert_close(terms.log_ratio, t([LOG(1.5), 0], [LOG(0.5), 0]))
+    torch.testing.assert_close(terms.gap, t([0.5, 0], [1, 0]))
+    torch.testing.assert_close(terms.difference, t([LOG(1.5), -1], [-2 + LOG(0.5), 0]))
+    assert terms.lengths.tolist() == [2, 1]
+    far = made_terms(old_logprobs=t([-101, -2], [-3, 0]), sampler_logprobs=t([-1, 98], [-3, 0]))
+    assert far.log_ratio[0, 0] == 20 and far.gap[0].tolist() == [-20, -20]
+
+
+def test_choices_are_equal_if_they_compute_the_same() -> None:
+    assert use(surrogates.clip) == use(surrogates.clip, clip_low=0.2)
+    assert use(surrogates.clip) != use(surrogates.clip, clip_low=0.1)
+    assert use(surrogates.clip) != use(surrogates.vanilla)
+    assert use(surrogates.clip) != "clip"
+    assert len({use(surrogates.clip), use(surrogates.clip, clip_low=0.2)}) == 1
+    with pytest.raises(TypeError, match="no setting"):
+        Choice(surrogates.clip, {"clip_lo": 0.1})
+
+
+def test_a_choice_takes_its_data_by_name() -> None:
+    data = SimpleNamespace(mask=1, share=2, values=3)
+    choice = use(lambda values, mask, *, share=0.5: (values, mask, share), share=7)
+    assert choice(data) == (3, 1, 7)
+    assert choice.needs == ("values", "mask")
+    assert choice.all_settings == {"share": 7}
+
+
+# --- what an algorithm needs ----------------------------------------------------------------------
+
+
+def test_a_bare_function_is_a_choice() -> None:
+    mine = Algorithm(lambda rewards: rewards, multipliers=(use(multipliers.unlikely_only),))
+    assert mine.advantage.needs == ("rewards",)
+    assert mine.needs_reference is False and mine.skips_idle
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "old", "skips"),
+    [
+        ("dapo", False, False, True),
+        ("grpo", True, False, False),  # a KL in the loss pulls idle completions too
+        ("rloo", True, True, True),  # in the reward it needs the sampled log-probs beforehand
+        ("clip_cov", False, True, True),
+        ("kl_cov", False, True, False),  # marked tokens are pulled whatever their advantage
+        ("entropy_80_20", False, True, True),
+    ],
+)
+def test_what_an_algorithm_needs(name: str, reference: bool, old: bool, skips: bool) -> None:
+    chosen = PRESETS[name]
+    assert (chosen.needs_reference, chosen.needs_old, chosen.skips_idle) == (reference, old, skips)
+
+
+def test_an_entropy_bonus_and_an_unknown_surrogate_keep_idle_completions() -> None:
+    assert not replace(PRESETS["dapo"], entropy=Entropy(0.1)).skips_idle
+    assert not replace(PRESETS["dapo"], surrogate=use(lambda ratio: ratio)).skips_idle
+
+
+def test_needs_name_the_data_of_all_axes() -> None:
+    assert {"rewards", "old_entropy", "marked", "log_ratio"} <= PRESETS["entropy_80_20"].needs
+    assert "ref_logprobs" in PRESETS["grpo"].needs
+    exact = algorithm(kl=KL(use(penalties.full)))
+    assert "full_kl" in exact.needs and "ref_logprobs" not in exact.needs
+    assert "entropy" in algorithm(entropy=Entropy(0.1)).needs
+
+
+# --- how hard a token is pushed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dapo", "cispo", "gspo", "dppo", "icepop"])
+def test_push_is_the_gradient_before_the_reduction(name: str) -> None:
+    from tests.objective.table import ALGORITHMS
+
+    chosen = replace(ALGORITHMS[name], reduce=use(reductions.sequence_sum))
+    batch, policy = made_batch(chosen, made_groups()), leaves()
+    terms = terms_of(batch, policy)
+    _, slope = evaluated(chosen, batch)
+    by_row = slope.logprobs[[int(i[-1]) - 1000 for i in batch.tokens], : batch.mask.shape[1]]
+    torch.testing.assert_close(push(chosen, terms), -by_row * terms.totals.completions)

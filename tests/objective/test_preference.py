@@ -1,0 +1,107 @@
+"""Offline losses by hand, and their gradients by finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from covey.objective.preference import dpo, ipo, kto, log_sigmoid, orpo, reward_model, simpo
+
+LOG = math.log
+
+
+def v(*values: float, grad: bool = False) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
+
+
+def slope(loss: Tensor, x: Tensor) -> list[float]:
+    return torch.autograd.grad(loss.sum(), x, retain_graph=True)[0].tolist()
+
+
+def test_log_sigmoid_does_not_overflow() -> None:
+    assert log_sigmoid(v(0, -800, 800)).tolist() == pytest.approx([-LOG(2), -800, 0])
+    assert log_sigmoid(torch.tensor([-200.0])).isfinite()
+
+
+def test_dpo() -> None:
+    # Chosen up by log 3 against the reference, rejected unchanged; beta 1: sigmoid(log 3) = 3/4.
+    chosen, rejected = v(-1, grad=True), v(-2, grad=True)
+    loss = dpo(chosen, rejected, v(-1 - LOG(3)), v(-2), beta=1.0)
+    assert loss.tolist() == pytest.approx([-LOG(0.75)])
+    assert slope(loss, chosen) == pytest.approx([-0.25])
+    assert slope(loss, rejected) == pytest.approx([0.25])
+    smoothed = dpo(chosen, rejected, v(-1 - LOG(3)), v(-2), beta=1.0, label_smoothing=0.1)
+    assert smoothed.tolist() == pytest.approx([-0.9 * LOG(0.75) - 0.1 * LOG(0.25)])
+    # beta scales the margin: 2 log 3 gives 9/10.
+    assert dpo(chosen, rejected, v(-1 - LOG(3)), v(-2), beta=2.0).tolist() == pytest.approx([-LOG(0.9)])
+
+
+def test_ipo_averaged_and_summed() -> None:
+    # Log-ratios 6 over 3 tokens and -4 over 2; tau 1/2 aims at a margin of 1.
+    chosen, rejected = v(-1, grad=True), v(-9, grad=True)
+    arguments = (chosen, rejected, v(-7), v(-5), v(3), v(2))
+    averaged = ipo(*arguments, tau=0.5)
+    assert averaged.tolist() == pytest.approx([(2 + 2 - 1) ** 2])
+    assert slope(averaged, chosen) == pytest.approx([2 * 3 / 3])
+    summed = ipo(*arguments, tau=0.5, level="summed")
+    assert summed.tolist() == pytest.approx([(6 + 4 - 1) ** 2])
+    assert slope(summed, rejected) == pytest.approx([-2 * 9])
+
+
+def test_kto() -> None:
+    # Log-ratio log 3 above a reference point of 0: sigmoid 3/4 if desirable, 1/4 if not.
+    x = v(LOG(3), LOG(3), grad=True)
+    desirable = torch.tensor([True, False])
+    loss = kto(x, desirable, v(-5.0, -5.0), beta=1.0, desirable_weight=2.0, undesirable_weight=1.0)
+    assert loss.tolist() == pytest.approx([2 * 0.25, 0.75])
+    assert slope(loss, x) == pytest.approx([-2 * 3 / 16, 3 / 16])
+    # z0 = log 3 brings both to sigmoid(0); it carries no gradient.
+    z0 = v(LOG(3), grad=True)
+    loss = kto(x, desirable, z0, beta=1.0)
+    assert loss.tolist() == pytest.approx([0.5, 0.5])
+    assert torch.autograd.grad(loss.sum(), z0, allow_unused=True)[0] is None
+
+
+def test_orpo() -> None:
+    # Per-token probabilities 3/4 (one token) and 1/2 (two tokens): odds 3 and 1, log-odds ratio log 3.
+    chosen, rejected = v(LOG(0.75), grad=True), v(2 * LOG(0.5), grad=True)
+    loss = orpo(chosen, rejected, v(1), v(2), lam=0.5)
+    assert loss.tolist() == pytest.approx([-LOG(0.75) - 0.5 * LOG(0.75)])
+    assert orpo(chosen, rejected, v(1), v(2), lam=0.0).tolist() == pytest.approx([-LOG(0.75)])
+    assert orpo(v(0.0), v(-1), v(1), v(1)).isfinite().all()
+
+
+def test_simpo() -> None:
+    # Averages -1 and -2, beta 2: margin 2, minus gamma 2 - log 3: sigmoid(log 3) = 3/4.
+    chosen, rejected = v(-3, grad=True), v(-4, grad=True)
+    loss = simpo(chosen, rejected, v(3), v(2), beta=2.0, gamma=2 - LOG(3))
+    assert loss.tolist() == pytest.approx([-LOG(0.75)])
+    assert slope(loss, chosen) == pytest.approx([-0.25 * 2 / 3])
+    assert slope(loss, rejected) == pytest.approx([0.25 * 2 / 2])
+
+
+def test_reward_model() -> None:
+    up, down = v(LOG(3), grad=True), v(0.0)
+    loss = reward_model(up, down)
+    assert loss.tolist() == pytest.approx([-LOG(0.75)])
+    assert slope(loss, up) == pytest.approx([-0.25])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda a, b: dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5, label_smoothing=0.2),
+        lambda a, b: ipo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), v(3, 2), v(2, 5)),
+        lambda a, b: kto(a - b, torch.tensor([True, False]), v(0.1, 0.1)),
+        lambda a, b: orpo(a, b, v(3, 2), v(2, 5)),
+        lambda a, b: simpo(a, b, v(3, 2), v(2, 5)),
+        reward_model,
+    ],
+    ids=["dpo", "ipo", "kto", "orpo", "simpo", "reward_model"],
+)
+def test_gradients_by_finite_differences(loss) -> None:
+    assert gradcheck(loss, (v(-1.0, -2.5, grad=True), v(-2.0, -1.4, grad=True)))
