@@ -135,6 +135,7 @@ class StandIn:
         self.calls = 0
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
+        """The candidate's answer, or its exception."""
         self.calls += 1
         send(PEER, {"id": self.calls, "args": encode(args), "settings": encode(settings)})
         reply = self.answer()
