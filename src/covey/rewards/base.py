@@ -13,7 +13,7 @@ from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring
 from covey.config.usercode import load_function
-from covey.rewards import answers, formats, length
+from covey.rewards import answers, code, formats, gym, judge, language, length, structured
 from covey.rewards.contract import PROVIDED, Reward, RewardError
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
@@ -28,7 +28,20 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         answers.exact_answer,
         formats.think_format,
         formats.answer_format,
+        formats.regex_match,
+        structured.json_schema,
+        structured.tool_calls,
+        code.code_tests,
+        code.compiles,
+        judge.judge,
+        gym.gym_answer,
+        language.language_consistency,
         length.soft_overlong,
+        length.cosine_length,
+        length.short_in_group,
+        length.repetition,
+        length.duplicates,
+        length.majority_vote,
     )
 }
 
@@ -48,10 +61,10 @@ def load_rewards(
         raise ConfigError(f"rewards: a function is named twice: {', '.join(names)}")
     for reward in rewards:
         gate, _, right = (reward.gated_by or names[0]).partition(":")
-        if gate not in names or gate == reward.gated_by == reward.name or right not in ("", "right"):
+        if gate not in names or right not in ("", "right"):
             raise ConfigError(
-                f"rewards: {reward.name} is gated_by {reward.gated_by!r}; it takes the name of another reward "
-                f"of this run, or name:right{hint(gate, names)}"
+                f"rewards: {reward.name} is gated_by {reward.gated_by!r}; it takes the name of another "
+                f"reward of this run, or name:right{hint(gate, names)}"
             )
         if "sandbox" in reward.parameters:
             chosen = choose(**(sandbox or SandboxConfig()).model_dump()).sandbox

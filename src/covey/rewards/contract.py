@@ -22,12 +22,17 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from covey.sandbox.base import Result
+from covey.sandbox.client import verifier_server
+from covey.sandbox.confine import Limits
 from covey.types import Completion, CoveyError, Problem, Score, Status, StepRewards
 
 GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 SAMPLE_ARGUMENTS = {"prompt", "completion", "solution_str", "ground_truth", "data_source", "extra_info"}
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
+CHILDREN = "covey.rewards.children"
+LIMITS = Limits(wall=4.0, cpu=3, memory=1 << 30)
+"""Of a verifier in a child."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -176,6 +181,11 @@ class Reward:
     def broken(self, problem: Problem, what: str) -> RewardError:
         """An error that names the function and the problem."""
         return RewardError(f"reward {self.name} on problem {problem.id}: {what}")
+
+
+def in_child(name: str, *arguments: Any) -> Result:
+    """Call one of ``children``'s functions in a killable child."""
+    return verifier_server(CHILDREN).call(f"{CHILDREN}:{name}", *arguments, limits=LIMITS)
 
 
 def fault(result: Result) -> Status:

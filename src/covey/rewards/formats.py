@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from covey.rewards.contract import reward
+from covey.rewards.contract import fault, in_child, reward
 from covey.rewards.extract import THINK_CLOSE, THINK_OPEN, Completion, extract, text_of
-from covey.sandbox.client import verifier_server
-from covey.sandbox.confine import Limits
 from covey.types import Score
-
-LIMITS = Limits(wall=3.0, cpu=2, memory=1 << 30, output=1 << 16)
 
 
 def _think(*_: Any, **__: Any) -> str:
@@ -57,16 +52,10 @@ def regex_match(completion: Completion, *, pattern: str, whole: bool = False) ->
     if text is None:
         return Score(0.0, "no_answer")
     how = "fullmatch" if whole else "search"
-    result = verifier_server("re").call(f"{__name__}:matched", pattern, how, text, limits=LIMITS)
+    result = in_child("matched", pattern, how, text)
     if result.kind == "ok":
         return Score(float(result.value is not None), extracted=result.value)
     if result.kind == "error":  # re.error: the pattern is the user's
         raise ValueError(f"regex_match: {result.text}")
     points = None if result.kind == "lost" else 0.0
     return Score(points, fault(result), detail=f"pattern {pattern!r}")
-
-
-def matched(pattern: str, how: str, text: str) -> str | None:
-    """What a pattern matches. Runs in a child."""
-    match = getattr(re, how)(pattern, text)
-    return match[0][:500] if match else None

@@ -1,10 +1,17 @@
-"""Rewards that shape length and repetition."""
+"""Rewards that shape length and repetition. They see the whole group; L is a length in tokens."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any
 
+from covey.rewards.contract import reward
+from covey.rewards.extract import Completion, Rule, extract, text_of
+from covey.types import ConfigError
 
+
+@reward(concurrent=True)
 def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, **_: Any) -> list[float]:
     """0 up to ``limit - buffer`` tokens, falling linearly to -1 at ``limit``, -1 beyond.
 
@@ -13,4 +20,74 @@ def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, *
     >>> soft_overlong([[0] * 6, [0] * 9, [0] * 12], limit=10, buffer=2)
     [0.0, -0.5, -1.0]
     """
+    if not 0 < buffer <= limit:
+        raise ConfigError(f"soft_overlong: buffer {buffer} has to lie between 1 and limit {limit}")
     return [max(-1.0, min(0.0, (limit - buffer - len(ids)) / buffer)) for ids in completion_ids]
+
+
+@reward(concurrent=True)
+def cosine_length(
+    completion_ids: list[list[int]], *, limit: int, short: float = 1.0, long: float = 0.5, **_: Any
+) -> list[float]:
+    """From ``short`` for an empty completion along half a cosine to ``long`` at ``limit`` and beyond.
+
+    Demystifying long chain of thought, arXiv 2502.03373, C.1. Meant for right answers:
+    `gated_by: math_answer:right`.
+
+    >>> cosine_length([[], [0] * 5, [0] * 10, [0] * 20], limit=10)
+    [1.0, 0.75, 0.5, 0.5]
+    """
+    turns = [math.cos(math.pi * min(len(ids), limit) / limit) for ids in completion_ids]
+    return [long + (short - long) * (1 + turn) / 2 for turn in turns]
+
+
+@reward(concurrent=True)
+def short_in_group(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """1/2 for the shortest of the group to -1/2 for the longest; 0 for all if they are equal.
+
+    Kimi k1.5, arXiv 2501.12599, section 2.3.3. Meant for right answers.
+
+    >>> short_in_group([[0], [0] * 2, [0] * 3])
+    [0.5, 0.0, -0.5]
+    """
+    lengths = [len(ids) for ids in completion_ids]
+    span = max(lengths) - min(lengths)
+    return [0.5 - (n - min(lengths)) / span if span else 0.0 for n in lengths]
+
+
+@reward(concurrent=True)
+def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: Any) -> list[float]:
+    """Minus the share of n-grams of tokens that occurred before.
+
+    >>> repetition([[1, 2, 1, 2, 1, 2], [1, 2, 3, 4]], n=2)
+    [-0.6, 0.0]
+    """
+    grams = [[tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)] for ids in completion_ids]
+    return [len(set(g)) / len(g) - 1 if g else 0.0 for g in grams]
+
+
+@reward(concurrent=True)
+def duplicates(completions: list[Completion], **_: Any) -> list[float]:
+    """Minus the share of the other completions of the group that say exactly the same.
+
+    >>> duplicates(["a", "a", "b"])
+    [-0.5, -0.5, 0.0]
+    """
+    counts = Counter(map(text_of, completions))
+    others = max(len(completions) - 1, 1)
+    return [-(counts[text_of(c)] - 1) / others for c in completions]
+
+
+@reward(concurrent=True)
+def majority_vote(completions: list[Completion], *, rule: Rule = "boxed", **_: Any) -> list[float]:
+    """1 for the answer most of the group give, without any gold: TTRL, arXiv 2504.16084.
+
+    Answers are compared as texts; none is no vote. Ties go to the answer that was given first.
+
+    >>> majority_vote(["4", "5", "4"], rule="whole")
+    [1.0, 0.0, 1.0]
+    """
+    answers = [extract(c, rule) for c in completions]
+    votes = Counter(a for a in answers if a is not None)
+    winner = votes.most_common(1)[0][0] if votes else None
+    return [float(a is not None and a == winner) for a in answers]

@@ -57,8 +57,8 @@ UNITS = {
     word: words.split()[0]
     for words in """
         m meter metre; cm centimeter centimetre; mm millimeter; km kilometer; in inch inche; ft foot feet
-        mi mile; yd yard; s sec second; min minute; h hr hour; g gram; kg kilogram; l liter litre; ml milliliter
-        degree deg; dollar usd; mph
+        mi mile; yd yard; s sec second; min minute; h hr hour; g gram; kg kilogram
+        l liter litre; ml milliliter; degree deg; dollar usd; mph
     """.replace("\n", ";").split(";")
     for word in words.split()
 }

@@ -22,8 +22,8 @@ POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"])
 CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 WARM = r"""
 \frac{1}{2}; 1-\frac{1}{e}; 2^{-9}\sqrt{2}; 3x+4y^2-5(z-1); \frac{9}{4} \pi; x^2/4 = 1; \sin^2(x) \cos b;
-|x| \leq 3; \binom{5}{2} + 5!; \log_2 8 + \ln x; f(x)+x_1; e^{i\pi}; \sqrt[3]{x}; \infty; \sum_{k=0}^{n-1} F_{k};
-\begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}
+|x| \leq 3; \binom{5}{2} + 5!; \log_2 8 + \ln x; f(x)+x_1; e^{i\pi}; \sqrt[3]{x}; \infty;
+\sum_{k=0}^{n-1} F_{k}; \begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}
 """
 
 

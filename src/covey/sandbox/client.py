@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.sandbox.base import Result
-from covey.sandbox.confine import Limits, python_folders
+from covey.sandbox.confine import Limits, installed, python_folders
 from covey.sandbox.driver import READY
 from covey.sandbox.server import Request
 from covey.sandbox.wire import BadFrame, frame, read_frame
@@ -66,7 +66,6 @@ class ForkServer:
         exec_too: bool = False,
         path: Sequence[str] = (),
     ) -> None:
-        installed = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
         self.options = {
             "preload": list(preload),
             "readable": [*python_folders(), *readable],
@@ -74,7 +73,7 @@ class ForkServer:
             "syscalls": syscalls,
             "exec_too": exec_too,
             "package": str(Path(__file__).resolve().parents[1]),
-            "path": [*installed, *path],
+            "path": [*installed(), *path],
         }
         self.prefix = list(prefix)
         self.layers: list[str] = []

@@ -38,13 +38,23 @@ class Limits:
     """Bytes it may send back."""
 
 
+def installed() -> list[str]:
+    """The folders of installed packages."""
+    return [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
+
+
 def python_folders() -> list[str]:
     """What a Python child has to read: its libraries and this package, nothing of the project."""
-    package = Path(__file__).resolve().parents[1]
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, "/usr"}
     folders = [f"{p}/{lib}" for p in sorted(prefixes) for lib in ("lib", "lib64")]
-    folders += ["/lib", "/lib64", "/usr/share/zoneinfo", str(package)]
-    return [f for f in folders if Path(f).exists()]
+    folders += [
+        *installed(),
+        "/lib",
+        "/lib64",
+        "/usr/share/zoneinfo",
+        str(Path(__file__).resolve().parents[1]),
+    ]
+    return [f for f in dict.fromkeys(folders) if Path(f).exists()]
 
 
 class Confinement:

@@ -35,11 +35,19 @@ class ProcessSandbox:
     def __init__(self, name: str) -> None:
         self.name = name
         self.server = self._start()
+        self._verifiers: dict[tuple[str, ...], ForkServer] = {}
 
-    def _start(self, exec_too: bool = False) -> ForkServer:
+    def verifiers(self, *preload: str) -> ForkServer:
+        """A server as confined as the candidates', for verifiers that execute what they judge."""
+        if preload not in self._verifiers:
+            self._verifiers[preload] = self._start(preload=preload)
+        return self._verifiers[preload]
+
+    def _start(self, exec_too: bool = False, preload: Sequence[str] = ()) -> ForkServer:
         confined, more = self.name != "unsafe_local", PROGRAMS if exec_too else []
         return ForkServer(
             prefix=_bwrap(more) if self.name == "bwrap" else [],
+            preload=preload,
             readable=more,
             landlock=confined,
             syscalls=confined,
