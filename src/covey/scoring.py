@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from covey.rewards.base import load_rewards
+from covey.config.load import load
+from covey.config.schema import Data
+from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import Pending
-from covey.tasks.files import rows
+from covey.tasks.files import read_problems, rows
+from covey.tasks.source import load_problems
 from covey.types import Completion, DataError, Group, Problem
 
 
@@ -50,3 +53,17 @@ def _scored(row: dict[str, Any], group: Group) -> dict[str, Any]:
         "extracted": {name: s.extracted for name, s in scores.items() if s.extracted is not None},
         "reward": None if np.isnan(group.rewards[0]) else float(group.rewards[0]),
     }
+
+
+def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards]:
+    """Problems and rewards of a config, or of a data file with rewards named beside it."""
+    if file.suffix in (".yaml", ".yml"):
+        loaded = load(file)
+        source = load_problems(loaded)
+        config, folder = loaded.config, loaded.folder
+        problems, specs = source.train, names or config.rewards or source.rewards
+        rewards = load_rewards(specs, folder, config.scoring, config.sandbox)
+    else:
+        problems, rewards = read_problems(file, Data()), load_rewards(names, Path.cwd())
+    check_columns(problems, rewards)
+    return problems, rewards

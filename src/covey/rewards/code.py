@@ -223,7 +223,7 @@ def _close(expected: str, got: str, tolerance: float) -> bool:
         return False
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def compiles(
     completion: Completion, *, sandbox: Sandbox, language: Literal["python", "c"] = "python"
 ) -> Score:

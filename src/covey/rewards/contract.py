@@ -57,6 +57,8 @@ class Options:
     """Modules that have to be installed."""
     concurrent: bool = False
     """Whether several threads may be in it at once; otherwise its calls queue up."""
+    shape: bool = False
+    """Whether it judges form only, so that well-formed nonsense may be paid; `covey stress` asks."""
     check_golds: Callable[..., list[str | None]] | None = None
     """(rows, **settings) -> for each row what is wrong with its gold, found before training."""
     example: Callable[..., str | None] | None = None
@@ -113,7 +115,9 @@ class Reward:
         known = {*PROVIDED, *self.settings, *columns}
         for name in (*required, *self.options.columns):
             if name not in known:
-                return f"needs column {name!r}"
+                kind = self.parameters[name].kind if name in self.parameters else None
+                either = " or setting" if kind is inspect.Parameter.KEYWORD_ONLY else ""
+                return f"needs column{either} {name!r}"
         for module in self.options.requires:
             if importlib.util.find_spec(module) is None:
                 return f"needs the module {module!r}, which is not installed"

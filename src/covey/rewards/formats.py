@@ -13,7 +13,7 @@ def _think(*_: Any, **__: Any) -> str:
     return "<think>so it must be</think><answer>4</answer>"
 
 
-@reward(weight=0.1, concurrent=True, example=_think)
+@reward(weight=0.1, concurrent=True, example=_think, shape=True)
 def think_format(completion: Completion, *, strict: bool = True) -> float:
     """1 for `<think>some reasoning</think>` and something after it, else 0.
 
@@ -31,7 +31,7 @@ def think_format(completion: Completion, *, strict: bool = True) -> float:
     return float(bool(closing and reasoning.strip() and answer.strip()) and not again)
 
 
-@reward(weight=0.1, concurrent=True, example=_think)
+@reward(weight=0.1, concurrent=True, example=_think, shape=True)
 def answer_format(completion: Completion) -> float:
     """1 for reasoning and then exactly one non-empty `<answer>...</answer>` at the end, else 0."""
     text = text_of(completion).strip()
@@ -42,7 +42,7 @@ def answer_format(completion: Completion) -> float:
     return float(bool(think_format(text) and once and whole and inside.strip()))
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def regex_match(completion: Completion, *, pattern: str, whole: bool = False) -> Score:
     """1 if ``pattern`` is found (or matches the ``whole`` text) after the reasoning, else 0.
 

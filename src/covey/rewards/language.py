@@ -29,7 +29,7 @@ FEWEST = 10
 """Words below which nothing is said: the language of `x = 4` is not known."""
 
 
-@reward(weight=0.1, concurrent=True)
+@reward(weight=0.1, concurrent=True, shape=True)
 def language_consistency(completion: Completion, *, language: str = "en") -> Score:
     """Share of words in the script of ``language``; formulas, code and tags do not count.
 

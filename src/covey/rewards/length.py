@@ -11,7 +11,7 @@ from covey.rewards.extract import Completion, Rule, extract, text_of
 from covey.types import ConfigError
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, **_: Any) -> list[float]:
     """0 up to ``limit - buffer`` tokens, falling linearly to -1 at ``limit``, -1 beyond.
 
@@ -25,7 +25,7 @@ def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, *
     return [max(-1.0, min(0.0, (limit - buffer - len(ids)) / buffer)) for ids in completion_ids]
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def cosine_length(
     completion_ids: list[list[int]], *, limit: int, short: float = 1.0, long: float = 0.5, **_: Any
 ) -> list[float]:
@@ -41,7 +41,7 @@ def cosine_length(
     return [long + (short - long) * (1 + turn) / 2 for turn in turns]
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def short_in_group(completion_ids: list[list[int]], **_: Any) -> list[float]:
     """1/2 for the shortest of the group to -1/2 for the longest; 0 for all if they are equal.
 
@@ -55,7 +55,7 @@ def short_in_group(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [0.5 - (n - min(lengths)) / span if span else 0.0 for n in lengths]
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: Any) -> list[float]:
     """Minus the share of n-grams of tokens that occurred before.
 
@@ -66,7 +66,7 @@ def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: Any) -> list
     return [len(set(g)) / len(g) - 1 if g else 0.0 for g in grams]
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def duplicates(completions: list[Completion], **_: Any) -> list[float]:
     """Minus the share of the other completions of the group that say exactly the same.
 
@@ -78,7 +78,7 @@ def duplicates(completions: list[Completion], **_: Any) -> list[float]:
     return [-(counts[text_of(c)] - 1) / others for c in completions]
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def majority_vote(completions: list[Completion], *, rule: Rule = "boxed", **_: Any) -> list[float]:
     """1 for the answer most of the group give, without any gold: TTRL, arXiv 2504.16084.
 

@@ -16,7 +16,7 @@ from covey.types import Score
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, shape=True)
 def json_schema(
     completion: Completion,
     *,

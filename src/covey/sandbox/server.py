@@ -27,8 +27,6 @@ from covey.sandbox import driver
 from covey.sandbox.confine import Confinement, Limits, adopt_orphans
 
 REQUEST_SIZE = 256
-FIRST_FREE = 5
-"""Descriptors of a child: 0 its input, 1 and 2 /dev/null, 3 the parent, 4 another child."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +142,9 @@ class Server:
                 os.dup2(high.pop(0), 0)
             for place, descriptor in enumerate(high, start=driver.CHANNEL):
                 os.dup2(descriptor, place)
-            ruleset = self.confinement.ruleset or FIRST_FREE
-            os.closerange(FIRST_FREE, ruleset)
+            first = driver.CHANNEL + len(high)  # 0 its input, 1 and 2 /dev/null, then the channels
+            ruleset = self.confinement.ruleset or 1024  # it is still needed; all others go
+            os.closerange(first, ruleset)
             os.closerange(ruleset + 1, 1024)
             self.confinement.enter(request.limits)
             os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
