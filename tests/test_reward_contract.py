@@ -51,12 +51,12 @@ def test_async_rewards_run_together() -> None:
     async def slow(completions):
         running.append(1)
         await asyncio.sleep(0.01)
-        assert len(running) == 2
+        assert len(running) == 3
         return [1.0] * len(completions)
 
     async def also_slow(completion):
         running.append(1)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
         return 1.0
 
     assert judged(slow, also_slow).rewards.tolist() == [2.0, 2.0]

@@ -160,6 +160,33 @@ def score(file: Path, *rewards: str, as_json: Json = False) -> int:
 
 
 @app.command
+def stress(file: Path, *rewards: str, as_json: Json = False) -> int:
+    """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
+
+    Parameters
+    ----------
+    file
+        A config, whose rewards and data are used, or a data file.
+    rewards
+        Built-in names or module.py:function; needed with a data file.
+    """
+    from covey.scoring import load_for_stress
+    from covey.stress import as_json as report_json
+    from covey.stress import stress as attack
+
+    report = attack(*load_for_stress(file, rewards))
+    if as_json:
+        _print_json(report_json(report))
+        return int(bool(report.findings))
+    for note in report.notes:
+        print(f"not tested: {note}", file=sys.stderr)
+    for finding in report.findings:
+        print(finding)
+    print(f"{len(report.findings)} of {report.tried} attacks were paid", file=sys.stderr)
+    return int(bool(report.findings))
+
+
+@app.command
 def algorithms(name: str | None = None, *, as_json: Json = False) -> int:
     """List the algorithms axis by axis, or show one: its paper, formulas and YAML."""
     from covey.ui.algorithms import show_all, show_one

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.rewards.base import Reward
+from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import extract
 from covey.rng import key
 from covey.rollout import Progress, Prompted, score_all
@@ -85,7 +85,7 @@ class Evaluation:
 def evaluate(
     problems: Sequence[Prompted],
     sampler: Sampler,
-    rewards: Sequence[Reward],
+    rewards: Rewards,
     params: SamplingParams,
     samples: int,
     seed: int,

@@ -18,11 +18,12 @@ import torch
 
 from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
-from covey.rewards.base import Reward, score
+from covey.rewards.base import Rewards
+from covey.rewards.scorer import Pending
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, allocate
-from covey.types import Completion, Group, Problem
+from covey.types import Group, Problem
 
 Progress = Callable[[int, int], None]
 """Told (completions done, completions asked for); may raise to stop."""
@@ -48,7 +49,7 @@ class RolloutBatch:
     refills: int
     """Rounds of resampling it took."""
     reward_seconds: float
-    """Spent in reward functions."""
+    """Waited for reward functions after the last completion had ended."""
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
@@ -63,7 +64,7 @@ class Rollouts:
         self,
         problems: Sequence[Prompted],
         sampler: Sampler,
-        rewards: Sequence[Reward],
+        rewards: Rewards,
         rollout: Rollout,
         algorithm: Algorithm,
         seed: int,
@@ -98,6 +99,7 @@ class Rollouts:
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
                 (kept if self._wanted(group) else rejected).append(group)
+        self.rewards.end_step([*kept, *rejected])
         # Only now, so that a stop in the middle leaves no trace.
         self.cursor += used
         for index, group in seen.items():
@@ -163,26 +165,21 @@ def score_all(
     requests: Sequence[Request],
     sampler: Sampler,
     params: SamplingParams,
-    rewards: Sequence[Reward],
+    rewards: Rewards,
     progress: Progress,
     clock: list[float] | None = None,
 ) -> list[Group]:
-    """Sample all requests; score each problem as soon as its last completion is there.
+    """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
     Results stand in the order of the requests, whatever order completions end in.
     """
-    waiting: list[dict[int, Completion]] = [{} for _ in requests]
-    groups: list[Group | None] = [None] * len(requests)
-    total = sum(len(r.streams) for r in requests)
+    sizes = [len(request.streams) for request in requests]
+    pending = [Pending(rewards, p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
     for done, sampled in enumerate(sampler.sample(requests, params), start=1):
-        collected = waiting[sampled.request]
-        collected[sampled.sample] = sampled.completion
-        progress(done, total)
-        if len(collected) == len(requests[sampled.request].streams):
-            started = time.perf_counter()
-            prompted = problems[sampled.request]
-            ordered = [collected[s] for s in range(len(collected))]
-            groups[sampled.request] = score(prompted.problem, prompted.tokens, ordered, rewards)
-            if clock is not None:
-                clock[0] += time.perf_counter() - started
-    return [g for g in groups if g is not None]
+        progress(done, sum(sizes))
+        pending[sampled.request].add(sampled.sample, sampled.completion)
+    started = time.perf_counter()
+    groups = [p.group() for p in pending]
+    if clock is not None:
+        clock[0] += time.perf_counter() - started
+    return groups

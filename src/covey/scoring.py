@@ -8,34 +8,62 @@ from typing import Any
 
 import numpy as np
 
-from covey.rewards.base import load_rewards, score
-from covey.tasks.files import rows
-from covey.types import Completion, DataError, Problem
+from covey.config.load import load
+from covey.config.schema import Data
+from covey.rewards.base import Rewards, load_rewards
+from covey.rewards.preflight import check_columns
+from covey.rewards.scorer import Pending
+from covey.tasks.files import read_problems, rows
+from covey.tasks.source import load_problems
+from covey.types import Completion, DataError, Group, Problem
 
 
 def score_file(file: Path, rewards: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Each row with its rewards by name, and the mean of each. Raises DataError, RewardError."""
+    """Each row with its rewards, statuses and extracted answers by name, and the mean of each reward.
+
+    Raises DataError, RewardError.
+    """
     functions = load_rewards(rewards, Path.cwd())
-    scored = []
+    judged = []
     for line, row in rows(file):
         if "completion" not in row:
             raise DataError(f"{file}:{line}: no column 'completion'; it has {', '.join(map(repr, row))}")
         columns = {k: v for k, v in row.items() if k not in ("completion", "prompt")}
         problem = Problem(f"{file.name}:{line}", row.get("prompt", ""), columns)
-        for function in functions:
-            if missing := function.missing_columns(list(columns)):
-                raise DataError(f"{file}:{line}: reward {function.name} needs column {missing[0]!r}")
+        check_columns([problem], functions)
         tokens, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
         text = row["completion"] if isinstance(row["completion"], str) else row["completion"][-1]["content"]
-        group = score(problem, tokens, [Completion(tokens, logprobs, text, "stop")], functions)
-        values = {name: _plain(v[0]) for name, v in group.components.items()}
-        scored.append({**row, "rewards": values, "reward": _plain(group.rewards[0])})
-    if not scored:
+        pending = Pending(functions, problem, tokens, 1)
+        pending.add(0, Completion(tokens, logprobs, text, "stop"))
+        judged.append((row, pending))
+    if not judged:
         raise DataError(f"{file}: no rows")
+    scored = [_scored(row, pending.group()) for row, pending in judged]
     names = [f.name for f in functions]
     known = {n: [r["rewards"][n] for r in scored if r["rewards"][n] is not None] for n in names}
     return scored, {n: float(np.mean(v)) if v else float("nan") for n, v in known.items()}
 
 
-def _plain(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+def _scored(row: dict[str, Any], group: Group) -> dict[str, Any]:
+    scores = {name: found[0] for name, found in group.scores.items()}
+    return {
+        **row,
+        "rewards": {name: s.value for name, s in scores.items()},
+        "status": {name: s.status for name, s in scores.items()},
+        "extracted": {name: s.extracted for name, s in scores.items() if s.extracted is not None},
+        "reward": None if np.isnan(group.rewards[0]) else float(group.rewards[0]),
+    }
+
+
+def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards]:
+    """Problems and rewards of a config, or of a data file with rewards named beside it."""
+    if file.suffix in (".yaml", ".yml"):
+        loaded = load(file)
+        source = load_problems(loaded)
+        config, folder = loaded.config, loaded.folder
+        problems, specs = source.train, names or config.rewards or source.rewards
+        rewards = load_rewards(specs, folder, config.scoring, config.sandbox)
+    else:
+        problems, rewards = read_problems(file, Data()), load_rewards(names, Path.cwd())
+    check_columns(problems, rewards)
+    return problems, rewards

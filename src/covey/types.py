@@ -92,6 +92,39 @@ class StepRewards:
         return float(sum(self.values))
 
 
+Status = Literal[
+    "ok",
+    "no_answer",
+    "unparsable",
+    "ambiguous",
+    "too_large",
+    "timeout",
+    "crashed",
+    "bad_gold",
+    "not_applicable",
+    "infra_error",
+]
+"""Why a reward gave what it gave. From `no_answer` to `crashed` it is the model's fault, and it gets
+a value; with `bad_gold` and later nobody can know, and the value is None."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a reward may return instead of a number, to say more."""
+
+    value: float | None
+    """None: not judged; the completion is left out of baseline and loss."""
+    status: Status = "ok"
+    extracted: str | None = None
+    """The answer that was found."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers, logged as means."""
+    steps: Sequence[tuple[int, int, float]] = ()
+    """Process rewards: (first token, token after the last, value) of each reasoning step."""
+    detail: str = ""
+    """For people: what went wrong."""
+
+
 @dataclass(frozen=True)
 class Group:
     """The scored completions of one problem."""
@@ -108,6 +141,8 @@ class Group:
     """name -> weight of that component in ``rewards``."""
     steps: tuple[StepRewards, ...] | None = None
     """One per completion where the rewards are given by step."""
+    scores: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
+    """name -> (G,): everything each reward function said."""
     greedy_reward: float | None = None
     """Reward of the greedy completion, for estimators whose baseline it is."""
 

@@ -30,7 +30,7 @@ def printed(values: Tensor, digits: int = 2) -> list[float]:
 
 
 def test_apples_and_oranges() -> None:
-    assert math_answer("so the total is \\boxed{$6.00}", str(6 * 0.50 + 4 * 0.75)) == 1.0
+    assert math_answer("so the total is \\boxed{$6.00}", str(6 * 0.50 + 4 * 0.75)).value == 1.0
     rewards = t(1, 0, 1, 0, 1, 1, 0, 1)
     assert rewards.mean() == 0.625
     assert printed(standard_deviation(rewards, 0), 3) == [0.484]
@@ -39,7 +39,7 @@ def test_apples_and_oranges() -> None:
 
 
 def test_six_cards_with_four_right() -> None:
-    assert math_answer("\\boxed{13}", str(3 + 5 * 2)) == 1.0
+    assert math_answer("\\boxed{13}", str(3 + 5 * 2)).value == 1.0
     rewards = t(1, 1, 0, 1, 0, 1)
     assert round(float(rewards.mean()), 3) == 0.667
     assert printed(standard_deviation(rewards, 0), 3) == [0.471]
@@ -47,7 +47,7 @@ def test_six_cards_with_four_right() -> None:
 
 def test_tickets() -> None:
     assert 12 * 5 + 8 * (9 - 5) == 92
-    rewards = t(*[math_answer(f"\\boxed{{{a}}}", "5") for a in (5, 6, 5, 4)])
+    rewards = t(*[math_answer(f"\\boxed{{{a}}}", "5").value or 0.0 for a in (5, 6, 5, 4)])
     assert rewards.tolist() == [1, 0, 1, 0]
     assert printed(standard_deviation(rewards, 1), 3) == [0.577]
     assert printed(standard_deviation(rewards, 0), 3) == [0.5]

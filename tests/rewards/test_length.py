@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from covey.rewards.length import cosine_length, repetition_penalty, soft_overlong
-from covey.types import ConfigError
+from covey.rewards.base import load_rewards, score
+from covey.rewards.length import cosine_length, repetition, soft_overlong
+from covey.types import Completion, ConfigError, Problem
 
 
 def tokens(*lengths: int) -> list[list[int]]:
@@ -26,50 +29,43 @@ def test_soft_overlong_needs_a_buffer_within_the_limit(settings: dict[str, int])
         soft_overlong([[1]], **settings)
 
 
-def test_cosine_length_interpolates_by_verdict() -> None:
+def test_cosine_length_interpolates_between_its_ends() -> None:
     # A quarter of the way cos(pi/4) = sqrt(1/2), so the short end weighs (1 + sqrt(1/2)) / 2.
     weight = (1 + math.sqrt(0.5)) / 2
-    found = cosine_length(
-        ["\\boxed{5}", "\\boxed{6}", "\\boxed{5}", "\\boxed{5}"],
-        tokens(25, 25, 100, 400),
-        ["5", "5", "5", "no number"],
-        limit=100,
-    )
-    assert found[0] == pytest.approx(0.5 + 0.5 * weight)
-    assert found[1] == pytest.approx(-0.5 - 0.5 * weight)
-    assert found[2:] == [0.5, None]
+    found = cosine_length(tokens(0, 25, 100, 400), limit=100, short=-10.0, long=0.0)
+    assert found == [-10.0, pytest.approx(-10 * weight), 0.0, 0.0]
 
 
-def test_cosine_length_stays_at_the_long_end_or_punishes_the_limit() -> None:
-    answers = ["\\boxed{1}"] * 3
-    stays = cosine_length(answers, tokens(9, 10, 15), ["1"] * 3, limit=10)
-    punished = cosine_length(answers, tokens(9, 10, 15), ["1"] * 3, limit=10, exceeded=-10.0)
-    assert stays[1:] == [0.5, 0.5] and punished[1:] == [-10.0, -10.0]
-    assert stays[0] == punished[0] > 0.5
+def test_cosine_length_can_punish_the_limit() -> None:
+    found = cosine_length(tokens(9, 10, 15), limit=10, exceeded=-10.0)
+    assert found[0] > 0.5 and found[1:] == [-10.0, -10.0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"limit": 0}, "at least 1 token"),
-        ({"limit": 9, "wrong_long": 0.5}, "being wrong would pay"),
-        ({"limit": 9, "verdict": "exact"}, "none of"),
-    ],
-)
-def test_cosine_length_refuses_contradictions(settings: dict[str, float], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        cosine_length(["x"], tokens(1), ["1"], **settings)
+def test_a_function_used_twice_pays_brevity_when_right_and_effort_when_wrong() -> None:
+    right = {"limit": 4, "gated_by": "math_answer:right"}
+    wrong = {"limit": 4, "short": -1.0, "long": -0.5, "gated_by": "math_answer:wrong", "name": "effort"}
+    rewards = load_rewards(["math_answer", {"cosine_length": right}, {"cosine_length": wrong}], Path())
+    problem = Problem("1", "1 + 1", {"answer": "2"})
+    texts = {"\\boxed{2}": 2, "\\boxed{3}": 4}
+    completions = [
+        Completion(np.zeros(n, np.int64), np.zeros(n, np.float32), text, "stop") for text, n in texts.items()
+    ]
+    group = score(problem, np.zeros(1, np.int64), completions, rewards)
+    assert group.components["cosine_length"].tolist() == [0.75, 0.0]
+    assert group.components["effort"].tolist() == [0.0, -0.5]
+    with pytest.raises(ConfigError, match="give one a `name:`"):
+        load_rewards(["math_answer", "math_answer"], Path())
 
 
-def test_repetition_penalty_is_the_share_of_repeated_ngrams() -> None:
+def test_repetition_is_minus_the_share_of_repeated_ngrams() -> None:
     # 1 2 1 2 1: bigrams 12 21 12 21, two of four are new; trigrams 121 212 121, two of three are new.
-    ids = [[1, 2, 1, 2, 1]]
-    assert repetition_penalty(ids, ngram=2) == [-0.5]
-    assert repetition_penalty(ids, ngram=3, most=0.3) == [pytest.approx(-0.1)]
-    assert repetition_penalty([[7, 7]], ngram=3) == [0.0]
+    assert repetition([[1, 2, 1, 2, 1]], n=2) == [-0.5]
+    assert repetition([[1, 2, 1, 2, 1]], n=3) == [pytest.approx(-1 / 3)]
+    assert repetition([[7, 7]], n=3) == [0.0]
 
 
-@pytest.mark.parametrize("settings", [{"ngram": 0}, {"most": 0.0}, {"most": -1.0}])
-def test_repetition_penalty_refuses_contradictions(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="repetition_penalty"):
-        repetition_penalty([[1]], **settings)
+def test_lengths_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="limit 0"):
+        cosine_length(tokens(1), limit=0)
+    with pytest.raises(ConfigError, match="n 0"):
+        repetition(tokens(1), n=0)

@@ -94,6 +94,28 @@ class Eval(Section):
     samples: int = Field(4, ge=1, description="Sampled completions per problem, for pass@k.")
 
 
+class Scoring(Section):
+    """How rewards are run, and when their failures end a run."""
+
+    timeout: float = Field(60.0, gt=0, description="Seconds a call of a reward function may take.")
+    max_infra: float = Field(
+        0.2, ge=0, le=1, description="Stop if a larger share of the last 5 steps' scores could not be made."
+    )
+    max_bad_golds: float = Field(
+        0.01, ge=0, le=1, description="Refuse data with a larger share of golds no answer can equal."
+    )
+
+
+class Sandbox(Section):
+    """Where model-written code runs."""
+
+    backend: Literal["auto", "bwrap", "landlock", "wasm", "remote"] = Field(
+        "auto", description="auto: the strongest that withstands its own probe."
+    )
+    url: str | None = Field(None, description="Of a SandboxFusion service, for `remote`.")
+    unsafe_local: bool = Field(False, description="If none holds, run model code with your own rights.")
+
+
 class Lora(Section):
     """Low-rank adapters: train a few weights, keep the rest as the reference."""
 
@@ -118,6 +140,8 @@ class Config(Section):
     rewards: tuple[Any, ...] = Field(
         (), description="Reward functions: names, module.py:function, {name: weight}."
     )
+    scoring: Scoring = Scoring()
+    sandbox: Sandbox = Sandbox()
     rollout: Rollout = Rollout()
     algorithm: AlgorithmSpec = Field("dapo", description="A preset, or a mapping overriding its axes.")
     train: Train = Train()

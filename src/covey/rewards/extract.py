@@ -6,19 +6,24 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "whole"]
+Completion = str | list[dict[str, Any]]
+Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-NUMBER = re.compile(r"[-+]?[$€£]?\s*\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+LONGEST = 50_000
+"""Characters from the end in which an answer is looked for; what stands before is never read."""
+NUMBER = re.compile(r"[-+]?[$€£]?\d(?:,?\d)*(?:\.\d+)?(?:/\d+)?|[-+]?[$€£]?\.\d+")
+CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-J])(?:\)|(?![A-Za-z'’]))")
+FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ \t]*([^\s`]*)", re.MULTILINE)
 
 
-def text_of(completion: str | list[dict[str, Any]]) -> str:
+def text_of(completion: Completion) -> str:
     """The text of a completion, which is a list of messages where the prompt was a chat."""
     if isinstance(completion, str):
         return completion
     return "".join(str(m.get("content") or "") for m in completion if m.get("role") == "assistant")
 
 
-def extract(completion: str | list[dict[str, Any]], rule: Rule) -> str | None:
+def extract(completion: Completion, rule: Rule) -> str | None:
     r"""The answer as ``rule`` finds it after the reasoning; None where there is none.
 
     >>> extract("<think>2+2</think><answer> 4 </answer>", "answer_tag")
@@ -34,7 +39,7 @@ def extract(completion: str | list[dict[str, Any]], rule: Rule) -> str | None:
 def after_reasoning(text: str) -> str | None:
     """What follows the last closing reasoning tag; None if reasoning was opened and never closed."""
     spoken = text.rpartition(THINK_CLOSE)[2]
-    return None if THINK_OPEN in spoken else spoken
+    return None if THINK_OPEN in spoken else spoken[-LONGEST:]
 
 
 def tagged(text: str, tag: str) -> str | None:
@@ -47,18 +52,20 @@ def tagged(text: str, tag: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    r"""Inside of the last complete \boxed{...}, braces balanced.
+    r"""Inside of the last complete \boxed{...}, braces balanced, escaped ones not counted.
 
     >>> boxed(r"\boxed{1} no, \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
-    for start in reversed([m.end() for m in re.finditer(r"\\f?boxed\s*{", text)]):
-        depth = 1
-        for end in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                return text[start:end]
-    return None
+    opened: list[int] = []
+    closing: dict[int, int] = {}
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif brace[0] == "}" and opened:
+            closing[opened.pop()] = brace.start()
+    found = [m.end() for m in re.finditer(r"\\f?boxed\s?{", text) if m.end() - 1 in closing]
+    return text[found[-1] : closing[found[-1] - 1]] if found else None
 
 
 def hash4(text: str) -> str | None:
@@ -73,10 +80,31 @@ def last_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
+def choice(text: str) -> str | None:
+    """The last option named, from A to J: alone, in parentheses, in a box or in an answer tag."""
+    inside = boxed(text) or tagged(text, "answer")
+    letters = CHOICE.findall(inside if inside is not None else text)
+    return letters[-1] if letters and (inside is None or len(set(letters)) == 1) else None
+
+
+def code_block(text: str, language: str) -> str | None:
+    """The last complete fenced block of a language (or of none); never the whole text."""
+    found, inside = None, None
+    for fence in FENCE.finditer(text):
+        if inside is None:
+            inside = fence
+        elif fence[1].startswith(inside[1][:3]) and len(fence[1]) >= len(inside[1]) and not fence[2]:
+            if inside[2].casefold() in ("", language, {"python": "py"}.get(language)):
+                found = text[inside.end() : fence.start()].partition("\n")[2]
+            inside = None
+    return found
+
+
 RULES: Mapping[str, Callable[[str], str | None]] = {
     "boxed": boxed,
     "answer_tag": lambda text: tagged(text, "answer"),
     "hash4": hash4,
     "last_number": last_number,
+    "choice": choice,
     "whole": lambda text: text,
 }

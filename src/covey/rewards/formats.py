@@ -1,26 +1,61 @@
-"""Rewards for the shape of a completion."""
+"""Rewards for the shape of a completion. They pay little and are best gated by a reward for truth."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from covey.rewards.extract import THINK_CLOSE, THINK_OPEN, text_of
+from covey.rewards.contract import fault, in_child, reward
+from covey.rewards.extract import THINK_CLOSE, THINK_OPEN, Completion, extract, text_of
+from covey.types import Score
 
-Completion = str | list[dict[str, Any]]
+
+def _think(*_: Any, **__: Any) -> str:
+    return "<think>so it must be</think><answer>4</answer>"
 
 
-def think_format(completion: Completion) -> float:
-    """1 for `<think>some reasoning</think>` followed by something, each tag exactly once, else 0."""
+@reward(weight=0.1, concurrent=True, example=_think, shape=True)
+def think_format(completion: Completion, *, strict: bool = True) -> float:
+    """1 for `<think>some reasoning</think>` and something after it, else 0.
+
+    ``strict``: each tag exactly once, nothing before. Otherwise, as for models whose prompt opens
+    the reasoning, one closing tag with text on both sides.
+    """
     text = text_of(completion).strip()
-    return float(
-        text.count(THINK_OPEN) == text.count(THINK_CLOSE) == 1
-        and re.fullmatch(r"<think>(.*\S.*)</think>(.*\S.*)", text, flags=re.DOTALL) is not None
-    )
+    before, opening, rest = text.partition(THINK_OPEN)
+    if not strict and not opening:
+        before, rest = "", text
+    elif before or not opening:
+        return 0.0
+    reasoning, closing, answer = rest.partition(THINK_CLOSE)
+    again = any(tag in part for tag in (THINK_OPEN, THINK_CLOSE) for part in (reasoning, answer))
+    return float(bool(closing and reasoning.strip() and answer.strip()) and not again)
 
 
+@reward(weight=0.1, concurrent=True, example=_think, shape=True)
 def answer_format(completion: Completion) -> float:
     """1 for reasoning and then exactly one non-empty `<answer>...</answer>` at the end, else 0."""
     text = text_of(completion).strip()
-    parts = re.fullmatch(r"<think>(.*\S.*)</think>\s*<answer>(.*\S.*)</answer>", text, flags=re.DOTALL)
-    return float(parts is not None and all(text.count(t) == 1 for t in (THINK_OPEN, THINK_CLOSE, "<answer>")))
+    answer = text.partition(THINK_CLOSE)[2].strip()
+    inside = answer.removeprefix("<answer>").removesuffix("</answer>")
+    once = text.count("<answer>") == text.count("</answer>") == 1
+    whole = len(answer) == len(inside) + len("<answer></answer>")
+    return float(bool(think_format(text) and once and whole and inside.strip()))
+
+
+@reward(concurrent=True, shape=True)
+def regex_match(completion: Completion, *, pattern: str, whole: bool = False) -> Score:
+    """1 if ``pattern`` is found (or matches the ``whole`` text) after the reasoning, else 0.
+
+    Matching happens in a killable child: a pattern that backtracks without end is a `timeout`.
+    """
+    text = extract(completion, "whole")
+    if text is None:
+        return Score(0.0, "no_answer")
+    how = "fullmatch" if whole else "search"
+    result = in_child("matched", pattern, how, text)
+    if result.kind == "ok":
+        return Score(float(result.value is not None), extracted=result.value)
+    if result.kind == "error":  # re.error: the pattern is the user's
+        raise ValueError(f"regex_match: {result.text}")
+    points = None if result.kind == "lost" else 0.0
+    return Score(points, fault(result), detail=f"pattern {pattern!r}")

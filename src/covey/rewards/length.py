@@ -1,18 +1,18 @@
-"""Rewards that shape length and repetition. Lengths are in tokens."""
+"""Rewards that shape length and repetition. They see the whole group; L is a length in tokens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections import Counter
+from typing import Any
 
-from covey.rewards.answers import exact_answer, math_answer
+from covey.rewards.contract import reward
+from covey.rewards.extract import Completion, Rule, extract, text_of
 from covey.types import ConfigError
 
-VERDICTS = {"math_answer": math_answer, "exact_answer": exact_answer}
 
-
-def soft_overlong(completion_ids: Sequence[Sequence[int]], *, limit: int, buffer: int) -> list[float]:
+@reward(concurrent=True, shape=True)
+def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, **_: Any) -> list[float]:
     """0 up to ``limit - buffer`` tokens, falling linearly to -1 at ``limit``, -1 beyond.
 
     DAPO, arXiv 2503.14476, equation 13.
@@ -21,67 +21,87 @@ def soft_overlong(completion_ids: Sequence[Sequence[int]], *, limit: int, buffer
     [0.0, -0.5, -1.0]
     """
     if not 0 < buffer <= limit:
-        raise ConfigError(f"soft_overlong: buffer {buffer} must be at least 1 and at most limit {limit}")
+        raise ConfigError(f"soft_overlong: buffer {buffer} has to lie between 1 and limit {limit}")
     return [max(-1.0, min(0.0, (limit - buffer - len(ids)) / buffer)) for ids in completion_ids]
 
 
+@reward(concurrent=True, shape=True)
 def cosine_length(
-    completions: Sequence[Any],
-    completion_ids: Sequence[Sequence[int]],
-    answer: Sequence[Any],
+    completion_ids: list[list[int]],
     *,
     limit: int,
-    right_short: float = 1.0,
-    right_long: float = 0.5,
-    wrong_short: float = -1.0,
-    wrong_long: float = -0.5,
+    short: float = 1.0,
+    long: float = 0.5,
     exceeded: float | None = None,
-    verdict: Literal["math_answer", "exact_answer"] = "math_answer",
-) -> list[float | None]:
-    """long + (short - long)(1 + cos(pi t / limit)) / 2: brevity pays when right, effort when wrong.
+    **_: Any,
+) -> list[float]:
+    """long + (short - long)(1 + cos(pi t / limit)) / 2; ``exceeded`` (default ``long``) from ``limit`` on.
 
-    ``exceeded`` replaces the reward of a completion that reaches ``limit``; None where the verdict is.
-    Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373 (2, 1, -10, 0, exceeded -10).
+    Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1: once for right answers, where
+    brevity pays (`gated_by: math_answer:right`, 2 to 1), once for wrong ones, where effort does
+    (`gated_by: math_answer:wrong`, -10 to 0, exceeded -10).
 
-    >>> ids = [[0] * 0, [0] * 50, [0] * 50, [0] * 100]
-    >>> cosine_length(["<answer>5</answer>"] * 4, ids, ["5", "5", "6", "5"], limit=100,
-    ...               verdict="exact_answer")
-    [1.0, 0.75, -0.75, 0.5]
+    >>> cosine_length([[], [0] * 5, [0] * 10, [0] * 20], limit=10)
+    [1.0, 0.75, 0.5, 0.5]
     """
     if limit < 1:
         raise ConfigError(f"cosine_length: limit {limit} must be at least 1 token")
-    if min(right_short, right_long) <= max(wrong_short, wrong_long):
-        raise ConfigError(
-            f"cosine_length: the least for a right answer, {min(right_short, right_long):g}, must be more "
-            f"than the most for a wrong one, {max(wrong_short, wrong_long):g}, or being wrong would pay"
-        )
-    if verdict not in VERDICTS:
-        raise ConfigError(f"cosine_length: verdict {verdict!r} is none of {', '.join(VERDICTS)}")
-    rewards: list[float | None] = []
-    for text, ids, gold in zip(completions, completion_ids, answer, strict=True):
-        right = VERDICTS[verdict](text, gold)
-        short, long = (right_short, right_long) if right else (wrong_short, wrong_long)
-        part = min(len(ids) / limit, 1.0)
-        value = long + (short - long) * (1 + math.cos(math.pi * part)) / 2
-        value = exceeded if exceeded is not None and len(ids) >= limit else value
-        rewards.append(None if right is None else value)
-    return rewards
+    end = long if exceeded is None else exceeded
+    turns = [math.cos(math.pi * len(ids) / limit) if len(ids) < limit else None for ids in completion_ids]
+    return [end if turn is None else long + (short - long) * (1 + turn) / 2 for turn in turns]
 
 
-def repetition_penalty(
-    completion_ids: Sequence[Sequence[int]], *, ngram: int = 3, most: float = 1.0
-) -> list[float]:
-    """-most (1 - different n-grams / all n-grams): 0 without repetition, towards -``most`` with only that.
+@reward(concurrent=True, shape=True)
+def short_in_group(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """1/2 for the shortest of the group to -1/2 for the longest; 0 for all if they are equal.
 
-    After arXiv 2502.03373, appendix C.2, as a share of the completion.
+    Kimi k1.5, arXiv 2501.12599, section 2.3.3. Meant for right answers.
 
-    >>> repetition_penalty([[1, 2, 3, 4], [5, 5, 5, 5, 5], [5]], ngram=2)
-    [0.0, -0.75, 0.0]
+    >>> short_in_group([[0], [0] * 2, [0] * 3])
+    [0.5, 0.0, -0.5]
     """
-    if ngram < 1 or most <= 0:
-        raise ConfigError(f"repetition_penalty: ngram {ngram} must be at least 1 and most {most:g} above 0")
-    rewards = []
-    for ids in completion_ids:
-        grams = [tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)]
-        rewards.append(-most * (1 - len(set(grams)) / len(grams)) if len(set(grams)) < len(grams) else 0.0)
-    return rewards
+    lengths = [len(ids) for ids in completion_ids]
+    span = max(lengths) - min(lengths)
+    return [0.5 - (n - min(lengths)) / span if span else 0.0 for n in lengths]
+
+
+@reward(concurrent=True, shape=True)
+def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: Any) -> list[float]:
+    """Minus the share of n-grams of tokens that occurred before: 0 without repetition, towards -1.
+
+    After arXiv 2502.03373, C.2, as a share of the completion.
+
+    >>> repetition([[1, 2, 1, 2, 1, 2], [1, 2, 3, 4]], n=2)
+    [-0.6, 0.0]
+    """
+    if n < 1:
+        raise ConfigError(f"repetition: n {n} must be at least 1")
+    grams = [[tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)] for ids in completion_ids]
+    return [len(set(g)) / len(g) - 1 if g else 0.0 for g in grams]
+
+
+@reward(concurrent=True, shape=True)
+def duplicates(completions: list[Completion], **_: Any) -> list[float]:
+    """Minus the share of the other completions of the group that say exactly the same.
+
+    >>> duplicates(["a", "a", "b"])
+    [-0.5, -0.5, 0.0]
+    """
+    counts = Counter(map(text_of, completions))
+    others = max(len(completions) - 1, 1)
+    return [-(counts[text_of(c)] - 1) / others for c in completions]
+
+
+@reward(concurrent=True, shape=True)
+def majority_vote(completions: list[Completion], *, rule: Rule = "boxed", **_: Any) -> list[float]:
+    """1 for the answer most of the group give, without any gold: TTRL, arXiv 2504.16084.
+
+    Answers are compared as texts; none is no vote. Ties go to the answer that was given first.
+
+    >>> majority_vote(["4", "5", "4"], rule="whole")
+    [1.0, 0.0, 1.0]
+    """
+    answers = [extract(c, rule) for c in completions]
+    votes = Counter(a for a in answers if a is not None)
+    winner = votes.most_common(1)[0][0] if votes else None
+    return [float(a is not None and a == winner) for a in answers]

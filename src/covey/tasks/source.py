@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded
-from covey.tasks import TASKS
+from covey.tasks import TASKS, gym
 from covey.tasks.files import read_problems
 from covey.tasks.generated import find_task, problems
 from covey.types import ConfigError, Problem
@@ -27,6 +27,9 @@ def load_problems(loaded: Loaded) -> Source:
     data = loaded.config.data
     if data.task is not None and data.train is not None:
         raise ConfigError("data: give either task or train, not both")
+    if data.task is not None and data.task.startswith(gym.PREFIX):
+        train = gym.gym_problems(data.task, "train", data.train_size)
+        return Source(train, gym.gym_problems(data.task, "test", data.test_size), gym.REWARDS)
     if data.task is not None:
         task = find_task(data.task, TASKS)
         train = problems(task, "train", data.train_size)

@@ -11,12 +11,13 @@ from covey.console import RunConsole
 from covey.evaluate import Evaluation, evaluate
 from covey.models.load import load_policy
 from covey.rewards.base import load_rewards
+from covey.rewards.preflight import check_columns
 from covey.rng import key
 from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_problems
-from covey.training.setup import check_columns, encode, texts_of
+from covey.training.setup import encode, texts_of
 from covey.types import DataError
 
 
@@ -26,8 +27,8 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     source = load_problems(loaded)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
-    rewards = load_rewards(config.rewards or source.rewards, loaded.folder)
-    check_columns(source.test, rewards, config)
+    rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
+    check_columns(source.test, rewards)
     policy = load_policy(config, loaded.folder, texts_of(source, config))
     problems = encode(policy, source.test, config)[: config.eval.problems]
     console.begin("evaluating", 1)

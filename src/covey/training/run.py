@@ -16,7 +16,7 @@ from covey.evaluate import Evaluation, evaluate
 from covey.models.load import Reference, save_policy
 from covey.models.policy import Policy
 from covey.objective.algorithms import Algorithm
-from covey.rewards.base import Reward
+from covey.rewards.base import Rewards
 from covey.rollout import Prompted, sampling_params
 from covey.sampling.base import Sampler
 from covey.stopping import StopSignal
@@ -49,7 +49,7 @@ class Run:
     policy: Policy
     reference: Reference | None
     sampler: Sampler
-    rewards: tuple[Reward, ...]
+    rewards: Rewards
     train_set: list[Prompted]
     test_set: list[Prompted]
     optimizer: Optimizer

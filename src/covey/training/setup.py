@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -19,7 +20,8 @@ from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.models.load import Reference, load_policy
 from covey.models.policy import Policy
-from covey.rewards.base import Reward, load_rewards, score
+from covey.rewards.base import Rewards, load_rewards
+from covey.rewards.preflight import check_columns, check_golds, rehearse
 from covey.rollout import Prompted
 from covey.sampling.local import LocalSampler
 from covey.stopping import StopSignal
@@ -28,7 +30,7 @@ from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
 from covey.training.optimizer import Optimizer
 from covey.training.run import Run, State
-from covey.types import Completion, ConfigError, DataError, Problem
+from covey.types import ConfigError, DataError, Problem
 
 MAY_CHANGE = {"output", "train.save_every", "train.keep"}
 """Settings under which a run may go on although they differ from those it was started with."""
@@ -41,9 +43,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     """
     config = loaded.config
     source = load_problems(loaded)
-    rewards = load_rewards(config.rewards or source.rewards, loaded.folder)
-    check_columns(source.train + source.test, rewards, config)
-    rehearse(source.train[0], rewards)
+    rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
+    source = checked(source, rewards, config, console)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
@@ -79,28 +80,22 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     return run
 
 
-def check_columns(problems: Sequence[Problem], rewards: Sequence[Reward], config: Config) -> None:
-    """Every row has what the rewards, or supervised learning, will ask for."""
-    for problem in problems:
-        columns = list(problem.columns)
-        for reward in rewards:
-            if missing := reward.missing_columns(columns):
-                raise DataError(
-                    f"{problem.id}: reward {reward.name} needs column {missing[0]!r}; "
-                    f"the row has {', '.join(map(repr, columns)) or 'none'}"
-                )
-        if config.method == "sft" and config.data.completion not in columns:
+def checked(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+    """The problems that can be used, after every check that needs no model."""
+    everything = source.train + source.test
+    check_columns(everything, rewards)
+    for problem in everything if config.method == "sft" else ():
+        if config.data.completion not in problem.columns:
             raise DataError(
                 f"{problem.id}: supervised learning needs column {config.data.completion!r} "
                 "(data.completion) with the answer to imitate"
             )
-
-
-def rehearse(problem: Problem, rewards: Sequence[Reward]) -> None:
-    """Call the rewards on two canned completions, so that a broken one fails now."""
-    tokens, logprobs = np.zeros(1, np.int64), np.zeros(1, np.float32)
-    canned = [Completion(tokens, logprobs, text, "stop") for text in ("", "<answer>0</answer>")]
-    score(problem, tokens, canned, rewards)
+    rehearse(source.train[0], rewards)
+    train, bad = check_golds(source.train, rewards, config.scoring.max_bad_golds)
+    test, bad_too = check_golds(source.test, rewards, config.scoring.max_bad_golds)
+    for row, why in {**bad, **bad_too}.items():
+        console.say(f"left out {row}: {why}", "yellow")
+    return replace(source, train=train, test=test)
 
 
 def texts_of(source: Source, config: Config) -> Iterable[str]:

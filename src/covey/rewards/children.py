@@ -1,0 +1,106 @@
+"""What verifiers do in a killable child: work on untrusted text that could hang or overflow.
+
+Light on imports: this module is preloaded by the fork server.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from covey.sandbox.wire import decode, encode
+
+MAX_JSON = 100_000
+MAX_DEPTH = 60
+
+
+def matched(pattern: str, how: str, text: str) -> str | None:
+    """What a pattern matches."""
+    match = getattr(re, how)(pattern, text)
+    return match[0][:500] if match else None
+
+
+def python_accepts(code: str) -> bool:
+    """Whether Python's parser accepts a program."""
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def strict_json(text: str) -> Any:
+    """JSON and nothing more: no NaN, no repeated key, no lone surrogate, no bottomless nest.
+
+    Raises ValueError.
+
+    >>> strict_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    """
+    if len(text) > MAX_JSON:
+        raise ValueError(f"longer than {MAX_JSON} characters")
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is repeated")
+    return dict(pairs)
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
+def conforms(documents: Sequence[tuple[Any, Any]]) -> str | None:
+    """What is wrong with the first document that does not fit its schema; a text is parsed before."""
+    for document, schema in documents:
+        try:
+            found = strict_json(document) if isinstance(document, str) else document
+        except ValueError as error:
+            return f"not JSON: {error}"
+        if schema:
+            import jsonschema
+
+            kind = jsonschema.validators.validator_for(schema)
+            complaint = jsonschema.exceptions.best_match(kind(schema).iter_errors(found))
+            if complaint is not None:
+                return f"{complaint.json_path}: {complaint.message[:200]}"
+    return None
+
+
+def check_schema(schema: Any) -> str | None:
+    """What is wrong with a schema."""
+    import jsonschema
+
+    try:
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return str(error.message)[:200]
+    return None
+
+
+def gym_items(name: str, seed: int, size: int) -> list[Any]:
+    """Problems of reasoning-gym. Made here because some of its tasks follow Python's hash seed."""
+    import reasoning_gym
+
+    tasks = reasoning_gym.create_dataset(name, seed=seed, size=size)
+    return [encode(tasks[index]) for index in range(size)]
+
+
+def gym_score(name: str, item: Any, answer: str) -> float:
+    """What reasoning-gym gives for an answer. Some of its scorers execute it: only ever in a sandbox."""
+    import reasoning_gym
+
+    return float(reasoning_gym.create_dataset(name, seed=0, size=1).score_answer(answer, decode(item)))

@@ -1,0 +1,246 @@
+"""Rewards for programs: hidden tests decide, in a sandbox that never sees what is expected.
+
+Inputs go in, values come out, and the comparison happens here. Tests written as code run in a
+process apart from the candidate's, and only plain values pass between the two.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+from covey.rewards.contract import fault, in_child, reward
+from covey.rewards.extract import Completion, after_reasoning, code_block, text_of
+from covey.sandbox.base import Result, Sandbox, SandboxUnavailable
+from covey.sandbox.confine import Limits
+from covey.sandbox.process import ProcessSandbox
+from covey.sandbox.wire import encode, same
+from covey.types import Score
+
+Mode = Literal["function", "stdio", "check"]
+Points = Literal["all", "fraction", "weighted"]
+SUSPICIOUS = re.compile(
+    r"os\._exit|sys\.exit|_getframe|\batexit\b|unittest|__eq__|excepthook|\bgc\.|settrace"
+)
+"""Signs of a program that plays with its tester. Logged, never paid or punished."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: what goes in and what has to come out."""
+
+    args: Sequence[Any]
+    settings: Mapping[str, Any]
+    expected: Any
+    """Encoded (``wire``); for `stdio` the text of the output."""
+    weight: float = 1.0
+    visible: bool = False
+
+
+def cases_of(tests: Any, mode: Mode) -> list[Case]:
+    """The tests of a row. Raises ValueError saying which one is wrong and why."""
+    rows = json.loads(tests) if isinstance(tests, str) else tests
+    if not isinstance(rows, Sequence) or not rows:
+        raise ValueError("column 'tests' has to be a list of {input, output}, not pickled, not empty")
+    found = []
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping) or not {"input", "output"} <= set(row):
+            raise ValueError(f"test {number} has no 'input' or no 'output'")
+        given, expected = row["input"], row["output"]
+        if mode == "stdio" and not (isinstance(given, str) and isinstance(expected, str)):
+            raise ValueError(f"test {number}: with mode stdio input and output are texts")
+        if mode == "function" and not isinstance(given, list | Mapping):
+            raise ValueError(f"test {number}: 'input' is the list of arguments, or a mapping by name")
+        encoded = expected if mode == "stdio" else encode(expected)
+        if not same(encoded, encoded) and mode == "function":
+            raise ValueError(f"test {number}: the expected output does not equal itself (NaN?)")
+        args, settings = ([], given) if isinstance(given, Mapping) else (given, {})
+        args = [given] if mode == "stdio" else args
+        weight, visible = float(row.get("weight", 1.0)), bool(row.get("visible", False))
+        found.append(Case(args, settings, encoded, weight, visible))
+    return found
+
+
+def bad_tests(rows: Sequence[Mapping[str, Any]], mode: Mode = "function", **_: Any) -> list[str | None]:
+    """Rows whose tests cannot decide anything."""
+    complaints: list[str | None] = []
+    for row in rows:
+        try:
+            if mode != "stdio" and not row.get("entry_point"):
+                raise ValueError("no 'entry_point' that names the function")
+            if mode == "check":
+                ast.parse(row.get("setup") or "")
+                if not ast.parse(row.get("test") or "").body:
+                    raise ValueError("column 'test' is empty")
+            else:
+                cases_of(row.get("tests"), mode)
+            complaints.append(None)
+        except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+            complaints.append(str(error)[:200])
+    return complaints
+
+
+def example(row: Mapping[str, Any], **_: Any) -> str | None:
+    """The row's own solution, if it has one."""
+    solution = row.get("solution") or row.get("canonical_solution")
+    return f"```python\n{row.get('setup') or ''}{solution}\n```" if solution else None
+
+
+@reward(concurrent=True, timeout=600.0, check_golds=bad_tests, example=example)
+def code_tests(
+    completion: Completion,
+    *,
+    sandbox: Sandbox,
+    tests: Any = None,
+    test: str = "",
+    setup: str = "",
+    entry_point: str = "",
+    mode: Mode = "function",
+    points: Points = "all",
+    form: Literal["block", "continue"] = "block",
+    tolerance: float = 1e-9,
+    seconds: float = 6.0,
+    total_seconds: float = 30.0,
+    memory_mb: int = 1024,
+) -> Score:
+    """1 if the program passes all tests (``points``: or a share of them), 0 otherwise.
+
+    `function` calls ``entry_point`` with each input of ``tests``, `stdio` runs the program on each,
+    `check` runs the code in ``test`` against it. If some tests are marked `visible`, only the others
+    count, and what the visible ones say beyond them is logged as `gap`.
+    """
+    code = setup + text_of(completion) if form == "continue" else program(completion, "python")
+    if code is None:
+        return Score(0.0, "no_answer")
+    if mode == "check" and form == "block":
+        code = f"{setup}\n{code}"
+    limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=memory_mb << 20)
+    suspicious = {"suspicious": float(SUSPICIOUS.search(code) is not None)}
+    if mode == "check":
+        if not isinstance(sandbox, ProcessSandbox):
+            raise SandboxUnavailable(f"tests written as code cannot run in the {sandbox.name} sandbox")
+        result = sandbox.check(code, entry_point, setup, test, limits)
+        if result.kind == "ok" and not result.value:
+            return Score(None, "bad_gold", detail="the test never calls the function")
+        return _verdict(result, float(result.kind == "ok"), code, suspicious)
+    cases = cases_of(tests, mode)
+    shown, hidden = [c for c in cases if c.visible], [c for c in cases if not c.visible]
+    whole = Limits(wall=total_seconds, cpu=math.ceil(total_seconds), memory=limits.memory)
+    shares, worst = {}, Result("ok")
+    for name, some in (("visible", shown), ("hidden", hidden)):
+        if some:
+            run = (
+                _calls(sandbox, code, entry_point, some, whole, seconds, tolerance)
+                if mode == "function"
+                else _scripts(sandbox, code, some, limits, tolerance)
+            )
+            shares[name], result = _tally(run, some, points)
+            worst = result if worst.kind == "ok" else worst
+    if len(shares) == 2:
+        shares["gap"] = shares["visible"] - shares["hidden"]
+    value = shares["hidden" if hidden else "visible"]
+    return _verdict(worst, value, code, {**shares, **suspicious})
+
+
+def program(completion: Completion, language: str) -> str | None:
+    """The last complete fenced block after the reasoning."""
+    spoken = after_reasoning(text_of(completion))
+    return None if spoken is None else code_block(spoken, language)
+
+
+Outcome = tuple[bool, Result]
+
+
+def _calls(
+    sandbox: Sandbox,
+    code: str,
+    entry: str,
+    cases: Sequence[Case],
+    limits: Limits,
+    each: float,
+    tolerance: float,
+) -> Iterator[Outcome]:
+    results = sandbox.calls(code, entry, [(c.args, c.settings) for c in cases], limits, each)
+    for case, result in zip(cases, results, strict=False):
+        yield result.kind == "ok" and same(case.expected, result.value, tolerance), result
+
+
+def _scripts(
+    sandbox: Sandbox, code: str, cases: Sequence[Case], limits: Limits, tolerance: float
+) -> Iterator[Outcome]:
+    for case in cases:
+        result = sandbox.script(code, str(case.args[0]), limits)
+        yield result.kind == "ok" and same_output(case.expected, str(result.value), tolerance), result
+
+
+def _tally(outcomes: Iterator[Outcome], cases: Sequence[Case], points: Points) -> tuple[float, Result]:
+    """What the passed tests are worth, and the first thing that went wrong with the machinery or limits."""
+    weights = [c.weight if points == "weighted" else 1.0 for c in cases]
+    earned, worst = 0.0, Result("ok")
+    for (passed, result), weight in zip(outcomes, weights, strict=False):
+        earned += weight * passed
+        if not passed and worst.kind == "ok":
+            worst = result._replace(value=None, text=result.text or "a wrong answer")
+        if (points == "all" and not passed) or result.kind == "lost":
+            break
+    whole = earned >= sum(weights)
+    return (float(whole) if points == "all" else earned / sum(weights)), worst
+
+
+def _verdict(result: Result, value: float, code: str, parts: Mapping[str, float]) -> Score:
+    if result.kind == "lost":
+        return Score(None, "infra_error", code[:2000], detail=result.text)
+    status = fault(result) if result.kind not in ("ok", "error") else "ok"
+    return Score(value, status, code[:2000], parts, detail=result.text)
+
+
+def same_output(expected: str, got: str, tolerance: float = 0.0) -> bool:
+    r"""Whether two outputs have the same words in all lines; numbers up to a relative tolerance.
+
+    >>> same_output("1 2\n3.0", "1 2 \n3.0000000001\n", 1e-9), same_output("1\n2", "1")
+    (True, False)
+    """
+    ours, theirs = ([line.split() for line in text.strip().splitlines()] for text in (expected, got))
+    if [len(line) for line in ours] != [len(line) for line in theirs]:
+        return False
+    words = zip(chain.from_iterable(ours), chain.from_iterable(theirs), strict=True)
+    return all(a == b or _close(a, b, tolerance) for a, b in words)
+
+
+def _close(expected: str, got: str, tolerance: float) -> bool:
+    if "." not in expected or len(got) > 400:
+        return False
+    try:
+        return math.isclose(float(expected), float(got), rel_tol=tolerance, abs_tol=tolerance)
+    except ValueError:
+        return False
+
+
+@reward(concurrent=True, shape=True)
+def compiles(
+    completion: Completion, *, sandbox: Sandbox, language: Literal["python", "c"] = "python"
+) -> Score:
+    """1 if the last code block is accepted by a compiler, 0 otherwise. It is never run."""
+    code = program(completion, language)
+    if code is None:
+        return Score(0.0, "no_answer")
+    limits = Limits(wall=10.0, cpu=8)
+    if language == "python":
+        result = in_child("python_accepts", code)
+        value = float(result.value is True)
+    else:
+        if not isinstance(sandbox, ProcessSandbox) or shutil.which("gcc") is None:
+            raise SandboxUnavailable("compiling C needs gcc and a bwrap or landlock sandbox")
+        gcc = [str(shutil.which("gcc")), "-fsyntax-only", "-x", "c", "-"]
+        result = sandbox.compile(gcc, code, limits)
+        value = float(result.kind == "ok")
+        if result.kind == "crashed":  # how a compiler says no
+            result = Result("error", text=str(result.value)[:500])
+    return _verdict(result, value, code, {})

@@ -1,0 +1,212 @@
+"""Whether an answer equals the gold: by structure first, number by number, type by type.
+
+Three-valued: None means that only algebra can tell. Who knows algebra (``symbolic``, in a child)
+passes a ``leaf`` that decides; the exact one here knows numbers and words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from covey.rewards.notation import END, Node, value
+
+Leaf = Callable[[Node, Node], bool | None]
+FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq", "=": "=", r"\neq": r"\neq"}
+INFINITY = Node("leaf", r"\infty"), Node("leaf", r"-\infty")
+ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
+
+
+def compare(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
+    """Whether two structures are equal; None if that needs algebra."""
+    gold, answer = _plain(gold), _plain(answer)
+    if gold.kind == answer.kind == "chain":
+        return _chains(gold, answer, leaf)
+    if "chain" in (gold.kind, answer.kind):
+        return _against_chain(gold, answer, leaf)
+    if gold.kind in ("leaf", "text") and answer.kind in ("leaf", "text"):
+        return _leaves(gold, answer, leaf)
+    kinds = {gold.kind, answer.kind}
+    if kinds <= {"list", "()"} and gold.kind != answer.kind:
+        return _in_order(gold.parts, answer.parts, leaf)  # 3,1 for (3,1)
+    if gold.kind == answer.kind and gold.kind in ORDERED:
+        return gold.marks == answer.marks and _in_order(gold.parts, answer.parts, leaf)
+    if kinds <= {"list", "set"} or kinds == {"union"}:
+        if all(map(_assigned, gold.parts)) and not any(map(_assigned, answer.parts)):
+            return _in_order(gold.parts, answer.parts, leaf)  # x=1, y=2 is not 2, 1
+        return _in_any_order(gold.parts, answer.parts, leaf)
+    if "leaf" in kinds and kinds & {"matrix", "union"}:
+        return leaf(gold, answer)  # a sum of matrices
+    comma = next((n for n in (gold, answer) if n.kind == "list" and re.fullmatch(r"\d+,\d+", n.text)), None)
+    if comma is not None:  # 3,14 where commas are decimal points
+        point = Node("leaf", comma.text.replace(",", "."))
+        return compare(point, answer, leaf) if comma is gold else compare(gold, point, leaf)
+    return False
+
+
+def exact(gold: Node, answer: Node) -> bool | None:
+    """The leaf that knows numbers and words, and gives up on the rest."""
+    a, b = value(gold.text), value(answer.text)
+    if a is not None and b is not None:
+        return close(gold.text, a, answer.text, b)
+    if "text" in (gold.kind, answer.kind):
+        return _folded(gold.text) == _folded(answer.text)
+    same = gold.text.replace(" ", "") == answer.text.replace(" ", "")
+    return True if same and balanced(gold.text) else None
+
+
+def close(gold_text: str, gold: Fraction, answer_text: str, answer: Fraction) -> bool:
+    """Equal; or the one is a decimal to which the other rounds.
+
+    A gold decimal may be met more exactly if it has 3 digits or more; an answer's decimals stand for
+    an exact gold only if there are 10 or more.
+
+    >>> close("3.14", Fraction("3.14"), "22/7", Fraction(22, 7))
+    True
+    >>> close("0.5", Fraction(1, 2), ".46", Fraction("0.46"))
+    False
+    """
+    if gold == answer:
+        return True
+    golds, theirs = decimals(gold_text), decimals(answer_text)
+    half = None
+    if golds is not None and significant(gold_text) >= 3 and (theirs is None or theirs > golds):
+        half = golds
+    elif golds is None and theirs is not None and significant(answer_text) >= 10:
+        half = theirs
+    return half is not None and 2 * abs(gold - answer) <= Fraction(1, 10**half)
+
+
+def decimals(text: str) -> int | None:
+    """Digits after the point; None if there is no point."""
+    match = re.search(r"\.(\d+)$", text)
+    return len(match[1]) if match else None
+
+
+def significant(text: str) -> int:
+    """Digits that count."""
+    return len(re.sub(r"\D", "", text).lstrip("0"))
+
+
+def balanced(text: str) -> bool:
+    """Whether the braces close; what was cut or lost some is no formula."""
+    return text.count("{") == text.count("}") and text.count("(") == text.count(")")
+
+
+def _plain(node: Node) -> Node:
+    """A chain of equalities that begins with a name, as its value."""
+    if node.kind == "text" and re.fullmatch(r"\(\w\)", node.text):
+        return Node("text", node.text[1:-1])
+    return node
+
+
+def _leaves(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
+    if gold.marks and answer.marks and gold.marks != answer.marks:
+        return False  # cm for m, base 7 for base 5
+    if not balanced(answer.text):
+        return False
+    known = exact(gold, answer)
+    return leaf(gold, answer) if known is None else known
+
+
+def _in_order(golds: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
+    if len(golds) != len(answers):
+        return False
+    return _all([compare(g, a, leaf) for g, a in zip(golds, answers, strict=True)])
+
+
+def _in_any_order(golds: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
+    """Every one of them has an equal on the other side."""
+    table = [[compare(gold, answer, leaf) for answer in answers] for gold in golds]
+    rows = (*table, *zip(*table, strict=True))
+    return _all([True if True in row else None if None in row else False for row in rows])
+
+
+def _all(results: Sequence[bool | None]) -> bool | None:
+    return False if False in results else None if None in results else True
+
+
+def _is_name(node: Node) -> bool:
+    """x, f(x), |AB|, A:B, (p,q): something that can be given a value."""
+    if node.kind in ("()", "list", ":"):
+        return all(map(_is_name, node.parts))
+    bare = re.sub(r"_ ?(?:\{[^{}]*\}|\w)|\\frac" + END, "", node.text)
+    return (
+        node.kind in ("leaf", "text")
+        and any(c.isalpha() for c in bare)
+        and not re.search(r"[-+*^/<>\d]|\\(?:sqrt|infty|pi)" + END, bare)
+    )
+
+
+def _assigned(node: Node) -> Node | None:
+    """The value in `name = value`, with or without an approximation behind it."""
+    if node.kind != "chain" or not set(node.marks) <= {"=", r"\approx"} or not _is_name(node.parts[0]):
+        return None
+    exact_parts = [p for p, mark in zip(node.parts[1:], node.marks, strict=True) if mark == "="]
+    return exact_parts[-1] if exact_parts else node.parts[1]
+
+
+def _consistent(node: Node, leaf: Leaf) -> bool | None:
+    """Whether all values of `name = a = b` are equal: 2 = 3 = 5 is no way of writing 5."""
+    parts = [p for p, mark in zip(node.parts[1:], node.marks, strict=True) if mark == "="]
+    return _in_order(parts[1:], parts[:-1], leaf)
+
+
+def _against_chain(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
+    """A value or an interval against relations."""
+    if answer.kind == "chain":
+        if (found := _assigned(answer)) is not None:
+            return _all([compare(gold, found, leaf), _consistent(answer, leaf)])
+        between = as_interval(answer)
+        return compare(gold, between, leaf) if between and gold.kind != "leaf" else False
+    found = _assigned(gold) or as_interval(gold)
+    return compare(found, answer, leaf) if found else False
+
+
+def _chains(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
+    ours, theirs = _assigned(gold), _assigned(answer)
+    if ours and theirs:
+        named = [re.sub(r"\(.*\)$", "", n.parts[0].text.replace(" ", "")) for n in (gold, answer)]
+        if named[0] == named[1]:
+            return _all([compare(ours, theirs, leaf), _consistent(answer, leaf)])
+    ranges = as_interval(gold), as_interval(answer)
+    if ranges[0] and ranges[1] and not ours and _variable(gold) == _variable(answer):
+        return compare(ranges[0], ranges[1], leaf)
+    backwards = Node("chain", "", answer.parts[::-1], tuple(FLIPPED.get(m, m) for m in answer.marks[::-1]))
+    results = [_in_order(gold.parts, a.parts, leaf) for a in (answer, backwards) if a.marks == gold.marks]
+    if True in results:
+        return True
+    return (
+        leaf(gold, answer)
+        if len(gold.marks) == len(answer.marks) == 1
+        else None
+        if None in results
+        else False
+    )
+
+
+def _variable(chain: Node) -> str:
+    return next(p.text for p in chain.parts if _is_name(p))
+
+
+def as_interval(chain: Node) -> Node | None:
+    r"""`1 < x \leq 2`, `x > 1` and `x \in S` as the set they describe."""
+    parts, marks = chain.parts, chain.marks
+    if marks == (r"\in",):
+        return parts[1] if _is_name(parts[0]) else None
+    if marks[0] in (">", r"\geq"):
+        parts, marks = parts[::-1], tuple(FLIPPED.get(m, m) for m in marks[::-1])
+    if not set(marks) <= {"<", r"\leq"} or sum(map(_is_name, parts)) != 1:
+        return None
+    place = next(i for i, p in enumerate(parts) if _is_name(p))
+    if (len(parts), place) not in ((2, 0), (2, 1), (3, 1)):
+        return None
+    low, high = (parts[0] if place else INFINITY[1]), (parts[-1] if place < len(parts) - 1 else INFINITY[0])
+    opening = "[" if place and marks[0] == r"\leq" else "("
+    closing = "]" if place < len(parts) - 1 and marks[-1] == r"\leq" else ")"
+    return Node(opening + closing, chain.text, (low, high))
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().strip(" .()").split())

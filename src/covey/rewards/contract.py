@@ -1,0 +1,209 @@
+"""What a reward function is: how it may be written, what it may ask for and what it may return.
+
+    def reward(completions, **columns) -> list[float | None]      # TRL's: a group at a time
+    def reward(completion, **columns) -> float | None             # one completion
+    def compute_score(data_source, solution_str, ground_truth, extra_info) -> float      # verl's
+
+Sync or async. Columns of the dataset arrive by name, only those the signature accepts. Instead of a
+number each may give a bool, StepRewards or a Score.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from covey.sandbox.base import Result
+from covey.sandbox.client import verifier_server
+from covey.sandbox.confine import Limits
+from covey.types import Completion, CoveyError, Problem, Score, Status, StepRewards
+
+GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+SAMPLE_ARGUMENTS = {"prompt", "completion", "solution_str", "ground_truth", "data_source", "extra_info"}
+PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox"}
+"""Arguments every reward may ask for; all others are columns or have defaults."""
+CHILDREN = "covey.rewards.children"
+LIMITS = Limits(wall=4.0, cpu=3, memory=1 << 30)
+"""Of a verifier in a child."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RewardError(CoveyError):
+    """A reward function broke its contract, or judging fails too often to go on."""
+
+    code = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a function declares about itself with ``@reward``."""
+
+    weight: float = 1.0
+    columns: tuple[str, ...] = ()
+    """Columns it needs beside those in its signature."""
+    timeout: float | None = None
+    """Seconds a call may take; None: the config's."""
+    isolate: Literal["inline", "process"] = "inline"
+    """`process`: each call in a killable child of its own, with limits on time and memory."""
+    requires: tuple[str, ...] = ()
+    """Modules that have to be installed."""
+    concurrent: bool = False
+    """Whether several threads may be in it at once; otherwise its calls queue up."""
+    shape: bool = False
+    """Whether it judges form only, so that well-formed nonsense may be paid; `covey stress` asks."""
+    check_golds: Callable[..., list[str | None]] | None = None
+    """(rows, **settings) -> for each row what is wrong with its gold, found before training."""
+    example: Callable[..., str | None] | None = None
+    """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
+
+
+def reward(**options: Any) -> Callable[[F], F]:
+    """Declare weight, columns, timeout, isolate or requires of a reward function. Optional."""
+
+    def mark(function: F) -> F:
+        function.__covey_reward__ = Options(**options)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function with its weight and settings."""
+
+    name: str
+    function: Callable[..., Any]
+    weight: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    gated_by: str | None = None
+    """Name of the reward that has to find an answer (`name`), a right one (`name:right`) or a wrong one
+    (`name:wrong`) for this one to count."""
+
+    @property
+    def options(self) -> Options:
+        """What the function declares."""
+        return getattr(self.function, "__covey_reward__", Options())
+
+    @cached_property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """Of the function's signature."""
+        return inspect.signature(self.function).parameters
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether it is called with one completion at a time."""
+        return bool({"completion", "solution_str"} & set(self.parameters))
+
+    @property
+    def is_async(self) -> bool:
+        """Whether calls have to be awaited."""
+        call = getattr(self.function, "__call__", None)  # noqa: B004 - an object's, to see if it is async
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(call)
+
+    def problem_with(self, columns: Sequence[str]) -> str | None:
+        """Why it cannot judge rows with these columns: one is missing, or a module is."""
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        required = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind in kinds]
+        known = {*PROVIDED, *self.settings, *columns}
+        for name in (*required, *self.options.columns):
+            if name not in known:
+                kind = self.parameters[name].kind if name in self.parameters else None
+                either = " or setting" if kind is inspect.Parameter.KEYWORD_ONLY else ""
+                return f"needs column{either} {name!r}"
+        for module in self.options.requires:
+            if importlib.util.find_spec(module) is None:
+                return f"needs the module {module!r}, which is not installed"
+        return None
+
+    def arguments(
+        self, problem: Problem, completions: Sequence[Completion], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What a call gets: only what the signature accepts. Settings win over columns."""
+        texts = [_as_prompted(problem, c.text) for c in completions]
+        if self.per_sample:
+            row = problem.columns
+            available = {
+                "ground_truth": row.get("answer"),
+                "data_source": problem.id.partition("/")[0],
+                "extra_info": {},
+                **row,
+                # A column named completion (the worked answer) must not stand in for what was sampled.
+                "prompt": problem.prompt,
+                "completion": texts[0],
+                "solution_str": completions[0].text,
+            }
+        else:
+            available = {
+                **{k: [v] * len(texts) for k, v in problem.columns.items()},
+                "prompts": [problem.prompt] * len(texts),
+                "completions": texts,
+                "completion_ids": [c.tokens.tolist() for c in completions],
+            }
+        if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
+            available = {n: v for n, v in available.items() if n in self.parameters}
+        asked = {n: v for n, v in extra.items() if n in self.parameters}
+        return {**available, **asked, **self.settings}
+
+    def scores(self, problem: Problem, returned: Any, count: int) -> list[Score]:
+        """What a call returned, as one Score per completion. Raises RewardError."""
+        values = [returned]
+        if not self.per_sample:
+            if not isinstance(returned, Sequence | np.ndarray) or isinstance(returned, str):
+                raise self.broken(
+                    problem, f"returned {_shown(returned)}; a list with one number per completion is expected"
+                )
+            if len(returned) != count:
+                raise self.broken(problem, f"returned {len(returned)} values for {count} completions")
+            values = list(returned)
+        return [self._score(problem, value) for value in values]
+
+    def _score(self, problem: Problem, value: Any) -> Score:
+        if isinstance(value, Mapping) and "score" in value:  # verl's
+            value = value["score"]
+        score = value if isinstance(value, Score) else Score(value)
+        value = score.value
+        if isinstance(value, StepRewards):
+            starts = (0, *(end + 1 for end in value.ends))
+            steps = tuple((a, e + 1, v) for a, e, v in zip(starts, value.ends, value.values, strict=False))
+            return Score(value.total, steps=steps)
+        if value is None:
+            return Score(None, "not_applicable") if score.status == "ok" else score
+        if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+            value = value.item()
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise self.broken(problem, f"returned {_shown(value)}; a finite number or None is expected")
+        return Score(**{**vars(score), "value": float(value)})
+
+    def broken(self, problem: Problem, what: str) -> RewardError:
+        """An error that names the function and the problem."""
+        return RewardError(f"reward {self.name} on problem {problem.id}: {what}")
+
+
+def in_child(name: str, *arguments: Any) -> Result:
+    """Call one of ``children``'s functions in a killable child."""
+    return verifier_server(CHILDREN).call(f"{CHILDREN}:{name}", *arguments, limits=LIMITS)
+
+
+def fault(result: Result) -> Status:
+    """What a child's end means for a verifier of ours: what it stumbles over is the text."""
+    statuses: dict[str, Status] = {"timeout": "timeout", "crashed": "crashed", "lost": "infra_error"}
+    if result.text.startswith(("MemoryError", "RecursionError")) or result.kind == "flood":
+        return "too_large"
+    return statuses.get(result.kind, "unparsable")
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {str(value)[:60]!r}"
+
+
+def _as_prompted(problem: Problem, text: str) -> Any:
+    """A completion in the form of its prompt: text, or a list of one assistant message."""
+    return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]

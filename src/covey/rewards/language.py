@@ -1,0 +1,46 @@
+"""A reward for staying in one language, by the script of what is written."""
+
+from __future__ import annotations
+
+import re
+
+from covey.rewards.contract import reward
+from covey.rewards.extract import LONGEST, Completion, text_of
+from covey.types import Score
+
+NOT_PROSE = re.compile(r"```[^`]*(?:```|$)|`[^`\n]*`|\$\$?[^$]*\$\$?|\\[a-zA-Z]+|<[a-z_/]+>|https?://\S+")
+HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+SCRIPTS = {
+    "latin": "a-zA-Z\u00c0-\u024f\u1e00-\u1eff",
+    "zh": HAN,
+    "ja": f"\u3040-\u30ff{HAN}",
+    "ko": "\uac00-\ud7af\u1100-\u11ff",
+    "ru": "\u0400-\u052f",
+    "ar": "\u0600-\u06ff",
+    "he": "\u0590-\u05ff",
+    "el": "\u0370-\u03ff",
+    "hi": "\u0900-\u097f",
+    "th": "\u0e00-\u0e7f",
+}
+LATIN = {"en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "no", "pl", "cs", "tr", "vi", "id"}
+# A word, or a single character of the scripts that put no space between words.
+WORD = re.compile(f"[{SCRIPTS['ja']}{SCRIPTS['th']}]|[^\\W\\d_]+")
+FEWEST = 10
+"""Words below which nothing is said: the language of `x = 4` is not known."""
+
+
+@reward(weight=0.1, concurrent=True, shape=True)
+def language_consistency(completion: Completion, *, language: str = "en") -> Score:
+    """Share of words in the script of ``language``; formulas, code and tags do not count.
+
+    DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not told apart. None
+    where there are too few words.
+
+    >>> language_consistency("we add two and three, \u6240\u4ee5 so it is five").value
+    0.8181818181818182
+    """
+    script = re.compile(f"[{SCRIPTS['latin' if language in LATIN else language]}]+")
+    words = WORD.findall(NOT_PROSE.sub(" ", text_of(completion)[:LONGEST]))
+    if len(words) < FEWEST:
+        return Score(None, "not_applicable")
+    return Score(sum(script.fullmatch(w) is not None for w in words) / len(words))

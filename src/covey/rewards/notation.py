@@ -1,0 +1,243 @@
+r"""Reading an answer: from LaTeX or plain text to a number, or to a small tree with typed nodes.
+
+Nothing here evaluates anything, and every pattern is linear in the length of the text, which
+``too_large`` bounds.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_LENGTH, MAX_DEPTH, MAX_DIGITS = 4_000, 60, 400
+HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}|\^\s?\{{?\s?-?\d{{5,}}|(?:[2-9]\d{{3}}|\d{{5}})\s?!")
+INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
+SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "\u00d7": "*", "\u00b7": "*", "\u2044": "/"})
+THOUSANDS, OPEN, CLOSE, ROW = "\ue000", "\ue001", "\ue002", "\ue003"
+"""Stand for a separator of digits, for braces of a set, and for the end of a matrix row."""
+WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|mbox|hbox|math(?:rm|bf|it|sf))\s*\{([^{}]*)\}")
+END = r"(?![a-zA-Z])"
+REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (r"\\\\(?=(?:left|right|[dtc]?frac|sqrt|pi|leq?|geq?|infty|cup)(?![a-zA-Z]))", r"\\"),
+        (r"\\\\(?:\[[^]]{0,9}\])?", ROW),
+        (r"\\(?:display|text)style|\\(?:left|right|limits|[bB]ig{1,2}[lr]?)" + END, ""),
+        (r", ?\\! ?| ?\{ ?, ?\} ?", THOUSANDS),
+        (r"\\(?:[,;:! ]|q?quad)|~", " "),
+        (r"\\\$|\$|\\[()\[\]]|[€£]", ""),
+        (r"\\[dtc]frac" + END, r"\\frac"),
+        (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
+        (r"\\frac ?(\d) ?\{", r"\\frac{\1}{"),
+        (r"(\\frac ?\{[^{}]*\}) ?(\d)", r"\1{\2}"),
+        (r"\\sqrt ?(\d|[a-zA-Z])|√ ?(\d+|[a-zA-Z])", r"\\sqrt{\1\2}"),
+        (r"\\(?:cdot|times|ast)" + END, "*"),
+        (r"\\leq?(?:slant)?" + END + "|<=|≤", r"\\leq "),
+        (r"\\geq?(?:slant)?" + END + "|>=|≥", r"\\geq "),
+        (r"\\neq?" + END + "|!=|≠", r"\\neq "),
+        (r"\\lt" + END, "<"),
+        (r"\\gt" + END, ">"),
+        (r"≈", r"\\approx "),
+        (r"\\varnothing" + END + "|∅", r"\\emptyset "),
+        (r"\\?\b[Ii]nf(?:inity)?\b|∞|\boo\b", r"\\infty "),
+        (r"∪", r"\\cup "),
+        (r"∈", r"\\in "),
+        (r"π", r"\\pi "),
+        (r"\\(?:lbrace" + END + r"|\{)", OPEN),
+        (r"\\(?:rbrace" + END + r"|\})", CLOSE),
+        (r"\^ ?\{? ?\\circ ?\}?|°|\\degree" + END, "⟨degree⟩"),
+        (r"\\?%|\bpercent(?:age)?\b|\bpct\b|⟨(?:percent(?:age)?|pct)⟩", ""),
+        (r"\\operatorname\*? ?\{([^{}]*)\}", r"\\\1 "),
+    )
+]
+UNITS = {
+    word: words.split()[0]
+    for words in """
+        m meter metre; cm centimeter centimetre; mm millimeter; km kilometer; in inch inche; ft foot feet
+        mi mile; yd yard; s sec second; min minute; h hr hour; g gram; kg kilogram
+        l liter litre; ml milliliter; degree deg; dollar usd; mph
+    """.replace("\n", ";").split(";")
+    for word in words.split()
+}
+NUMBER = re.compile(rf"([-+]?)([1-9]\d{{0,2}}(?:[,{THOUSANDS}]\d{{3}})+|\d+)?(\.\d+)?(?:/(\d+))?")
+FRACTION = re.compile(r"([-+]?)(\d*)\\frac\{(-?)(\d+)\}\{(\d+)\}")
+REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
+TOKEN = re.compile(
+    r"\\(?:begin|end)\{[a-z]+\*?\}|\\[a-zA-Z]+|⟨[^⟩]*⟩|(?<![a-zA-Z])(?:and|or)(?![a-z])|.", re.DOTALL
+)
+OPENING, CLOSING = {"(", "[", "{", OPEN}, {")", "]", "}", CLOSE}
+RELATIONS = {"=", "<", ">", r"\leq", r"\geq", r"\neq", r"\in", r"\approx"}
+SEPARATORS = {",", ";", "and", "or", "⟨and⟩", "⟨or⟩"}
+MEASURED = re.compile(r"(.*\S) ?⟨([^⟩]+)⟩ ?(?:\^ ?\{?([23])\}?)?|([-+.,/\d ]*\d) ([a-zA-Z]{2,})(?:\^([23]))?")
+WORD = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
+BASED = re.compile(r"([0-9A-Fa-f]+)_ ?\{? ?(\d+) ?\}?")
+MATRIX = re.compile(
+    r"[(\[]?\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*)\\end\{\1\}[)\]]?", re.DOTALL
+)
+SENTENCE = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}){2,}")
+
+
+@dataclass(frozen=True)
+class Node:
+    """An answer's structure.
+
+    ``kind`` is `leaf`, `text`, `list`, `set`, `union`, `matrix`, `:`, `chain` (of relations), or the
+    brackets of a tuple or an interval: `()`, `[)`, ...
+    """
+
+    kind: str
+    text: str
+    parts: tuple[Node, ...] = ()
+    marks: tuple[str, ...] = ()
+    """Of a chain its relations, of a matrix its width, of a leaf its unit or base."""
+
+
+def too_large(text: str) -> bool:
+    """Whether an answer asks for more work than any real answer does."""
+    depth = deepest = 0
+    for character in text[:MAX_LENGTH]:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return len(text) > MAX_LENGTH or deepest > MAX_DEPTH or HUGE.search(text) is not None
+
+
+def number(text: str) -> Fraction | None:
+    r"""The exact value of a number as people write it, or None.
+
+    >>> [str(number(t)) for t in ("1,000", "$6.00", "0.5", r"\frac12", "-3", "42.", "3 apples")]
+    ['1000', '6', '1/2', '1/2', '-3', '42', 'None']
+    """
+    if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
+        return Fraction(int(text))
+    return None if too_large(text) else value(clean(text))
+
+
+def value(cleaned: str) -> Fraction | None:
+    """``number`` of a text that is clean already."""
+    plain = cleaned if ", " in cleaned else cleaned.replace(" ", "")
+    if match := NUMBER.fullmatch(plain):
+        sign, whole, decimals, below = match.groups()
+        if not (whole or decimals) or (below and not int(below)):
+            return None
+        digits = re.sub(f"[,{THOUSANDS}]", "", whole or "0") + (decimals or "")
+        return Fraction(f"{sign}{digits}") / int(below or 1)
+    if match := FRACTION.fullmatch(plain):
+        sign, whole, minus, above, below = match.groups()
+        if not int(below) or (whole and minus):
+            return None
+        size = int(whole or 0) + Fraction(int(above), int(below))  # 1\frac12 is a mixed number
+        return -size if (sign == "-") != (minus == "-") else size
+    if match := REPEATING.fullmatch(plain):
+        sign, whole, fixed, period = match.groups()
+        size = Fraction(int(f"0{whole}{fixed}")) + Fraction(int(period), 10 ** len(period) - 1)
+        return (-size if sign == "-" else size) / 10 ** len(fixed)
+    return None
+
+
+def clean(text: str) -> str:
+    r"""One way of writing what can be written in many. Words stand in ⟨⟩.
+
+    >>> clean(r"$\dfrac12\,\text{ cm}.$")
+    '\\frac{1}{2} ⟨cm⟩'
+    """
+    text = INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).translate(SIGNS)
+    text = " ".join(WORDS.sub(_word, text).split())
+    for pattern, by in REWRITES:
+        text = pattern.sub(by, text)
+    return " ".join(text.split()).rstrip(".,;: ")
+
+
+def _word(match: re.Match[str]) -> str:
+    words = match[1].strip()
+    return f" ⟨{words}⟩ " if len(words) > 1 and any(c.isalpha() for c in words) else words
+
+
+def parse(text: str) -> Node:
+    r"""The structure of a clean text.
+
+    >>> parse(clean(r"\{1, 2\}")).kind, parse(clean("[0, 1)")).kind, parse(clean("x = 3")).marks
+    ('set', '[)', ('=',))
+    """
+    text = text.strip()
+    if value(text) is not None:
+        return Node("leaf", text)
+    if match := MATRIX.fullmatch(text):
+        rows = [_split(row, {"&"})[0] for row in match[2].strip(f" {ROW}").split(ROW)]
+        cells = tuple(parse(cell) for row in rows for cell in row)
+        return Node("matrix", text, cells, (str(len(rows)), match[1][0] if match[1][0] in "vV" else ""))
+    for kind, separators in (("list", SEPARATORS), ("chain", RELATIONS), ("union", {r"\cup"}), (":", {":"})):
+        pieces, marks = _split(text, separators)
+        if kind == "list":
+            pieces = [p for p in pieces if p.strip()]
+        if len(pieces) > 1:
+            return Node(kind, text, tuple(map(parse, pieces)), tuple(marks) if kind == "chain" else ())
+    if inside := _inside(text):
+        pieces = [p for p in _split(inside, SEPARATORS)[0] if p.strip()]
+        if text[0] == OPEN:
+            return Node("set", text, tuple(p for piece in pieces for p in _flat(parse(piece))))
+        if text[0] == "{" or (text[0] == "(" and len(pieces) == 1):
+            return parse(inside)
+        return Node(text[0] + text[-1], text, tuple(map(parse, pieces)))
+    if pair := _plus_minus(text):
+        return Node("list", text, tuple(map(parse, pair)))
+    return _leaf(text)
+
+
+def _leaf(text: str) -> Node:
+    if text.startswith("⟨") and text.endswith("⟩") and text.count("⟨") == 1:
+        return Node("text", text[1:-1])
+    if WORD.fullmatch(text):
+        return Node("text", text)
+    if match := MEASURED.fullmatch(text):
+        unit = (match[2] or match[5]).casefold().strip(" .").removeprefix("square ")
+        unit = UNITS.get(unit, UNITS.get(unit.removesuffix("s"), unit.removesuffix("s")))
+        power = "2" if "square " in text else match[3] or match[6] or ""
+        return Node("leaf", (match[1] or match[4]).strip(), marks=(unit + power,))
+    if match := BASED.fullmatch(text):
+        return Node("leaf", match[1], marks=(f"base {match[2]}",))
+    return Node("leaf", text)
+
+
+def _flat(node: Node) -> Sequence[Node]:
+    return node.parts if node.kind == "list" else (node,)
+
+
+def _plus_minus(text: str) -> list[str] | None:
+    if r"\pm" not in text and "±" not in text:
+        return None
+    text = text.replace("±", r"\pm")
+    return [re.sub(r"\\pm" + END, sign, text) for sign in "+-"]
+
+
+def _tokens(text: str) -> Iterator[tuple[str, int]]:
+    """Tokens with the depth of brackets they stand in."""
+    depth = 0
+    for token in TOKEN.findall(text):
+        if token in CLOSING or token.startswith(r"\end"):
+            depth -= 1
+        yield token, depth
+        if token in OPENING or token.startswith(r"\begin"):
+            depth += 1
+
+
+def _split(text: str, separators: set[str]) -> tuple[list[str], list[str]]:
+    """The pieces between separators outside of all brackets, and the separators."""
+    pieces, found = [""], []
+    for token, depth in _tokens(text):
+        if depth == 0 and token in separators:
+            pieces.append("")
+            found.append(token)
+        else:
+            pieces[-1] += token
+    return pieces, found
+
+
+def _inside(text: str) -> str | None:
+    """What one pair of brackets around the whole text holds."""
+    if not text or text[0] not in OPENING or text[-1] not in CLOSING:
+        return None
+    inner = [depth for _, depth in _tokens(text)][1:-1]
+    return text[1:-1].strip() or None if min(inner, default=1) > 0 else None

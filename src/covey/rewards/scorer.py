@@ -1,0 +1,215 @@
+"""Judging completions while others are still being generated, and putting a group together.
+
+Each completion goes to the per-sample rewards as soon as it ends, each group to the others as soon
+as it is whole. Results stand by sample, never by arrival.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from covey.rewards.contract import Reward, RewardError
+from covey.rewards.lanes import SHARED_WIDTH, Lanes, Task
+from covey.sandbox.client import ForkServer
+from covey.sandbox.confine import Limits
+from covey.types import Completion, Group, Problem, Score, StepRewards
+
+ANSWERED = ("ok", "ambiguous")
+Call = tuple[Reward, Sequence[int], Task, Callable[[], None]]
+
+
+class Rewards(Sequence[Reward]):
+    """The reward functions of a run, and what has happened to them."""
+
+    def __init__(
+        self, rewards: Sequence[Reward], timeout: float = 60.0, max_infra: float = 0.2, steps: int = 5
+    ) -> None:
+        self.rewards, self.timeout, self.max_infra = tuple(rewards), timeout, max_infra
+        self.recent: deque[tuple[int, int]] = deque(maxlen=steps)
+        self.lanes = Lanes()
+        self.servers: dict[str, ForkServer] = {}
+        self.shown: set[str] = set()
+        self.logged: dict[str, list[float]] = {}
+        """What functions passed to TRL's ``log_metric`` in this step."""
+        self.trainer_state = SimpleNamespace(global_step=0)
+        self.extra = {
+            "trainer_state": self.trainer_state,
+            "log_metric": lambda name, value: self.logged.setdefault(str(name), []).append(float(value)),
+            "log_extra": lambda *_: None,
+        }
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rewards[index]
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def judge(
+        self,
+        problem: Problem,
+        prompt: np.ndarray,
+        completions: Sequence[Completion],
+        strict: bool = False,
+    ) -> Group:
+        """Judge completions that are all there; ``strict``: a function that raises is an error.
+
+        Raises RewardError.
+        """
+        pending = Pending(self, problem, prompt, len(completions), strict)
+        for sample, completion in enumerate(completions):
+            pending.add(sample, completion)
+        return pending.group()
+
+    def submit(self, reward: Reward, problem: Problem, completions: Sequence[Completion]) -> Any:
+        """Start one call."""
+        arguments = reward.arguments(problem, completions, self.extra)
+        if reward.options.isolate == "process":
+            return self.lanes.thread(reward.name, SHARED_WIDTH, partial(self._isolated, reward, arguments))
+        if reward.is_async:
+            return self.lanes.coroutine(reward.function(**arguments))
+        shared = reward.options.concurrent
+        call = partial(reward.function, **arguments)
+        return self.lanes.thread("shared" if shared else reward.name, SHARED_WIDTH if shared else 1, call)
+
+    def limit(self, reward: Reward) -> float:
+        """Seconds a call may take."""
+        return reward.options.timeout or self.timeout
+
+    def _isolated(self, reward: Reward, arguments: Mapping[str, Any]) -> Any:
+        file = sys.modules[reward.function.__module__].__file__ or ""
+        if file not in self.servers:
+            self.servers[file] = ForkServer(preload=[file], landlock=False, syscalls=False, path=sys.path)
+        limits = Limits(wall=self.limit(reward), cpu=int(self.limit(reward)) + 1, memory=8 << 30)
+        found = self.servers[file].call(f"{file}:{reward.function.__name__}", limits=limits, **arguments)
+        if found.kind == "timeout":
+            return [Score(0.0, "timeout", detail=found.text)] * len(arguments.get("completions", [0]))
+        if found.kind != "ok":
+            raise ChildFailed(f"{found.text}\n{found.value or ''}")
+        return found.value
+
+    def failed(self, reward: Reward, problem: Problem, error: BaseException) -> Score:
+        """What a completion gets whose reward function raised or hung; the first time it is shown."""
+        words = f"{type(error).__name__}: {error}"
+        if reward.name not in self.shown:
+            self.shown.add(reward.name)
+            trace = "".join(traceback.format_exception(error)[-4:])
+            print(f"reward {reward.name} on problem {problem.id} failed:\n{trace}", file=sys.stderr)
+        return Score(None, "infra_error", detail=words[:300])
+
+    def end_step(self, groups: Sequence[Group]) -> None:
+        """Stop a run whose judging fails too often. Raises RewardError."""
+        self.trainer_state.global_step += 1
+        scores = [s for g in groups for function in g.scores.values() for s in function]
+        failures = [s for s in scores if s.status == "infra_error"]
+        self.recent.append((len(failures), len(scores)))
+        failed, total = (sum(column) for column in zip(*self.recent, strict=True))
+        full = len(self.recent) == self.recent.maxlen
+        if failures and (len(failures) == len(scores) or (full and failed > self.max_infra * total)):
+            raise RewardError(
+                f"{failed} of {total} scores of the last {len(self.recent)} steps could not be made "
+                f"(scoring.max_infra {self.max_infra:g}); the last one: {failures[-1].detail or '?'}"
+            )
+
+
+class ChildFailed(Exception):
+    """A reward function raised, or died, in a process of its own."""
+
+
+class Pending:
+    """A group that is being judged."""
+
+    def __init__(
+        self, rewards: Rewards, problem: Problem, prompt: np.ndarray, size: int, strict: bool = False
+    ) -> None:
+        self.rewards, self.problem, self.prompt, self.size = rewards, problem, prompt, size
+        self.strict = strict
+        self.completions: dict[int, Completion] = {}
+        self.calls: list[Call] = []
+
+    def add(self, sample: int, completion: Completion) -> None:
+        """A completion has ended."""
+        self.completions[sample] = completion
+        complete = len(self.completions) == self.size
+        for reward in self.rewards:
+            if reward.per_sample:
+                self._submit(reward, [sample])
+            elif complete:
+                self._submit(reward, range(self.size))
+
+    def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
+        task, late = self.rewards.submit(reward, self.problem, [self.completions[s] for s in samples])
+        self.calls.append((reward, samples, task, late))
+
+    def group(self) -> Group:
+        """Wait for all verdicts. Raises RewardError."""
+        found: dict[str, list[Score]] = {r.name: [Score(None)] * self.size for r in self.rewards}
+        for reward, samples, task, late in self.calls:
+            try:
+                returned = task.wait(self.rewards.limit(reward), late)
+            except BaseException as error:
+                if self.strict:
+                    raise reward.broken(self.problem, f"{type(error).__name__}: {error}") from error
+                scores = [self.rewards.failed(reward, self.problem, error)] * len(samples)
+            else:
+                scores = reward.scores(self.problem, returned, len(samples))
+            for sample, score in zip(samples, scores, strict=True):
+                found[reward.name][sample] = score
+        completions = tuple(self.completions[s] for s in range(self.size))
+        return assemble(self.problem, self.prompt, completions, self.rewards, found)
+
+
+def assemble(
+    problem: Problem,
+    prompt: np.ndarray,
+    completions: Sequence[Completion],
+    rewards: Sequence[Reward],
+    scores: Mapping[str, Sequence[Score]],
+) -> Group:
+    """Scores -> a group: gates applied, components, their weighted sum, step rewards."""
+    opened = {
+        r.name: [r.gated_by is None or _open(r.gated_by, scores, s) for s in range(len(completions))]
+        for r in rewards
+    }
+    components = {
+        name: np.array(
+            [
+                np.nan if s.value is None else s.value * opens
+                for s, opens in zip(values, opened[name], strict=True)
+            ],
+            dtype=np.float64,
+        )
+        for name, values in scores.items()
+    }
+    weights = {r.name: r.weight for r in rewards}
+    stepped = next((v for v in scores.values() if any(s.steps for s in v)), None)
+    steps = None
+    if stepped is not None:
+        steps = tuple(StepRewards([v for *_, v in s.steps], [e - 1 for _, e, _ in s.steps]) for s in stepped)
+    group = Group(
+        problem, prompt, tuple(completions), combine(components, weights), components, weights, steps
+    )
+    return replace(group, scores={name: tuple(v) for name, v in scores.items()})
+
+
+def _open(gate: str, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
+    """Whether the gating reward found an answer, a right one or a wrong one."""
+    name, _, verdict = gate.partition(":")
+    score = scores[name][sample]
+    if score.value is None:
+        return False
+    return (score.value > 0.5) == (verdict == "right") if verdict else score.status in ANSWERED
+
+
+def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """Weighted sum of what applies; NaN where nothing does. name -> (G,) to (G,) float64."""
+    values = np.stack([weights[name] * value for name, value in components.items()])
+    return np.where(np.isnan(values).all(0), np.nan, np.nansum(values, axis=0))

@@ -1,0 +1,148 @@
+"""Rewards for structured output: JSON, JSON that fits a schema, tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+from covey.rewards.children import strict_json
+from covey.rewards.contract import fault, in_child, reward
+from covey.rewards.extract import Completion, after_reasoning, code_block, extract, tagged, text_of
+from covey.rewards.notation import number
+from covey.types import Score
+
+OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
+
+
+@reward(concurrent=True, shape=True)
+def json_schema(
+    completion: Completion,
+    *,
+    schema: Mapping[str, Any] | str | None = None,
+    where: Literal["whole", "block", "answer_tag"] = "whole",
+) -> Score:
+    """1 if what follows the reasoning is JSON (and fits ``schema``, a setting or a column), else 0.
+
+    Validation runs in a killable child: a schema's pattern may backtrack without end.
+    """
+    spoken = after_reasoning(text_of(completion))
+    if spoken is None:
+        return Score(0.0, "no_answer")
+    found = {"whole": spoken, "block": code_block(spoken, "json"), "answer_tag": tagged(spoken, "answer")}[
+        where
+    ]
+    if not found or not found.strip():
+        return Score(0.0, "no_answer")
+    wanted = json.loads(schema) if isinstance(schema, str) else schema
+    result = in_child("conforms", [(found.strip(), wanted)])
+    if result.kind == "error" and result.text.startswith(("ModuleNotFound", "UnknownType", "SchemaError")):
+        raise ValueError(f"the schema cannot be used: {result.text}")
+    if result.kind != "ok":
+        return Score(None if result.kind == "lost" else 0.0, fault(result), detail=result.text)
+    return Score(float(result.value is None), extracted=found[:500], detail=result.value or "")
+
+
+Comparator = Literal["exact", "number", "text", "set", "any"]
+COMPARATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "exact": lambda a, b: _canonical(a) == _canonical(b),
+    "number": lambda a, b: _number(a) is not None and _number(a) == _number(b),
+    "text": lambda a, b: (
+        str(a).split() == str(b).split() or str(a).casefold().split() == str(b).casefold().split()
+    ),
+    "set": lambda a, b: (
+        sorted(map(_canonical, a)) == sorted(map(_canonical, b))
+        if isinstance(a, list) and isinstance(b, list)
+        else False
+    ),
+    "any": lambda a, b: True,  # noqa: ARG005
+}
+
+
+@reward(
+    concurrent=True,
+    example=lambda row, **_: "\n".join(
+        f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
+    ),
+)
+def tool_calls(
+    completion: Completion,
+    tool_calls: Any,
+    *,
+    ordered: bool = False,
+    partial: bool = False,
+    compare: Mapping[str, Comparator] | None = None,
+) -> Score:
+    """1 if exactly the expected calls are made, else 0; ``partial``: the share that fits.
+
+    Calls are `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning, or the
+    messages' own. ``compare`` names how an argument is compared, by `tool.argument` or `argument`.
+    Calls beyond the expected ones count against the completion.
+    """
+    expected = _expected(tool_calls)
+    try:
+        made = _made(completion)
+    except ValueError as error:
+        return Score(0.0, "unparsable", detail=str(error)[:200])
+    if made is None:
+        return Score(0.0, "no_answer")
+    fits = 0
+    left = list(made)
+    for place, call in enumerate(expected):
+        candidates = [made[place]] if ordered and place < len(made) else [] if ordered else left
+        hit = next((c for c in candidates if _same_call(call, c, compare or {})), None)
+        if hit is not None:
+            fits += 1
+            left.remove(hit)
+    most = max(len(expected), len(made))
+    share = fits / most if most else 1.0
+    value = share if partial else float(share == 1.0)
+    return Score(value, extracted=json.dumps(made)[:500], parts={"calls": float(len(made))})
+
+
+def _expected(column: Any) -> list[Mapping[str, Any]]:
+    calls = json.loads(column) if isinstance(column, str) else column
+    if not isinstance(calls, Sequence) or not all(isinstance(c, Mapping) and "name" in c for c in calls):
+        raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
+    return list(calls)
+
+
+def _made(completion: Completion) -> list[Mapping[str, Any]] | None:
+    """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
+    found: list[Any] = []
+    for message in completion if isinstance(completion, list) else ():
+        found += [c.get("function", c) for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
+    spoken = extract(completion, "whole") if text_of(completion).strip() else ""
+    if spoken is None and not found:
+        return None
+    for block in (spoken or "").split(OPEN_CALL)[1:]:
+        inside, closed, _ = block.partition(CLOSE_CALL)
+        found += [strict_json(inside)] if closed else []
+    for number_, call in enumerate(found):
+        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+            raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
+        given = call.get("arguments", {})
+        found[number_] = {
+            "name": call["name"],
+            "arguments": strict_json(given) if isinstance(given, str) else given,
+        }
+    return found
+
+
+def _same_call(
+    expected: Mapping[str, Any], made: Mapping[str, Any], compare: Mapping[str, Comparator]
+) -> bool:
+    ours, theirs = expected.get("arguments", {}), made["arguments"]
+    if expected["name"] != made["name"] or not isinstance(theirs, Mapping) or set(ours) != set(theirs):
+        return False
+    how = {a: compare.get(f"{expected['name']}.{a}", compare.get(a, "exact")) for a in ours}
+    return all(COMPARATORS[how[a]](ours[a], theirs[a]) for a in ours)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _number(value: Any) -> Fraction | None:
+    return None if isinstance(value, bool) else number(str(value))

@@ -1,0 +1,159 @@
+"""Algebra, in a killable child only: SymPy objects made by a LaTeX grammar, never by evaluation.
+
+Two expressions are equal if they agree to 40 digits wherever they are tried. That is much faster
+than simplification, and tiny differences stay differences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import sympy
+from latex2sympy2_extended import latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+from covey.rewards.compare import balanced, compare, decimals, significant
+from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, clean, parse, value
+
+POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"]))
+CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
+WARM = r"""
+\frac{1}{2}; 1-\frac{1}{e}; 2^{-9}\sqrt{2}; 3x+4y^2-5(z-1); \frac{9}{4} \pi; x^2/4 = 1; \sin^2(x) \cos b;
+|x| \leq 3; \binom{5}{2} + 5!; \log_2 8 + \ln x; f(x)+x_1; e^{i\pi}; \sqrt[3]{x}; \infty;
+\sum_{k=0}^{n-1} F_{k}; \begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}
+"""
+
+
+class Unreadable(ValueError):
+    """A text that is no formula."""
+
+
+def equal(gold: str, answer: str) -> str:
+    """`equal`, `different`, or which side is `unreadable`: `gold` or `answer`."""
+    unreadable: list[str] = []
+
+    def leaf(ours: Node, theirs: Node) -> bool | None:
+        expressions = []
+        for side, node in (("gold", ours), ("answer", theirs)):
+            try:
+                expressions.append(expression(node.text))
+            except Unreadable:
+                unreadable.append(side)
+                return False
+        return agree(expressions[0], expressions[1], ours.text, theirs.text)
+
+    if compare(parse(clean(gold)), parse(clean(answer)), leaf):
+        return "equal"
+    return unreadable[0] if unreadable else "different"
+
+
+def readable(golds: Sequence[str]) -> list[bool]:
+    """Which golds are numbers, words or formulas."""
+    return [_readable(parse(clean(gold))) for gold in golds]
+
+
+def _readable(node: Node) -> bool:
+    if node.parts:
+        return all(map(_readable, node.parts))
+    if node.kind == "text" or value(node.text) is not None:
+        return bool(node.text)
+    try:
+        expression(node.text)
+    except Unreadable:
+        return False
+    return True
+
+
+def expression(text: str) -> Any:
+    """A clean text as a SymPy object. Raises Unreadable."""
+    if not balanced(text) or "'" in text or re.search("[⟨⟩]", text):
+        raise Unreadable(text)
+    latex = text.replace(THOUSANDS, "").replace(OPEN, r"\{").replace(CLOSE, r"\}").replace(ROW, r"\\ ")
+    latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+    try:
+        found = latex2sympy(latex, normalization_config=None, conversion_config=CONVERSION)
+    except Exception as error:
+        raise Unreadable(text) from error
+    if found.has(sympy.zoo, sympy.nan):
+        raise Unreadable(text)
+    return found
+
+
+def agree(gold: Any, answer: Any, gold_text: str = "", answer_text: str = "") -> bool:
+    """Whether two SymPy objects are the same thing."""
+    kinds = (sympy.core.relational.Relational, sympy.MatrixBase, sympy.Expr)
+    if hasattr(gold, "doit") and not isinstance(gold, kinds[0]):
+        gold, answer = gold.doit(), answer.doit()
+    kind = next((k for k in kinds if isinstance(gold, k)), None)
+    if kind is None or not isinstance(answer, kind):
+        return bool(gold == answer)
+    if kind is kinds[0]:
+        return _relations_agree(gold, answer)
+    if kind is kinds[1]:
+        return gold.shape == answer.shape and all(map(agree, gold, answer))
+    if gold == answer:
+        return True
+    ratio = _compare_values(gold, answer, _tolerance(gold_text, answer_text))
+    return ratio if ratio is not None else bool(sympy.simplify(gold - answer) == 0)
+
+
+def _tolerance(gold: str, answer: str) -> Fraction:
+    """Half a unit of the last digit where the gold is a decimal number with 3 digits or more."""
+    for text, least in ((gold, 3), (answer, 10)):
+        places = decimals(text)
+        if places is not None and re.fullmatch(r"-?[\d.]+", text) and significant(text) >= least:
+            return Fraction(1, 2 * 10**places)
+    return Fraction(0)
+
+
+def _compare_values(gold: Any, answer: Any, tolerance: Fraction) -> bool | None:
+    """Agreement at every point that both have a value at; None if there are too few."""
+    names = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
+    difference = gold - answer
+    floats, tried = difference.has(sympy.Float), 0
+    for place in range(len(POINTS) if names else 1):
+        at = {n: sympy.Rational(POINTS[(place + k) % len(POINTS)]) + k for k, n in enumerate(names)}
+        at["i"] = sympy.I
+        a, b, apart = (_value(formula, at) for formula in (gold, answer, difference))
+        if a is None or b is None or apart is None:
+            if not names and (a is None) != (b is None):
+                return False
+            continue
+        scale = max(abs(a), abs(b))
+        # A decimal inside of a formula is known to 15 digits; everything else is exact.
+        error = scale * sympy.Float("1e-13") if floats else min(scale, 1) * sympy.Float("1e-40")
+        if abs(apart) > max(error, tolerance):
+            return False
+        tried += 1
+    return True if tried >= (2 if names else 1) else None
+
+
+def _value(formula: Any, at: Mapping[str, Any]) -> Any:
+    """A formula's value at a point; None where it has none."""
+    try:
+        found = sympy.N(formula.subs({s: at[s.name] for s in formula.free_symbols}), 15, maxn=200)
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return None
+    return found if found.is_number and found.is_finite else None
+
+
+def _relations_agree(gold: Any, answer: Any) -> bool:
+    """`a < b` and `c < d` say the same if b - a is a positive multiple of d - c."""
+    sides = [r.lhs - r.rhs for r in (gold, answer)]
+    if sides[0] == 0 or sides[1] == 0:
+        return bool(gold == answer)
+    ratio = sympy.simplify(sides[0] / sides[1])
+    if not ratio.is_number or ratio == 0:
+        return False
+    if gold.rel_op in ("==", "!="):
+        return bool(gold.rel_op == answer.rel_op)
+    return bool((answer.rel_op if ratio > 0 else answer.reversed.rel_op) == gold.rel_op)
+
+
+def warm_up() -> None:
+    """Fill the parser's tables, which the children then share."""
+    for text in WARM.split(";"):
+        expression(text.strip())

@@ -1,0 +1,57 @@
+"""What a sandbox is: a place to run a whole program, or to call one function many times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from covey.sandbox.confine import Limits
+from covey.types import CoveyError
+
+
+class SandboxUnavailable(CoveyError):
+    """No backend that was asked for holds: model code is not run at all."""
+
+    code = 2
+
+
+class Result(NamedTuple):
+    """How a run or a call ended. ``lost``: the machinery failed, so nothing is known of the candidate."""
+
+    kind: Literal["ok", "error", "timeout", "crashed", "flood", "lost"]
+    value: Any = None
+    """Of a program its output; of a call what it returned, encoded (``wire``)."""
+    text: str = ""
+
+
+class Sandbox(Protocol):
+    """A backend."""
+
+    name: str
+    interactive: bool
+    """Whether inputs can be handed over one by one, so that the candidate never sees how many there
+    are, and tests written as code can be run."""
+
+    @property
+    def layers(self) -> list[str]:
+        """What holds the candidate, for the record."""
+        ...
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        ...
+
+    def calls(
+        self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
+    ) -> Iterator[Result]:
+        """Call ``entry`` with each input, (args, settings), allowing ``each`` seconds for one."""
+        ...
+
+
+def reply_result(reply: Any) -> Result:
+    """A candidate's reply to a call, whatever it sent."""
+    if not isinstance(reply, dict):
+        return Result("crashed", text="no answer")
+    if "value" in reply:
+        return Result("ok", reply["value"])
+    return Result("error", text=f"{reply.get('error')}: {str(reply.get('text'))[:200]}")

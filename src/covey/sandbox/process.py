@@ -1,0 +1,152 @@
+"""Sandboxes of the operating system: a fork server whose children give everything up.
+
+`landlock` confines each child by Landlock, a system call filter and resource limits. `bwrap` starts
+the same server inside bubblewrap's namespaces as well: no network device, no foreign process, no
+file but Python's own. `unsafe_local` only limits resources.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+from covey.sandbox.base import Result, SandboxUnavailable, reply_result
+from covey.sandbox.client import Child, ForkServer
+from covey.sandbox.confine import Limits, python_folders
+from covey.sandbox.wire import encode
+
+NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
+PROGRAMS = ["/usr/bin", "/usr/libexec", "/usr/include"]
+"""What compilers need to see."""
+
+
+class ProcessSandbox:
+    """A backend made of processes: `bwrap`, `landlock` or `unsafe_local`."""
+
+    interactive = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.server = self._start()
+        self._verifiers: dict[tuple[str, ...], ForkServer] = {}
+
+    def verifiers(self, *preload: str) -> ForkServer:
+        """A server as confined as the candidates', for verifiers that execute what they judge."""
+        if preload not in self._verifiers:
+            self._verifiers[preload] = self._start(preload=preload)
+        return self._verifiers[preload]
+
+    def _start(self, exec_too: bool = False, preload: Sequence[str] = ()) -> ForkServer:
+        confined, more = self.name != "unsafe_local", PROGRAMS if exec_too else []
+        return ForkServer(
+            prefix=_bwrap(more) if self.name == "bwrap" else [],
+            preload=preload,
+            readable=more,
+            landlock=confined,
+            syscalls=confined,
+            exec_too=exec_too,
+        )
+
+    @cached_property
+    def compilers(self) -> ForkServer:
+        """A server whose children may start programs; only compilers are started with it."""
+        return self._start(exec_too=True)
+
+    @property
+    def layers(self) -> list[str]:
+        """What is in force; known once the server runs."""
+        return [*(["namespaces"] if self.server.prefix else []), *self.server.layers]
+
+    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+        """Run a program; ``ok`` with its output if it ended with status 0."""
+        return _with_input(self.server, "script", {"code": code}, stdin, limits)
+
+    def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Result:
+        """Run a compiler on ``text`` (its standard input); ``ok`` with its messages if it accepts it."""
+        return _with_input(self.compilers, "command", {"argv": list(argv)}, text, limits)
+
+    def calls(
+        self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
+    ) -> Iterator[Result]:
+        """Call ``entry`` with each input; after a hang or a crash the next one gets a new process."""
+        left = list(inputs)
+        while left:
+            with self.server.slots, self.server.child("calls", limits) as child:
+                child.send({"code": code, "entry": entry})
+                result = _reply(child, each)
+                if result.kind != "ok":
+                    yield from [result] * len(left)
+                    return
+                while left and result.kind in ("ok", "error"):
+                    args, settings = left.pop(0)
+                    child.send({"id": 0, "args": encode(tuple(args)), "settings": encode(settings)})
+                    result = _reply(child, each)
+                    yield result
+
+    def check(self, code: str, entry: str, setup: str, test: str, limits: Limits) -> Result:
+        """Run test code in one child against a candidate in another.
+
+        ``ok`` with the number of calls it made if the test passes.
+        """
+        ours, theirs = socket.socketpair()
+        with (
+            ours,
+            theirs,
+            self.server.slots,
+            self.server.child("calls", limits, channel=ours) as candidate,
+            self.server.child("check", limits, peer=theirs) as checker,
+        ):
+            ours.close()
+            theirs.close()
+            checker.send({"code": code, "entry": entry, "setup": setup, "test": test})
+            found = checker.receive()
+            if not isinstance(found, dict):
+                return checker.ended()
+            if "lost" in found:
+                return Result("lost", text=found["lost"])
+            if found["passed"]:
+                return Result("ok", found["calls"])
+            why = f"{found['error']}: {found['text'][:200]}"
+            ended = candidate.ended() if found["error"] == "CandidateGone" else Result("error")
+            return Result("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or why)
+
+
+def _reply(child: Child, each: float) -> Result:
+    reply = child.receive(each)
+    if reply is None:
+        ended = child.ended()
+        return Result("crashed", text="it ended early") if ended.kind == "ok" else ended
+    return Result("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
+
+
+def _with_input(server: ForkServer, job: str, setup: Any, stdin: str, limits: Limits) -> Result:
+    linux = sys.platform == "linux"
+    with os.fdopen(os.memfd_create("input"), "w+b") if linux else tempfile.TemporaryFile() as file:
+        file.write(stdin.encode("utf-8", "surrogateescape"))
+        file.seek(0)
+        with server.slots, server.child(job, limits, stdin=file.fileno()) as child:
+            child.send(setup)
+            output = child.output().decode("utf-8", "surrogateescape")
+            return child.ended()._replace(value=output)
+
+
+def _bwrap(programs: Sequence[str]) -> list[str]:
+    """The command that starts bubblewrap with nothing in it but Python."""
+    program = which("bwrap")
+    if program is None:
+        raise SandboxUnavailable("bubblewrap is not installed (the program is called bwrap)")
+    command = [program, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
+    command += ["--cap-drop", "ALL", "--new-session", "--chdir", "/"]
+    for path in map(Path, (os.path.realpath(sys.executable), *python_folders(), *programs)):
+        mount = ["--symlink", str(path.readlink())] if path.is_symlink() else ["--ro-bind", str(path)]
+        command += [*mount, str(path)]
+    for device in ("/dev/null", "/dev/urandom"):
+        command += ["--dev-bind", device, device]
+    return command

@@ -1,0 +1,218 @@
+"""The fork server: a small process that forks one confined child per check and kills it in time.
+
+It is started as a program of its own (so no threads, no torch) and told by its control socket what
+to do; descriptors travel with each request. Checks themselves pass from the parent to the child
+directly: the server never sees a program, an input or a verdict, and has nothing worth stealing.
+It ends when its parent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from covey.sandbox import driver
+from covey.sandbox.confine import Confinement, Limits, adopt_orphans
+
+REQUEST_SIZE = 256
+
+
+@dataclass(frozen=True)
+class Request:
+    """One check: a job of the driver and what it may use. Padded to a fixed size on the wire."""
+
+    job: str
+    limits: Limits
+    has_stdin: bool = False
+
+    def pack(self) -> bytes:
+        """As REQUEST_SIZE bytes."""
+        data = json.dumps({**asdict(self.limits), "job": self.job, "has_stdin": self.has_stdin}).encode()
+        assert len(data) <= REQUEST_SIZE
+        return data.ljust(REQUEST_SIZE)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Request:
+        """What ``pack`` made."""
+        found = json.loads(data)
+        limits = Limits(**{f.name: found[f.name] for f in fields(Limits)})
+        return cls(found["job"], limits, found["has_stdin"])
+
+
+@dataclass
+class Child:
+    """A running check."""
+
+    status: socket.socket
+    """Where its end is reported; closed by the other side if nobody waits any more."""
+    started: float
+    deadline: float
+    timed_out: bool = False
+
+
+class Server:
+    """The loop: start children, watch deadlines, report ends."""
+
+    def __init__(self, control: socket.socket, confinement: Confinement) -> None:
+        self.control, self.confinement = control, confinement
+        self.children: dict[int, Child] = {}
+        self.poll = select.poll()
+        self.wake, wake_writer = os.pipe()
+        os.set_blocking(wake_writer, False)
+        os.set_blocking(self.wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        self.poll.register(control, select.POLLIN)
+        self.poll.register(self.wake, select.POLLIN)
+
+    def run(self) -> None:
+        """Serve until the parent is gone."""
+        try:
+            while True:
+                for descriptor, _ in self.poll.poll(self._patience()):
+                    if descriptor == self.control.fileno():
+                        if not self._start():
+                            return
+                    elif descriptor == self.wake:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self.wake, 4096)
+                    else:  # nobody waits for this one any more
+                        self._kill(
+                            next(p for p, c in self.children.items() if c.status.fileno() == descriptor)
+                        )
+                self._reap()
+                now = time.monotonic()
+                for pid, child in self.children.items():
+                    if now >= child.deadline:
+                        child.timed_out = True
+                        self._kill(pid)
+        finally:
+            for pid in self.children:
+                self._kill(pid)
+
+    def _patience(self) -> float | None:
+        """Milliseconds until the next deadline."""
+        if not self.children:
+            return None
+        return max(0.0, 1000 * (min(c.deadline for c in self.children.values()) - time.monotonic())) + 1
+
+    def _start(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self.control, REQUEST_SIZE, 4, socket.MSG_WAITALL)
+        if len(data) < REQUEST_SIZE:
+            return False
+        request = Request.unpack(data)
+        status, *theirs = descriptors
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with socket.socket(fileno=status) as reply:
+                reply.sendall(json.dumps({"error": f"fork: {error}"}).encode())
+            pid = -1
+        if pid == 0:
+            self._child(request, theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+        if pid > 0:
+            now = time.monotonic()
+            self.children[pid] = Child(socket.socket(fileno=status), now, now + request.limits.wall)
+            self.poll.register(status, select.POLLIN)
+        return True
+
+    def _child(self, request: Request, descriptors: list[int]) -> None:
+        code = 120
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            high = [fcntl.fcntl(d, fcntl.F_DUPFD, 200) for d in descriptors]
+            if request.has_stdin:
+                os.dup2(high.pop(0), 0)
+            for place, descriptor in enumerate(high, start=driver.CHANNEL):
+                os.dup2(descriptor, place)
+            first = driver.CHANNEL + len(high)  # 0 its input, 1 and 2 /dev/null, then the channels
+            ruleset = self.confinement.ruleset or 1024  # it is still needed; all others go
+            os.closerange(first, ruleset)
+            os.closerange(ruleset + 1, 1024)
+            self.confinement.enter(request.limits)
+            os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
+            driver.JOBS[request.job]()
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _kill(self, pid: int) -> None:
+        for end in (os.killpg, os.kill):  # the group, and the child that has not made it yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self.children.pop(pid, None)
+            if child is None:  # a grandchild that had run away
+                continue
+            self._kill(pid)
+            self._kill_orphans()
+            end = {
+                "code": os.waitstatus_to_exitcode(status),
+                "timed_out": child.timed_out,
+                "seconds": time.monotonic() - child.started,
+                "cpu": usage.ru_utime + usage.ru_stime,
+            }
+            self.poll.unregister(child.status)
+            with child.status, contextlib.suppress(OSError):
+                child.status.sendall(json.dumps(end).encode())
+
+    def _kill_orphans(self) -> None:
+        """End what a child left behind in sessions of their own: it has become ours."""
+        with contextlib.suppress(OSError):
+            mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            for pid in set(map(int, mine)) - set(self.children):
+                self._kill(pid)
+
+
+def serve(descriptor: int, options: dict[str, Any]) -> None:
+    """Prepare as ``options`` say, report, and run. Called by the client's start-up line."""
+    control = socket.socket(fileno=descriptor)
+    try:
+        os.chdir("/")
+        adopt_orphans()
+        for module in options["preload"]:
+            loaded = importlib.import_module(module)
+            getattr(loaded, "warm_up", lambda: None)()
+        confinement = Confinement(
+            options["readable"], options["landlock"], options["syscalls"], options["exec_too"]
+        )
+        if confinement.ruleset is not None:
+            confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, 100)
+        report: dict[str, Any] = {"layers": confinement.layers}
+    except BaseException as error:
+        report = {"error": f"{type(error).__name__}: {error}"}
+    control.sendall(json.dumps(report).encode() + b"\n")
+    if "error" in report:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115
+    gc.collect()
+    gc.freeze()
+    Server(control, confinement).run()

@@ -1,0 +1,139 @@
+"""What passes between a checker and untrusted code: length-prefixed JSON of plain values.
+
+Values keep their type: 9 is not 9.0, (1, 2) not [1, 2]. What is no plain value arrives as the name
+of its type and equals nothing. The trusted side compares the encoded form and builds no object
+from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+HEADER = struct.Struct(">I")
+BIG = 1 << 53
+"""Integers beyond are sent as hexadecimal text: parsing decimal is quadratic."""
+DEPTH = 99
+TAGGED: dict[type, tuple[str, Callable[[Any], Any]]] = {
+    int: ("i", hex),
+    float: ("f", repr),
+    bytes: ("b", bytes.hex),
+    complex: ("c", lambda value: [value.real, value.imag]),
+    tuple: ("t", list),
+    set: ("s", list),
+    frozenset: ("z", list),
+    dict: ("d", lambda value: [[k, v] for k, v in value.items()]),
+}
+"""What JSON cannot write: its tag, and the plain value it is written as."""
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "i": lambda text: int(text, 16),
+    "f": float,
+    "b": bytes.fromhex,
+    "c": lambda parts: complex(*parts),
+    "t": tuple,
+    "s": set,
+    "z": frozenset,
+    "d": dict,
+}
+
+
+class BadFrame(ValueError):
+    """What came over the wire is no frame of plain values."""
+
+
+def frame(message: Any) -> bytes:
+    """A message as bytes."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def read_frame(read: Callable[[int], bytes], limit: int) -> Any:
+    """The next message; ``read`` returns up to n bytes, none at the end. Raises EOFError, BadFrame."""
+    (size,) = HEADER.unpack(_exactly(read, HEADER.size))
+    if size > limit:
+        raise BadFrame(f"{size} bytes, at most {limit} are allowed")
+    try:
+        return json.loads(_exactly(read, size))
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"not JSON: {error}") from None
+
+
+def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
+    parts = []
+    while size > 0:
+        part = read(min(size, 1 << 16))
+        if not part:
+            raise EOFError("the other side is gone")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def encode(value: Any, depth: int = DEPTH) -> Any:
+    """A value as JSON that keeps its type. Raises ValueError if it is nested too deeply.
+
+    >>> encode({1: (2, float("nan"))})
+    {'d': [[1, {'t': [2, {'f': 'nan'}]}]]}
+    """
+    kind = type(value)
+    if depth == 0:
+        raise ValueError(f"nested more than {DEPTH} levels deep")
+    if value is None or kind in (bool, str) or (kind is int and -BIG < value < BIG):
+        return value
+    if kind is float and math.isfinite(value):
+        return value
+    if kind is list:
+        return [encode(v, depth - 1) for v in value]
+    if kind in TAGGED:
+        tag, parts = TAGGED[kind]
+        return {tag: encode(parts(value), depth - 1)}
+    for base in (bool, int, float, str, bytes, tuple, list, dict, set, frozenset):
+        if isinstance(value, base):
+            plain: Any = base
+            return encode(plain(value), depth - 1)
+    if hasattr(value, "tolist"):  # numpy
+        return encode(value.tolist(), depth - 1)
+    return {"o": kind.__name__}
+
+
+def decode(data: Any) -> Any:
+    """The value that ``encode`` was given; an object of an unknown type becomes ``object()``.
+
+    Only for children: sets and dicts built from hostile keys can be made slow.
+    """
+    if isinstance(data, list):
+        return [decode(v) for v in data]
+    if not isinstance(data, dict):
+        return data
+    ((tag, content),) = data.items()
+    return object() if tag == "o" else MAKERS[tag](decode(content))
+
+
+def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
+    """Whether two encoded values are equal, types included; floats up to a relative tolerance.
+
+    An expected list may be met by a tuple, since JSON cannot write one.
+
+    >>> same(encode([1, 2]), encode((1, 2))), same(encode(9), encode(9.0)), same(encode(1), encode(True))
+    (True, False, False)
+    """
+    if isinstance(expected, list) and isinstance(got, dict) and list(got) == ["t"]:
+        got = got["t"]
+    if type(expected) is not type(got):
+        return False
+    if isinstance(expected, list):
+        pairs = zip(expected, got, strict=False)
+        return len(expected) == len(got) and all(same(a, b, tolerance) for a, b in pairs)
+    if isinstance(expected, float) and math.isclose(expected, got, rel_tol=tolerance, abs_tol=tolerance):
+        return True
+    if not isinstance(expected, dict):
+        return bool(expected == got)
+    ((tag, content),) = expected.items()
+    known = list(got) == [tag] and tag != "o" and (tag, content) != ("f", "nan")
+    theirs = got[tag] if known else None
+    if tag in "szd" and isinstance(theirs, list):
+        content, theirs = sorted(content, key=json.dumps), sorted(theirs, key=json.dumps)
+    return known and same(content, theirs, tolerance)

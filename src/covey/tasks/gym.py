@@ -1,0 +1,43 @@
+"""reasoning-gym's procedurally generated tasks: `data.task: gym:basic_arithmetic`."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from covey.rewards.contract import CHILDREN
+from covey.rng import key
+from covey.sandbox.client import verifier_server
+from covey.sandbox.confine import Limits
+from covey.sandbox.wire import decode
+from covey.tasks.generated import TEST_SHARE, Split, split_of
+from covey.types import ConfigError, DataError, Problem
+
+PREFIX = "gym:"
+REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
+LIMITS = Limits(wall=1800.0, cpu=1800, memory=8 << 30, output=1 << 30)
+INSTRUCTION = "{}\nThink first, inside <think></think>; then give the final answer inside <answer></answer>."
+
+
+def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
+    """The first ``size`` different problems of a split.
+
+    Raises ConfigError if reasoning-gym or the task is missing.
+    """
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ConfigError(f"data.task: {task} needs reasoning-gym: pip install 'covey[gym]'")
+    name, seed = task.removeprefix(PREFIX), key("gym", task) % 2**31
+    offered = 4 * (TEST_SHARE if split == "test" else 1) * size + 64
+    server = verifier_server(CHILDREN, "reasoning_gym")
+    made = server.call(f"{CHILDREN}:gym_items", name, seed, offered, limits=LIMITS)
+    if made.kind != "ok":
+        raise ConfigError(f"data.task: {task}: {made.text}")
+    problems: dict[str, Problem] = {}
+    for index, encoded in enumerate(made.value):
+        item = decode(encoded)
+        prompt = INSTRUCTION.format(item["question"])
+        if split_of(prompt) == split:
+            row = {"gym": {"name": name, "item": encoded}, "answer": item["answer"]}
+            problems.setdefault(prompt, Problem(f"{task}/{split}/{index}", prompt, row))
+        if len(problems) == size:
+            return list(problems.values())
+    raise DataError(f"task {task}: only {len(problems)} different {split} problems, {size} asked for")
