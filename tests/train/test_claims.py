@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tests.fakes import group
 from tests.objective.test_loss import made_terms
 from tests.train.test_runs import start, varied
 
+from covey.batching import collate, with_advantages
 from covey.objective.algorithms import PRESETS
 from covey.objective.loss import policy_loss
+
+WEIGHTS = {"right": 1.0, "neat": 1.0}
+
+
+def v(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float64)
 
 
 def steps_of(output: Path, **settings: Any) -> list[dict[str, float]]:
@@ -41,6 +51,22 @@ def test_rewards_in_other_units_give_the_same_run(tmp_path: Path) -> None:
         assert ten["reward/mean"] == pytest.approx(10 * one["reward/mean"])
         assert ten["optimizer/grad_norm"] == pytest.approx(one["optimizer/grad_norm"], rel=1e-3)
         assert ten["entropy"] == pytest.approx(one["entropy"], rel=1e-3)
+
+
+def test_a_sum_loses_what_normalising_each_reward_keeps() -> None:
+    # Beside a failure, one success of two and two of two are the same to the z-score of the sum.
+    half, both = (
+        replace(group([0, total]), components={"right": v(0, 1), "neat": v(0, neat)}, weights=WEIGHTS)
+        for total, neat in ((1, 0), (2, 1))
+    )
+    apart = {
+        name: with_advantages(
+            collate([half, both]), [half, both], replace(PRESETS[name], kl=None)
+        ).advantages[:, 0]
+        for name in ("grpo", "gdpo")
+    }
+    assert apart["grpo"][3] == pytest.approx(float(apart["grpo"][1]), rel=1e-3)
+    assert apart["gdpo"][3] == pytest.approx(2 * float(apart["gdpo"][1]), rel=1e-3)
 
 
 def test_the_clip_binds_once_a_batch_is_used_again(tmp_path: Path) -> None:
