@@ -1,4 +1,4 @@
-"""Speed beside peers, cell by cell in one run: `make bench`, or
+"""Speed beside peers, cell by cell in one run.
 
     python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--threads 2] [--write]
 
@@ -30,7 +30,11 @@ import torch
 
 HERE = Path(__file__).parent
 RESULT = HERE.parent / "results/speed.md"
-PEERS = {"rollout": ["generate", "unshared", "covey:torch"], "update": ["trl", "covey:torch"], "step": ["trl"]}
+PEERS = {
+    "rollout": ["generate", "unshared", "covey:torch"],
+    "update": ["trl", "covey:torch"],
+    "step": ["trl"],
+}
 """What stands beside covey in each cell; `covey:torch` is covey without compiled operations."""
 Sample = Mapping[str, float]
 
@@ -44,7 +48,17 @@ class Worker:
         name, _, variant = side.partition(":")
         environment = {**os.environ, **({"BENCH_TORCH_ONLY": "1"} if variant else {})}
         self.process = subprocess.Popen(
-            [sys.executable, HERE / "sides.py", cell, name, size, lengths, dtype, str(threads), self.folder.name],
+            [
+                sys.executable,
+                HERE / "sides.py",
+                cell,
+                name,
+                size,
+                lengths,
+                dtype,
+                str(threads),
+                self.folder.name,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -147,7 +161,7 @@ def work_per_token(cell: str, size: str) -> float:
     from safetensors import safe_open
 
     with safe_open(Path(model_folder.name) / "model.safetensors", "pt") as file:
-        counts = [torch.Size(file.get_slice(n).get_shape()).numel() for n in file.keys()]
+        counts = [torch.Size(file.get_slice(n).get_shape()).numel() for n in file.keys()]  # noqa: SIM118 - it is no mapping
     model_folder.cleanup()
     parameters = sum(counts) - shape["vocab_size"] * shape["hidden_size"]  # the embedding is looked up
     return {"rollout": 2, "update": 6, "step": 8}[cell] * parameters / 1e9
@@ -158,13 +172,18 @@ def report(rows: Sequence[Row], best: Mapping[str, float], threads: int, command
     lines = [
         "# Speed beside peers",
         "",
-        f"{dt.date.today()}, {processor()}, {threads} threads, Python {platform.python_version()}, "
-        f"torch {torch.__version__}. `{command}`",
+        (
+            f"{dt.date.today()}, {processor()}, {threads} threads, Python {platform.python_version()}, "
+            f"torch {torch.__version__}. `{command}`"
+        ),
         "",
-        "Useful tokens a second; CPU seconds per 1,000 tokens; peak resident memory of the process (in "
-        "brackets: before the work); how many times longer it takes than covey, median and range of the turns; "
-        f"share of the matrix-product limit of this run ({best['fp32']:.0f} GFLOP/s fp32, {best['bf16']:.0f} "
-        "bf16), counting 2 FLOP a parameter and sampled token, 6 a trained one, attention left out.",
+        (
+            "Useful tokens a second; CPU seconds per 1,000 tokens; peak resident memory of the process (in "
+            "brackets: before the work); how many times longer it takes than covey, median and range of the "
+            f"turns; share of the matrix-product limit of this run ({best['fp32']:.0f} GFLOP/s fp32, "
+            f"{best['bf16']:.0f} bf16), counting 2 FLOP a parameter and sampled token, 6 a trained one, "
+            "attention left out."
+        ),
         "",
         "| cell | side | tokens/s | CPU s / 1k | peak MiB | times covey's | of the limit |",
         "|---|---|---|---|---|---|---|",
@@ -209,7 +228,10 @@ def main() -> None:
                 for dtype in chosen.dtypes:
                     rows += measure(cell, size, lengths, dtype, chosen.threads, chosen.rounds)
                     print(*rows[-len(PEERS[cell]) - 1 :], sep="\n", flush=True)
-    best = {name: max(value, again) for (name, value), again in zip(best.items(), limit(chosen.threads).values(), strict=True)}
+    best = {
+        name: max(value, again)
+        for (name, value), again in zip(best.items(), limit(chosen.threads).values(), strict=True)
+    }
     text = report(rows, best, chosen.threads, " ".join(["python benchmarks/speed", *sys.argv[1:]]))
     print(text)
     if chosen.write:

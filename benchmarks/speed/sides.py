@@ -113,9 +113,7 @@ def update_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
 
     policy = our_policy(folder, dtype)
     groups = []
-    for i, (prompt, rows) in enumerate(
-        zip(subject.prompts(size), subject.completions(lengths), strict=True)
-    ):
+    for i, (prompt, rows) in enumerate(zip(subject.prompts(size), subject.completions(lengths), strict=True)):
         made = [Completion(t, np.zeros(len(t), np.float32), "", "stop") for t in rows]
         groups.append(Group(Problem(str(i), ""), prompt, tuple(made), np.zeros(len(rows)), {}))
     batch = collate(groups)
@@ -157,7 +155,7 @@ def update_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
 
     def work() -> int:
         model.zero_grad()
-        trainer._compute_loss(model, inputs).backward()
+        trainer._compute_loss(model, inputs).backward()  # noqa: SLF001 - the thing to be timed
         return int(mask.sum())
 
     return work
@@ -186,7 +184,7 @@ def trl_trainer(size: str, lengths: str, dtype: str, folder: Path, steps: int) -
         use_cpu=True,
         report_to="none",
         save_strategy="no",
-        logging_steps=1000,
+        logging_steps=1,
         disable_tqdm=True,
         dataloader_pin_memory=False,
         optim="adamw_torch_fused",
@@ -266,8 +264,8 @@ def step_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
         trainer = trl_trainer(size, lengths, dtype, folder, STEPS)
         trainer.add_callback(Times())
         trainer.train()
-        mean = [m for m in trainer._metrics["train"]["completions/mean_length"]]
-        return int(sum(mean) * subject.PROMPTS * subject.GROUP)
+        means = [r["completions/mean_length"] for r in trainer.state.log_history if "reward" in r]
+        return int(sum(means) * subject.PROMPTS * subject.GROUP)
 
     return work
 

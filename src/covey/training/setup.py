@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 import transformers
 import yaml
 
+import covey
 from covey.config.load import Loaded, flatten, resolved, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
@@ -151,7 +151,7 @@ def environment(loaded: Loaded) -> dict[str, Any]:
     config = loaded.config
     return {
         "folder": str(loaded.folder),
-        "covey": version("covey"),
+        "covey": covey.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
