@@ -57,6 +57,8 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
     folder: Path = Path()
     """Where relative paths and user code are looked for: the config file's folder."""
+    checkpoint: Path | None = None
+    """Of a run that has not ended: its weights are taken instead of those of the config's model."""
 
     def stages(self) -> list[Loaded]:
         """The stages of a pipeline, each a full config; the run itself if it has none."""
@@ -73,9 +75,14 @@ class Loaded:
 
 
 def load(
-    file: Path | None = None, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
 ) -> Loaded:
     """Read a YAML file, then `--dotted.key value` overrides, then Python values; check everything.
+
+    Relative paths are looked for in ``folder``; by default the file's, without one the working directory.
 
     >>> load(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
@@ -89,7 +96,7 @@ def load(
         _put(raw, key, value)
         origins[key] = origin
     raw, origins = _rename(raw, origins, notes)
-    folder = file.resolve().parent if file is not None else Path.cwd()
+    folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     loaded = _validate(raw, origins, folder, str(file) if file else "config")
     loaded.notes = notes
     loaded.stages()

@@ -27,8 +27,12 @@ from covey.types import ConfigError
 transformers.utils.logging.disable_progress_bar()
 
 
-def load_policy(config: Config, folder: Path, texts: Iterable[str] = ()) -> Policy:
-    """The policy a config asks for. ``texts`` train the tokenizer of `tiny`.
+def load_policy(
+    config: Config, folder: Path, texts: Iterable[str] = (), checkpoint: Path | None = None
+) -> Policy:
+    """The policy a config asks for, with the weights of a checkpoint if one is given.
+
+    ``texts`` train the tokenizer of `tiny`.
 
     Raises ConfigError for an unknown model, a missing end-of-sequence or chat template.
     """
@@ -48,6 +52,8 @@ def load_policy(config: Config, folder: Path, texts: Iterable[str] = ()) -> Poli
             f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
             "token, so no completion could ever end; set eos_token in tokenizer_config.json"
         )
+    if checkpoint is not None:
+        policy.load_weights(checkpoint)
     return policy
 
 
