@@ -74,7 +74,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
         ),
     )
     write_text(run.folder.path / "config.yaml", resolved_yaml(loaded))
-    write_text(run.folder.path / "env.json", json.dumps(environment(loaded), indent=1))
+    reference = run.reference.fingerprint() if run.reference is not None else None
+    record = {**environment(loaded), "reference": reference}
+    write_text(run.folder.path / "env.json", json.dumps(record, indent=1))
     if run.restore():
         console.say(f"going on after step {run.state.step} of {config.train.steps}")
     return run
