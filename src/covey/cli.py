@@ -105,6 +105,35 @@ def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
 
 
 @app.command
+def explain(what: str = "", *, as_json: Json = False) -> int:
+    """Say what stands out in a run and which setting to change; or what a setting does.
+
+    Parameters
+    ----------
+    what
+        The folder of a run, or a setting or section, as train.lr; without it every setting is listed.
+    """
+    if what and Path(what).is_dir():
+        from covey.insight.explain import explain as remarks_on
+        from covey.training.recorded import last_stage, records
+
+        stage = last_stage(Path(what))
+        remarks = remarks_on(records(stage, "metrics.jsonl"), records(stage, "evals.jsonl"))
+        found = [vars(r) for r in remarks]
+        lines = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
+    else:
+        from covey.ui.settings import settings, show
+
+        found = settings(what)
+        lines = list(show(found))
+    if as_json:
+        _print_json(found)
+        return 0
+    print("\n".join(lines))
+    return 0
+
+
+@app.command
 def sample(
     model: str,
     *prompts: str,

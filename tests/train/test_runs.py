@@ -201,6 +201,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
 
 
+def test_a_run_that_did_not_learn_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {**FAST, "train": {"steps": 2, "lr": 0.0}, "eval": {"problems": 128, "samples": 1}}
+    data = {**FAST["data"], "test_size": 128}
+    loaded = load(values={**values, "data": data, "algorithm": "grpo", "output": tmp_path / "run"})
+    (result,) = run_pipeline(loaded, RunConsole(), StopSignal())
+    assert result.verdict is not None
+    assert result.verdict.word == "did not learn"
+    assert "likely why: " in capsys.readouterr().out
+
+
 def test_micro_batches_do_not_change_the_run(tmp_path: Path) -> None:
     settings = {"algorithm": "dapo", "train": {"steps": 3}}
     weights = []

@@ -176,7 +176,7 @@ def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
 
 def _items(values: Mapping[str, Any]) -> Iterable[tuple[str, Any, str]]:
     for key, value in values.items():
-        if isinstance(value, Mapping) and key in Config.model_fields and _section(Config, key):
+        if isinstance(value, Mapping) and key in Config.model_fields and section_of(Config, key):
             yield from ((f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
         else:
             yield key, value, key
@@ -253,12 +253,13 @@ def key_paths(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """All dotted keys of the config."""
     paths: list[str] = []
     for name in model.model_fields:
-        section = _section(model, name)
+        section = section_of(model, name)
         paths += key_paths(section, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
     return paths
 
 
-def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The model of a field that is a section; None of a setting."""
     annotation = model.model_fields[name].annotation
     for kind in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(kind, type) and issubclass(kind, Section):
