@@ -40,7 +40,10 @@ PRESETS: dict[str, tuple[Settings, str]] = {
     "grpo": ({}, "clip .2, KL .04 to the cold start"),
     "dr_grpo": ({}, "no std, constant length, no KL"),
     "dapo": ({}, "the demo: clip .2/.28, tied groups replaced, so more completions a step"),
-    "gspo": ({}, "ratio of whole responses, clip 3e-4/4e-4, four updates as in its paper"),
+    "gspo": (
+        {"algorithm": {"name": "gspo", "surrogate": {"clip_low": 3.0e-3, "clip_high": 4.0e-3}}},
+        "clip ten times its paper's: at lr 2e-4 instead of 1e-6 one update goes beyond 4e-4",
+    ),
     "cispo": ({}, "weights capped at 5"),
     "rloo": (
         {"train.updates_per_batch": 1, "train.lr": 4.0e-4},
@@ -214,8 +217,9 @@ def report(
         f"# {len(found)} algorithms from the same cold starts\n\n"
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}. `{command}`\n\n"
-        f"The demo's task, {arguments.seeds} seeds, {arguments.steps} steps of 128 completions, lr "
-        f"{DEMO['stages'][1]['train']['lr']:g} falling linearly for all; four updates per batch unless said "
+        f"The demo's task, {len(starts)} seed{'s' * (len(starts) > 1)}, {arguments.steps} steps of 128 "
+        "completions; lr "
+        f"{DEMO['stages'][1]['train']['lr']:g} falling linearly and four updates per batch, unless said "
         f"otherwise. Accuracy on {EVAL['problems']} held-out problems every {EVAL['every']} steps; the cold "
         f"starts solve {spread(starts, mean(starts), 100)} % greedily. The bars are greedy accuracies. "
         "Ranges are over seeds; steps to the bar are a median, accuracies a mean. One small task says which "

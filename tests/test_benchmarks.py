@@ -30,7 +30,8 @@ BENCH = loaded()
 def test_every_preset_has_a_valid_config_with_as_many_completions(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(BENCH.config_of(name, 1, 50, tmp_path)))
     config = load(tmp_path / "run.yaml").config
-    assert (config.algorithm, config.seed, config.train.steps) == (name, 1, 50)
+    algorithm = config.algorithm if isinstance(config.algorithm, str) else config.algorithm["name"]
+    assert (algorithm, config.seed, config.train.steps) == (name, 1, 50)
     assert config.rollout.group_size * config.rollout.prompts_per_step == 128
     assert (config.train.warmup_steps, config.eval.every) == (5, 10)
 

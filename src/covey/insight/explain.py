@@ -92,6 +92,11 @@ def _flat(seen: Seen) -> str | None:
     return f"the reward has not moved ({rise:.3f}), although groups differ" if still else None
 
 
+def _clipping(seen: Seen) -> str | None:
+    share = seen.late("clip/low") + seen.late("clip/high")
+    return f"{100 * share:.0f} % of the tokens are clipped and teach nothing" if share > 0.2 else None
+
+
 def _length_bias(seen: Seen) -> str | None:
     right, wrong = seen.late("length/right"), seen.late("length/wrong")
     grew = right > 0 and wrong > 1.5 * right and wrong > 1.3 * seen.early("length/wrong")
@@ -124,7 +129,7 @@ RULES: tuple[tuple[Callable[[Seen], str | None], str], ...] = (
         "a smaller train.lr, or fewer train.updates_per_batch and train.inner_epochs",
     ),
     (
-        _share("clip/silent", 0.5, "of the tokens that should teach are silenced by the clip"),
+        _clipping,
         "larger algorithm.surrogate.clip_low and clip_high, or fewer train.updates_per_batch",
     ),
     (
