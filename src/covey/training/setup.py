@@ -49,7 +49,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    policy = load_policy(config, loaded.folder, texts_of(source, config))
+    policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     algorithm = loaded.algorithm
     run = Run(
@@ -74,7 +74,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
         ),
     )
     write_text(run.folder.path / "config.yaml", resolved_yaml(loaded))
-    write_text(run.folder.path / "env.json", json.dumps(environment(loaded), indent=1))
+    reference = run.reference.fingerprint() if run.reference is not None else None
+    record = {**environment(loaded), "reference": reference}
+    write_text(run.folder.path / "env.json", json.dumps(record, indent=1))
     if run.restore():
         console.say(f"going on after step {run.state.step} of {config.train.steps}")
     return run
