@@ -16,7 +16,7 @@ from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.types import Score
 
-LIMITS = Limits(wall=5.0, cpu=4, memory=2 << 30)
+LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
 AT_ONCE = 50
 """Golds that one child checks."""
