@@ -7,15 +7,18 @@
 __version__ = "0.1.0"
 
 from covey.api import sample, train
-from covey.types import Completion, CoveyError, Group, Problem, StepRewards
+from covey.rewards.contract import reward
+from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
 
 __all__ = [
     "Completion",
     "CoveyError",
     "Group",
     "Problem",
+    "Score",
     "StepRewards",
     "__version__",
+    "reward",
     "sample",
     "train",
 ]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.rewards import answers
 from covey.rewards.answers import bad_golds, exact_answer, math_answer
 from covey.rewards.notation import number
 from covey.sandbox.confine import Limits
@@ -119,13 +118,6 @@ BOMBS = {
     ",".join(map(str, range(2000))): "too_large",
     r"\prod_{k=1}^{10^8} k": "timeout",
 }
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Limits:
-    limits = Limits(wall=2.0, cpu=1, memory=1 << 30)
-    monkeypatch.setattr(answers, "LIMITS", limits)
-    return limits
 
 
 INERT = ("__import__('os').system('touch {}')", "[open('{}','w')]", "().__class__.__base__.__subclasses__()")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import covey
@@ -17,6 +18,7 @@ IN_CHILDREN_ONLY = {"sympy", "latex2sympy2_extended", "math_verify", "reasoning_
 CHILDREN = {"rewards/symbolic.py", "rewards/children.py"}
 
 
+@cache
 def sources() -> dict[str, ast.Module]:
     return {str(f.relative_to(PACKAGE)): ast.parse(f.read_text()) for f in PACKAGE.rglob("*.py")}
 

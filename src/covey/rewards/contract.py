@@ -31,7 +31,7 @@ SAMPLE_ARGUMENTS = {"prompt", "completion", "solution_str", "ground_truth", "dat
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
 CHILDREN = "covey.rewards.children"
-LIMITS = Limits(wall=4.0, cpu=3, memory=1 << 30)
+LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Of a verifier in a child."""
 F = TypeVar("F", bound=Callable[..., Any])
 

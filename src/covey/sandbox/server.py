@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import importlib
 import json
 import os
 import select
@@ -196,8 +195,7 @@ def serve(descriptor: int, options: dict[str, Any]) -> None:
         os.chdir("/")
         adopt_orphans()
         for module in options["preload"]:
-            loaded = importlib.import_module(module)
-            getattr(loaded, "warm_up", lambda: None)()
+            getattr(driver.load(module), "warm_up", lambda: None)()
         confinement = Confinement(
             options["readable"], options["landlock"], options["syscalls"], options["exec_too"]
         )
