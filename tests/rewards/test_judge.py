@@ -20,7 +20,7 @@ from covey.rewards.base import load_rewards
 from covey.rewards.judge import JudgeFailed, endpoint, judge, request_body
 from covey.types import Problem
 
-PATIENCE = {"tries": 3, "pause": 0.01, "timeout": 0.3, "breaker": 4, "rest": 0.2}
+PATIENCE = {"tries": 3, "pause": 0.01, "timeout": 1.0, "breaker": 4, "rest": 0.2}
 ANSWER = "the answer must be four"
 
 
@@ -41,7 +41,7 @@ class Stub:
                 reply = stub.replies.pop(0) if len(stub.replies) > 1 else stub.replies[0]
                 status, text = (reply, "") if isinstance(reply, int) else (200, reply)
                 if reply == "stall":
-                    time.sleep(1.0)
+                    time.sleep(1.5)
                     return
                 self.send_response(status)
                 self.end_headers()
@@ -175,7 +175,7 @@ def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.Monk
 
 def test_a_group_is_judged_at_once_and_failures_are_left_out(stub: Stub) -> None:
     stub.replies = [verdicts(True)]
-    settings = {"url": stub.url, "model": "m", "patience": {**PATIENCE, "tries": 1}}
+    settings = {"url": stub.url, "model": "m", "patience": {**PATIENCE, "tries": 2}}
     rewards = load_rewards([{"judge": settings}], Path())
     completions = [completion(f"{ANSWER} number {n}") for n in range(12)]
     group = rewards.judge(Problem("p", "2+2="), np.array([1]), completions)

@@ -107,7 +107,12 @@ class Rewards(Sequence[Reward]):
             raise ChildFailed(f"{found.text}\n{found.value or ''}")
         late = {"value": 0.0, "status": "timeout", "detail": found.text}
         values = found.value if found.kind == "ok" else [late] * len(arguments.get("completions", [0]))
-        scores = [Score(**v) if isinstance(v, dict) and "value" in v else v for v in values]
+        scores = [
+            Score(**{**v, "steps": tuple(map(tuple, v.get("steps", ())))})
+            if isinstance(v, dict) and "value" in v
+            else v
+            for v in values
+        ]
         return scores[0] if reward.per_sample else scores
 
     def failed(self, reward: Reward, problem: Problem, error: BaseException) -> Score:
