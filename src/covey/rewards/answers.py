@@ -75,7 +75,12 @@ def _readable(golds: list[str]) -> list[bool]:
     return [False] if len(golds) == 1 else [r for gold in golds for r in _readable([gold])]
 
 
-@reward(concurrent=True, check_golds=bad_golds, example=example)
+def wrong(_: Mapping[str, Any], rule: Rule = "boxed", **__: Any) -> str:
+    """A completion whose answer is none."""
+    return FORMS[rule].format("canary")
+
+
+@reward(concurrent=True, check_golds=bad_golds, example=example, wrong=wrong)
 def math_answer(completion: Completion, answer: Any, *, rule: Rule = "boxed") -> Score:
     """1 if the answer that ``rule`` finds equals the gold, else 0; None if the gold is no answer.
 
@@ -126,7 +131,11 @@ def has_algebra() -> bool:
     return importlib.util.find_spec("latex2sympy2_extended") is not None
 
 
-@reward(concurrent=True, example=lambda row, rule="answer_tag", **_: FORMS[rule].format(row["answer"]))
+@reward(
+    concurrent=True,
+    example=lambda row, rule="answer_tag", **_: FORMS[rule].format(row["answer"]),
+    wrong=lambda row, rule="answer_tag", **_: wrong(row, rule),
+)
 def exact_answer(
     completion: Completion, answer: Any, *, rule: Rule = "answer_tag", fold: Literal["case", "none"] = "case"
 ) -> Score:

@@ -63,6 +63,8 @@ class Options:
     """(rows, **settings) -> for each row what is wrong with its gold, found before training."""
     example: Callable[..., str | None] | None = None
     """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
+    wrong: Callable[..., str | None] | None = None
+    """(row, **settings) -> one that must be paid nothing. Both are asked about in every step."""
 
 
 def reward(**options: Any) -> Callable[[F], F]:

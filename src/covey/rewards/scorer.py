@@ -40,6 +40,10 @@ class Rewards(Sequence[Reward]):
         self.recent: deque[tuple[int, int]] = deque(maxlen=steps)
         self.lanes = Lanes()
         self.servers: dict[str, ForkServer] = {}
+        self.refused: dict[str, int] = {}
+        """How often in a row each function refused a completion known to be right."""
+        self.sandbox: dict[str, Any] | None = None
+        """For the record: where model code runs, if any does."""
         self.starting = threading.Lock()
         self.shown: set[str] = set()
         self.logged: dict[str, list[float]] = {}
@@ -107,12 +111,7 @@ class Rewards(Sequence[Reward]):
             raise ChildFailed(f"{found.text}\n{found.value or ''}")
         late = {"value": 0.0, "status": "timeout", "detail": found.text}
         values = found.value if found.kind == "ok" else [late] * len(arguments.get("completions", [0]))
-        scores = [
-            Score(**{**v, "steps": tuple(map(tuple, v.get("steps", ())))})
-            if isinstance(v, dict) and "value" in v
-            else v
-            for v in values
-        ]
+        scores = [_rebuilt(v) if isinstance(v, dict) and "value" in v else v for v in values]
         return scores[0] if reward.per_sample else scores
 
     def failed(self, reward: Reward, problem: Problem, error: BaseException) -> Score:
@@ -123,6 +122,12 @@ class Rewards(Sequence[Reward]):
             trace = "".join(traceback.format_exception(error)[-4:])
             print(f"reward {reward.name} on problem {problem.id} failed:\n{trace}", file=sys.stderr)
         return Score(None, "infra_error", detail=words[:300])
+
+    def take_logged(self) -> dict[str, list[float]]:
+        """What was logged since the last time."""
+        taken = dict(self.logged)
+        self.logged.clear()
+        return taken
 
     def end_step(self, groups: Sequence[Group]) -> None:
         """Stop a run whose judging fails too often. Raises RewardError."""
@@ -137,6 +142,10 @@ class Rewards(Sequence[Reward]):
                 f"{failed} of {total} scores of the last {len(self.recent)} steps could not be made "
                 f"(scoring.max_infra {self.max_infra:g}); the last one: {failures[-1].detail or '?'}"
             )
+
+
+def _rebuilt(fields: Mapping[str, Any]) -> Score:
+    return Score(**{**fields, "steps": tuple(tuple(step) for step in fields.get("steps", ()))})
 
 
 class ChildFailed(Exception):

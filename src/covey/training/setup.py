@@ -74,7 +74,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
         ),
     )
     write_text(run.folder.path / "config.yaml", resolved_yaml(loaded))
-    write_text(run.folder.path / "env.json", json.dumps(environment(loaded), indent=1))
+    write_text(run.folder.path / "env.json", json.dumps(environment(loaded, rewards), indent=1))
     if run.restore():
         console.say(f"going on after step {run.state.step} of {config.train.steps}")
     return run
@@ -90,6 +90,10 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
                 f"{problem.id}: supervised learning needs column {config.data.completion!r} "
                 "(data.completion) with the answer to imitate"
             )
+    if rewards.sandbox and "not_blocked" in rewards.sandbox:
+        console.say(
+            f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
+        )
     rehearse(source.train[0], rewards)
     train, bad = check_golds(source.train, rewards, config.scoring.max_bad_golds)
     test, bad_too = check_golds(source.test, rewards, config.scoring.max_bad_golds)
@@ -146,7 +150,7 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{k} is {before.get(k)} there, {now.get(k)} here" for k in keys]
 
 
-def environment(loaded: Loaded) -> dict[str, Any]:
+def environment(loaded: Loaded, rewards: Rewards) -> dict[str, Any]:
     """What the numbers of a run depend on beside its config."""
     config = loaded.config
     return {
@@ -159,4 +163,5 @@ def environment(loaded: Loaded) -> dict[str, Any]:
         "device": config.device,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": config.threads or os.cpu_count(),
+        "sandbox": rewards.sandbox,
     }
