@@ -13,7 +13,7 @@ from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring
 from covey.config.usercode import load_function
-from covey.rewards import answers, code, formats, gym, judge, language, length, structured
+from covey.rewards import answers, code, formats, gym, judge, language, length, steps, structured
 from covey.rewards.contract import PROVIDED, Reward, RewardError
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
@@ -34,6 +34,7 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         code.code_tests,
         code.compiles,
         judge.judge,
+        steps.calculations,
         gym.gym_answer,
         language.language_consistency,
         length.soft_overlong,

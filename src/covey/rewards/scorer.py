@@ -49,7 +49,8 @@ class Rewards(Sequence[Reward]):
         self.logged: dict[str, list[float]] = {}
         """What functions passed to TRL's ``log_metric`` in this step."""
         self.trainer_state = SimpleNamespace(global_step=0)
-        self.extra = {
+        self.extra: dict[str, Any] = {
+            "decode": lambda _: "",  # of the tokenizer, where there is one
             "trainer_state": self.trainer_state,
             "log_metric": lambda name, value: self.logged.setdefault(str(name), []).append(float(value)),
             "log_extra": lambda *_: None,

@@ -50,6 +50,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     policy = load_policy(config, loaded.folder, texts_of(source, config))
+    rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     algorithm = loaded.algorithm
     run = Run(
