@@ -27,7 +27,7 @@ WORKED = "48/2 = <<48/2=24>>24 clips\n48+24 = <<48+24=72>>72 clips\n#### 72"
     [
         ("paragraphs", "a\nb\n\nc\n \n d", ["a\nb\n\n", "c\n \n ", "d"]),
         ("lines", "a\n\nb\n", ["a\n\n", "b\n"]),
-        ("numbered", "So\n1. add 3. of\n2) go\nStep 3: end", ["So\n", "1. add 3. of\n", "2) go\n", "Step 3: end"]),
+        ("numbered", "So\n1. a 3. b\n2) go\nStep 3: end", ["So\n", "1. a 3. b\n", "2) go\n", "Step 3: end"]),
         ("tool_calls", "<tool_call>1</tool_call> so <tool_call>2</tool_call>",
          ["<tool_call>1</tool_call>", " so <tool_call>2</tool_call>"]),
         ("paragraphs", "", []),

@@ -145,7 +145,7 @@ if any("SECRET" in k for k in os.environ): taken()
 print(open(bait["file"]).read()); taken()
 
 = lists the home folder
-os.listdir(os.path.expanduser("~" + bait["user"])); taken()
+os.listdir(bait["home"]); taken()
 
 = reads the password file
 open("/etc/passwd").read(); taken()
@@ -240,7 +240,8 @@ os.symlink("/etc/passwd", bait["folder"] + "/link"); taken()
 os.link(bait["file"], bait["folder"] + "/link"); taken()
 
 = changes a mode
-os.chmod(bait["file"], 0o777); taken()
+os.chmod(bait["file"], 0o777)
+if os.stat(bait["file"]).st_mode & 0o77: taken()
 
 = truncates a file
 os.truncate(bait["file"], 0); taken()
@@ -267,8 +268,9 @@ taken()
 
 = looks for open descriptors
 for fd in range(4, 1024):
-    try: os.fstat(fd); taken()
-    except OSError: pass
+    for use in (lambda: os.read(fd, 1), lambda: os.write(fd, b"x")):
+        try: use(); taken()
+        except OSError: pass
 
 = raises its limits
 import resource
@@ -392,7 +394,7 @@ class Bait:
                 "socket": str(folder / "socket"),
                 "abstract": "covey" + self.secret,
                 "pid": os.getpid(),
-                "user": "",
+                "home": str(Path.home()),
             }
         )
         self.before = self.outside()
