@@ -114,7 +114,8 @@ def logged() -> set[str]:
     )
     seen = token_metrics([observe(everything, terms, policy_loss(everything, terms))], everything)
     groups = [group([1, 0])]
-    names = {*seen, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
+    verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
+    names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     report = (Path(covey.__file__).parent / "training/report.py").read_text(encoding="utf-8")
     names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy)/\w+)"', report))
     return {re.sub("answer", "NAME", re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name)) for name in names}
