@@ -65,7 +65,7 @@ class Server:
     """The loop: start children, watch deadlines, report ends."""
 
     def __init__(self, control: socket.socket, confinement: Confinement) -> None:
-        self.control, self.confinement = control, confinement
+        self.control, self.confinement, self.pid = control, confinement, os.getpid()
         self.children: dict[int, Child] = {}
         self.poll = select.poll()
         self.wake, wake_writer = os.pipe()
@@ -146,6 +146,8 @@ class Server:
             os.closerange(first, ruleset)
             os.closerange(ruleset + 1, 1024)
             self.confinement.enter(request.limits)
+            if os.getppid() != self.pid:  # it was killed before this child could ask to die with it
+                os._exit(code)
             os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
             driver.JOBS[request.job]()
             code = 0
