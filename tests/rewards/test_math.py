@@ -236,6 +236,17 @@ def test_bad_golds_are_found_before_training() -> None:
     assert "sentence" in str(complaints[3])
 
 
+def test_a_second_opinion_is_logged_and_never_paid() -> None:
+    pytest.importorskip("math_verify")
+    assert boxed("1/2", "0.5", second=1.0).parts == {"second_disagrees": 0.0}
+    score = boxed("2^{-98}", "2^{-99}", second=1.0)  # math-verify rounds
+    assert (score.value, score.parts) == (0.0, {"second_disagrees": 1.0})
+    assert boxed("1/2", "0.5").parts == {}
+    asked = [bool(boxed(str(n), "7", second=0.25).parts) for n in range(40)]
+    assert 2 < sum(asked) < 20
+    assert asked == [bool(boxed(str(n), "7", second=0.25).parts) for n in range(40)]
+
+
 def test_exact_answers_are_folded_but_never_numbers_made_equal() -> None:
     def value(text: str, gold: str, **settings) -> float | None:
         return exact_answer(f"<answer>{text}</answer>", gold, **settings).value

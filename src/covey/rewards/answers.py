@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import unicodedata
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -81,14 +83,27 @@ def wrong(_: Mapping[str, Any], rule: Rule = "boxed", **__: Any) -> str:
 
 
 @reward(concurrent=True, check_golds=bad_golds, example=example, wrong=wrong)
-def math_answer(completion: Completion, answer: Any, *, rule: Rule = "boxed") -> Score:
+def math_answer(completion: Completion, answer: Any, *, rule: Rule = "boxed", second: float = 0.0) -> Score:
     """1 if the answer that ``rule`` finds equals the gold, else 0; None if the gold is no answer.
 
     Numbers are compared exactly, and tuples, sets, intervals, matrices and relations part by part;
-    what is left is algebra, done by SymPy in a killable child.
+    what is left is algebra, done by SymPy in a killable child. Of the share ``second`` of all answers
+    math-verify is asked as well; how often it disagrees is logged, its opinion never paid.
     """
     gold = gold_of(answer)
-    found = extract(completion, rule)
+    score = _judged(gold, extract(completion, rule))
+    found = score.extracted
+    asked = found is not None and score.value is not None and score.status in ("ok", "unparsable")
+    if not asked or zlib.crc32(f"{gold}\0{found}".encode(errors="replace")) >= second * 2**32:
+        return score
+    other = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:second_opinion", gold, found, limits=LIMITS)
+    if other.kind != "ok":
+        return score
+    return replace(score, parts={"second_disagrees": float(other.value != (score.value == 1.0))})
+
+
+def _judged(gold: str, found: str | None) -> Score:
+    """What an extracted answer is worth."""
     if found is None:
         return Score(0.0, "no_answer")
     if found.isascii() and found.isdigit() and gold.isascii() and gold.isdigit() and len(found) <= 400:
