@@ -130,7 +130,7 @@ def _row(cell: str, side: str, own: Sequence[Sample], ours: Sequence[Sample]) ->
 def limit(threads: int) -> dict[str, float]:
     """Most GFLOP/s of a matrix product here, ours or torch's."""
     from covey.kernels.calls import available
-    from covey.models.ops import Packed
+    from covey.models.linear import Packed
 
     torch.set_num_threads(threads)
     best = {}

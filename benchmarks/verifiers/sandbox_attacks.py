@@ -1,4 +1,4 @@
-"""Every attack of the list on every backend that works here. One JSON line a backend.
+"""Every attack of the list on every backend that works here. One JSON line a backend, then a table.
 
 python benchmarks/verifiers/sandbox_attacks.py [backend ...]
 """
@@ -6,6 +6,7 @@ python benchmarks/verifiers/sandbox_attacks.py [backend ...]
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 import time
@@ -33,7 +34,7 @@ def campaign(backend: str) -> dict[str, object]:
     return {
         "backend": backend,
         "layers": sandbox.layers,
-        "user": "root" if __import__("os").geteuid() == 0 else "ordinary",
+        "user": "root" if os.geteuid() == 0 else "ordinary",
         "kernel": platform.release(),
         "attacks": len(rows),
         "succeeded": [r for r in rows if r["problems"]],
@@ -42,6 +43,19 @@ def campaign(backend: str) -> dict[str, object]:
     }
 
 
+def table(found: list[dict[str, object]]) -> str:
+    """attack | how it ended on each backend."""
+    names = [str(f["backend"]) for f in found]
+    lines = [f"| attack | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for attack in ATTACKS:
+        ends = [str(f["ends"][attack.name]) for f in found]  # type: ignore[index]
+        lines.append(f"| {attack.name} | {' | '.join(ends)} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
+    campaigns = []
     for name in sys.argv[1:] or ("bwrap", "landlock", "wasm"):
-        print(json.dumps(campaign(name)), flush=True)
+        campaigns.append(campaign(name))
+        print(json.dumps(campaigns[-1]), flush=True)
+    print(table([c for c in campaigns if "ends" in c]))

@@ -10,18 +10,20 @@ import os
 # program uses a core. OpenMP reads this once, when torch loads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-__version__ = "0.1.0"
-
 from covey.api import sample, train
-from covey.types import Completion, CoveyError, Group, Problem, StepRewards
+from covey.rewards.contract import reward
+from covey.types import VERSION as __version__  # noqa: N811
+from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
 
 __all__ = [
     "Completion",
     "CoveyError",
     "Group",
     "Problem",
+    "Score",
     "StepRewards",
     "__version__",
+    "reward",
     "sample",
     "train",
 ]

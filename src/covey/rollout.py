@@ -19,6 +19,7 @@ import torch
 from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.rewards.base import Rewards
+from covey.rewards.canaries import watch
 from covey.rewards.scorer import Pending
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
@@ -104,6 +105,7 @@ class Rollouts:
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
                 (kept if self._wanted(group) else rejected).append(group)
+        watch(self.rewards, [*kept, *rejected])
         self.rewards.end_step([*kept, *rejected])
         # Only now, so that a stop in the middle leaves no trace.
         self.cursor += used

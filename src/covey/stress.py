@@ -144,7 +144,8 @@ def stress(problems: Sequence[Problem], rewards: Rewards) -> Report:
             right, form = right_completion(reward, problem, tested)
             attacks = list(_shapes(problem))
             if not reward.options.shape:
-                attacks += _answers(problem, chosen, right, form)
+                bombs = BOMBS if problem is chosen[0] else ()  # each may take seconds
+                attacks += _answers(problem, chosen, right, form, bombs)
             tried += len(attacks)
             for name, text, score in _judge(tested, reward, problem, attacks):
                 if score.status == "infra_error" or (score.value or 0.0) > 0:
@@ -172,7 +173,7 @@ def right_completion(reward: Reward, problem: Problem, tested: Rewards) -> tuple
         return reward.options.example(problem.columns, **settings), form or (
             FORMS.get(str(parameter.default)) if parameter else None
         )
-    if "answer" not in problem.columns:
+    if "answer" not in problem.columns or reward.options.shape:
         return None, None
     texts = {f: f.format(gold_of(problem.columns["answer"])) for f in FORMS.values()}
     values = [s.value or 0.0 for _, _, s in _judge(tested, reward, problem, list(texts.items()))]
@@ -225,7 +226,11 @@ def _shapes(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _answers(
-    problem: Problem, others: Sequence[Problem], right: str | None, form: str | None
+    problem: Problem,
+    others: Sequence[Problem],
+    right: str | None,
+    form: str | None,
+    bombs: Sequence[str],
 ) -> Iterator[tuple[str, str]]:
     """Texts that a reward for truth may not pay."""
     columns = problem.columns
@@ -233,7 +238,7 @@ def _answers(
     gold = gold_of(columns["answer"]) if "answer" in columns else None
     guesses = dict.fromkeys(("0", "1", "yes", "no", "A", "B", "C", "D", "None", "[]"), "a constant guess")
     guesses |= {gold_of(o.columns["answer"]): "another row's answer" for o in others if "answer" in o.columns}
-    guesses |= dict.fromkeys(BOMBS, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
+    guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
     guesses |= {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
     for guess, name in guesses.items():
         if gold is None or (guess.casefold() != gold.casefold() and not _equal_numbers(guess, gold)):

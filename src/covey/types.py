@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 
+VERSION = "0.1.0"
+
 # Ranges that settings of pure functions may carry; the config checks them before torch is loaded.
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]

@@ -56,8 +56,10 @@ def test_the_public_names() -> None:
         "CoveyError",
         "Group",
         "Problem",
+        "Score",
         "StepRewards",
         "__version__",
+        "reward",
         "sample",
         "train",
     ]

@@ -96,7 +96,8 @@ def logged() -> set[str]:
     seen = token_metrics([observe(everything, terms, policy_loss(everything, terms))], everything)
     (one,) = groups = [group([1, 0])]
     groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
-    names = {*seen, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
+    verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
+    names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     names |= set(Difficulty(3).metrics())
     for file in ("training/report.py", "rollout.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")

@@ -11,7 +11,9 @@ import torch
 
 from covey.kernels import build
 from covey.kernels.calls import available
-from covey.models.ops import CompiledOps, Linear, Packed, TorchOps, outer_sum
+from covey.models.compiled import CompiledOps
+from covey.models.linear import Linear, Packed, outer_sum
+from covey.models.ops import TorchOps
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key

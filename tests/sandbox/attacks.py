@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from covey.sandbox.base import Sandbox
 from covey.sandbox.confine import Limits
 
@@ -147,7 +145,7 @@ if any("SECRET" in k for k in os.environ): taken()
 print(open(bait["file"]).read()); taken()
 
 = lists the home folder
-os.listdir(os.path.expanduser("~" + bait["user"])); taken()
+os.listdir(bait["home"]); taken()
 
 = reads the password file
 open("/etc/passwd").read(); taken()
@@ -242,7 +240,8 @@ os.symlink("/etc/passwd", bait["folder"] + "/link"); taken()
 os.link(bait["file"], bait["folder"] + "/link"); taken()
 
 = changes a mode
-os.chmod(bait["file"], 0o777); taken()
+os.chmod(bait["file"], 0o777)
+if os.stat(bait["file"]).st_mode & 0o77: taken()
 
 = truncates a file
 os.truncate(bait["file"], 0); taken()
@@ -269,8 +268,9 @@ taken()
 
 = looks for open descriptors
 for fd in range(4, 1024):
-    try: os.fstat(fd); taken()
-    except OSError: pass
+    for use in (lambda: os.read(fd, 1), lambda: os.write(fd, b"x")):
+        try: use(); taken()
+        except OSError: pass
 
 = raises its limits
 import resource
@@ -358,6 +358,8 @@ SLOW = {
     "backtracks in a pattern",
     "hangs at exit",
     "recurses without end",
+    "inflates a bomb",
+    "takes 2 GB of memory",
 }
 """Those that only end at a limit."""
 
@@ -392,7 +394,7 @@ class Bait:
                 "socket": str(folder / "socket"),
                 "abstract": "covey" + self.secret,
                 "pid": os.getpid(),
-                "user": "",
+                "home": str(Path.home()),
             }
         )
         self.before = self.outside()
@@ -438,17 +440,19 @@ def laid_out() -> Iterator[Bait]:
 
 def processes_below(pid: int) -> set[int]:
     """All descendants of a process."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return {p.pid for p in psutil.Process(pid).children(recursive=True)}
-    return set()
+    children: set[int] = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children |= set(map(int, file.read_text().split()))
+    return children.union(*map(processes_below, children))
 
 
-def assault(sandbox: Sandbox, attack: Attack, bait: Bait) -> dict[str, Any]:
+def assault(sandbox: Sandbox, attack: Attack, bait: Bait, limits: Limits = LIMITS) -> dict[str, Any]:
     """Run one attack; ``problems`` says what it achieved, empty if nothing."""
     stdin = bait.setup + "\n" + ("x" * (5 << 20) if attack.name == "never reads its input" else "")
     mine = processes_below(os.getpid())
     began = time.monotonic()
-    result = sandbox.script(attack.code, stdin, LIMITS)
+    result = sandbox.script(attack.code, stdin, limits)
     seconds = time.monotonic() - began
     output = str(result.value or "")
     problems = [f"touched {t}" for t in bait.touched()]
@@ -456,11 +460,11 @@ def assault(sandbox: Sandbox, attack: Attack, bait: Bait) -> dict[str, Any]:
         problems.append("it got what it wanted")
     if output.strip() == "42":
         problems.append("it was taken for right")
-    if seconds > LIMITS.wall + 1.0:
+    if seconds > limits.wall + 1.0:
         problems.append(f"it took {seconds:.1f} s")
     if result.kind == "lost":
         problems.append(f"the sandbox was lost: {result.text}")
-    if len(output) > LIMITS.output:
+    if len(output) > limits.output:
         problems.append("too much output came back")
     deadline = time.monotonic() + 2.0
     while (left := processes_below(os.getpid()) - mine) and time.monotonic() < deadline:

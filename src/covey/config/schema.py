@@ -29,6 +29,9 @@ class Data(Section):
         None,
         description="Column copied to `answer` for the rewards, where the file names it otherwise.",
     )
+    columns: dict[str, str] = Field(
+        {}, description="Further columns to copy: the name a reward asks for, the file's own name for it."
+    )
     template: str | None = Field(None, description="Text around each text prompt; {prompt} marks its place.")
     chat: bool = Field(False, description="Send text prompts as a user's message through the chat template.")
     system: str | None = Field(None, description="System message before every prompt; implies chat.")

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from covey.models.ops import Heads, Linear, Norm, Rotation, Sequences, pick_ops
+from covey.models.compiled import pick_ops
+from covey.models.linear import Linear
+from covey.models.ops import Heads, Norm, Rotation, Sequences
 
 LLAMA_SHAPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from covey.kernels.calls import call
-from covey.models.ops import Linear, add_gradient, outer_sum
+from covey.models.linear import Linear, add_gradient, outer_sum
 
 CHUNK_LOGITS = 1 << 24
 """Logits alive at once: 64 MiB in float32, whatever the batch and the vocabulary."""

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.models.forward import Decoder, supported
+from covey.models.linear import Linear
 from covey.models.logprobs import Head, TokenScores, score_compiled, score_tokens
-from covey.models.ops import Linear
 from covey.models.packing import Packed
 from covey.types import Messages
 

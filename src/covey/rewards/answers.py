@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import unicodedata
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.types import Score
 
-LIMITS = Limits(wall=5.0, cpu=4, memory=2 << 30)
+LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
 AT_ONCE = 50
 """Golds that one child checks."""
@@ -75,15 +77,33 @@ def _readable(golds: list[str]) -> list[bool]:
     return [False] if len(golds) == 1 else [r for gold in golds for r in _readable([gold])]
 
 
-@reward(concurrent=True, check_golds=bad_golds, example=example)
-def math_answer(completion: Completion, answer: Any, *, rule: Rule = "boxed") -> Score:
+def wrong(_: Mapping[str, Any], rule: Rule = "boxed", **__: Any) -> str:
+    """A completion whose answer is none."""
+    return FORMS[rule].format("canary")
+
+
+@reward(concurrent=True, check_golds=bad_golds, example=example, wrong=wrong)
+def math_answer(completion: Completion, answer: Any, *, rule: Rule = "boxed", second: float = 0.0) -> Score:
     """1 if the answer that ``rule`` finds equals the gold, else 0; None if the gold is no answer.
 
     Numbers are compared exactly, and tuples, sets, intervals, matrices and relations part by part;
-    what is left is algebra, done by SymPy in a killable child.
+    what is left is algebra, done by SymPy in a killable child. Of the share ``second`` of all answers
+    math-verify is asked as well; how often it disagrees is logged, its opinion never paid.
     """
     gold = gold_of(answer)
-    found = extract(completion, rule)
+    score = _judged(gold, extract(completion, rule))
+    found = score.extracted
+    asked = found is not None and score.value is not None and score.status in ("ok", "unparsable")
+    if not asked or zlib.crc32(f"{gold}\0{found}".encode(errors="replace")) >= second * 2**32:
+        return score
+    other = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:second_opinion", gold, found, limits=LIMITS)
+    if other.kind != "ok":
+        return score
+    return replace(score, parts={"second_disagrees": float(other.value != (score.value == 1.0))})
+
+
+def _judged(gold: str, found: str | None) -> Score:
+    """What an extracted answer is worth."""
     if found is None:
         return Score(0.0, "no_answer")
     if found.isascii() and found.isdigit() and gold.isascii() and gold.isdigit() and len(found) <= 400:
@@ -126,7 +146,11 @@ def has_algebra() -> bool:
     return importlib.util.find_spec("latex2sympy2_extended") is not None
 
 
-@reward(concurrent=True, example=lambda row, rule="answer_tag", **_: FORMS[rule].format(row["answer"]))
+@reward(
+    concurrent=True,
+    example=lambda row, rule="answer_tag", **_: FORMS[rule].format(row["answer"]),
+    wrong=lambda row, rule="answer_tag", **_: wrong(row, rule),
+)
 def exact_answer(
     completion: Completion, answer: Any, *, rule: Rule = "answer_tag", fold: Literal["case", "none"] = "case"
 ) -> Score:

@@ -13,7 +13,7 @@ from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring
 from covey.config.usercode import load_function
-from covey.rewards import answers, code, formats, gym, judge, language, length, structured
+from covey.rewards import answers, code, formats, gym, judge, language, length, steps, structured
 from covey.rewards.contract import PROVIDED, Reward, RewardError
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
@@ -34,6 +34,7 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         code.code_tests,
         code.compiles,
         judge.judge,
+        steps.calculations,
         gym.gym_answer,
         language.language_consistency,
         length.soft_overlong,
@@ -59,6 +60,7 @@ def load_rewards(
     names = [r.name for r in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
+    record = None
     for reward in rewards:
         gate, _, verdict = (reward.gated_by or names[0]).partition(":")
         if gate not in names or verdict not in ("", "right", "wrong"):
@@ -67,11 +69,14 @@ def load_rewards(
                 f"reward of this run, or name:right or name:wrong{hint(gate, names)}"
             )
         if "sandbox" in reward.parameters:
-            chosen = choose(**(sandbox or SandboxConfig()).model_dump()).sandbox
+            chosen = choose(**(sandbox or SandboxConfig()).model_dump())
+            record = chosen.record()
             rewards[names.index(reward.name)] = replace(
-                reward, settings={**reward.settings, "sandbox": chosen}
+                reward, settings={**reward.settings, "sandbox": chosen.sandbox}
             )
-    return Rewards(rewards, **(scoring or Scoring()).model_dump(include={"timeout", "max_infra"}))
+    loaded = Rewards(rewards, **(scoring or Scoring()).model_dump(include={"timeout", "max_infra"}))
+    loaded.sandbox = record
+    return loaded
 
 
 def score(problem: Problem, prompt: np.ndarray, completions: Sequence[Completion], rewards: Rewards) -> Group:

@@ -6,15 +6,34 @@ Light on imports: this module is preloaded by the fork server.
 from __future__ import annotations
 
 import ast
+import asyncio
+import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from covey.sandbox.driver import load
 from covey.sandbox.wire import decode, encode
+from covey.types import Score
 
 MAX_JSON = 100_000
 MAX_DEPTH = 60
+
+
+def call_user(file: str, name: str, arguments: Mapping[str, Any]) -> list[Any]:
+    """What a user's reward function returns, as plain values: one a completion."""
+    returned = getattr(load(file), name)(**arguments)
+    if inspect.iscoroutine(returned):
+        returned = asyncio.run(returned)
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    return [_plain(v) for v in (values if isinstance(values, list | tuple) else [values])]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Score):
+        return {**vars(value), "value": _plain(value.value), "parts": dict(value.parts)}
+    return value.item() if hasattr(value, "item") else value
 
 
 def matched(pattern: str, how: str, text: str) -> str | None:

@@ -25,6 +25,7 @@ from covey.sandbox.wire import encode, same
 from covey.types import Score
 
 Mode = Literal["function", "stdio", "check"]
+Form = Literal["block", "continue"]
 Points = Literal["all", "fraction", "weighted"]
 SUSPICIOUS = re.compile(
     r"os\._exit|sys\.exit|_getframe|\batexit\b|unittest|__eq__|excepthook|\bgc\.|settrace"
@@ -87,13 +88,23 @@ def bad_tests(rows: Sequence[Mapping[str, Any]], mode: Mode = "function", **_: A
     return complaints
 
 
-def example(row: Mapping[str, Any], **_: Any) -> str | None:
+def example(row: Mapping[str, Any], form: Form = "block", **_: Any) -> str | None:
     """The row's own solution, if it has one."""
     solution = row.get("solution") or row.get("canonical_solution")
-    return f"```python\n{row.get('setup') or ''}{solution}\n```" if solution else None
+    if not isinstance(solution, str):
+        return None
+    return solution if form == "continue" else f"```python\n{row.get('setup') or ''}{solution}\n```"
 
 
-@reward(concurrent=True, timeout=600.0, check_golds=bad_tests, example=example)
+def wrong(row: Mapping[str, Any], form: Form = "block", **_: Any) -> str:
+    """A program that passes no test."""
+    if form == "continue":
+        return "    return 'canary'\n"
+    name = str(row.get("entry_point") or "f").partition(".")[0]
+    return f"```python\nprint('canary')\nclass {name}:\n    def __init__(self, *_, **__): pass\n```"
+
+
+@reward(concurrent=True, timeout=600.0, check_golds=bad_tests, example=example, wrong=wrong)
 def code_tests(
     completion: Completion,
     *,
@@ -104,7 +115,7 @@ def code_tests(
     entry_point: str = "",
     mode: Mode = "function",
     points: Points = "all",
-    form: Literal["block", "continue"] = "block",
+    form: Form = "block",
     tolerance: float = 1e-9,
     seconds: float = 6.0,
     total_seconds: float = 30.0,

@@ -27,11 +27,13 @@ from covey.sandbox.confine import Limits
 from covey.types import Completion, CoveyError, Problem, Score, Status, StepRewards
 
 GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
-SAMPLE_ARGUMENTS = {"prompt", "completion", "solution_str", "ground_truth", "data_source", "extra_info"}
+SAMPLE_ARGUMENTS = {
+    "prompt", "completion", "token_ends", "solution_str", "ground_truth", "data_source", "extra_info"
+}  # fmt: skip
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
 CHILDREN = "covey.rewards.children"
-LIMITS = Limits(wall=4.0, cpu=3, memory=1 << 30)
+LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Of a verifier in a child."""
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,6 +65,8 @@ class Options:
     """(rows, **settings) -> for each row what is wrong with its gold, found before training."""
     example: Callable[..., str | None] | None = None
     """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
+    wrong: Callable[..., str | None] | None = None
+    """(row, **settings) -> one that must be paid nothing. Both are asked about in every step."""
 
 
 def reward(**options: Any) -> Callable[[F], F]:
@@ -140,6 +144,8 @@ class Reward:
                 "completion": texts[0],
                 "solution_str": completions[0].text,
             }
+            if "token_ends" in self.parameters:
+                available["token_ends"] = token_ends(completions[0].tokens.tolist(), extra["decode"])
         else:
             available = {
                 **{k: [v] * len(texts) for k, v in problem.columns.items()},
@@ -185,6 +191,21 @@ class Reward:
     def broken(self, problem: Problem, what: str) -> RewardError:
         """An error that names the function and the problem."""
         return RewardError(f"reward {self.name} on problem {problem.id}: {what}")
+
+
+def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """For each token the number of characters decoded up to its end.
+
+    Decodes a sliding window, as tokenizers may drop a leading space or need several tokens for one
+    character.
+    """
+    ends, known, before, read = [], 0, 0, 0
+    for place in range(1, len(tokens) + 1):
+        old, new = decode(tokens[before:read]), decode(tokens[before:place])
+        if len(new) > len(old) and not new.endswith("\ufffd"):
+            known, before, read = known + len(new) - len(old), read, place
+        ends.append(known)
+    return ends
 
 
 def in_child(name: str, *arguments: Any) -> Result:

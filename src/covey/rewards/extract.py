@@ -64,7 +64,7 @@ def boxed(text: str) -> str | None:
             opened.append(brace.start())
         elif brace[0] == "}" and opened:
             closing[opened.pop()] = brace.start()
-    found = [m.end() for m in re.finditer(r"\\f?boxed\s?{", text) if m.end() - 1 in closing]
+    found = [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s?{", text) if m.end() - 1 in closing]
     return text[found[-1] : closing[found[-1] - 1]] if found else None
 
 

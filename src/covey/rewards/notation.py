@@ -74,6 +74,7 @@ SEPARATORS = {",", ";", "and", "or", "⟨and⟩", "⟨or⟩"}
 MEASURED = re.compile(r"(.*\S) ?⟨([^⟩]+)⟩ ?(?:\^ ?\{?([23])\}?)?|([-+.,/\d ]*\d) ([a-zA-Z]{2,})(?:\^([23]))?")
 WORD = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
 BASED = re.compile(r"([0-9A-Fa-f]+)_ ?\{? ?(\d+) ?\}?")
+PLUS_MINUS = re.compile(rf"±|\\pm{END}")
 MATRIX = re.compile(
     r"[(\[]?\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*)\\end\{\1\}[)\]]?", re.DOTALL
 )
@@ -206,10 +207,9 @@ def _flat(node: Node) -> Sequence[Node]:
 
 
 def _plus_minus(text: str) -> list[str] | None:
-    if r"\pm" not in text and "±" not in text:
+    if PLUS_MINUS.search(text) is None:
         return None
-    text = text.replace("±", r"\pm")
-    return [re.sub(r"\\pm" + END, sign, text) for sign in "+-"]
+    return [PLUS_MINUS.sub(sign, text) for sign in "+-"]
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int]]:

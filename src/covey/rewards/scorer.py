@@ -6,20 +6,23 @@ as it is whole. Results stand by sample, never by arrival.
 
 from __future__ import annotations
 
+import math
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from covey.rewards.contract import Reward, RewardError
+from covey.rewards.contract import CHILDREN, Reward, RewardError
 from covey.rewards.lanes import SHARED_WIDTH, Lanes, Task
-from covey.sandbox.client import ForkServer
+from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
 from covey.types import Completion, Group, Problem, Score, StepRewards
 
@@ -39,11 +42,17 @@ class Rewards(Sequence[Reward]):
         self.recent: deque[tuple[int, int]] = deque(maxlen=steps)
         self.lanes = Lanes()
         self.servers: dict[str, ForkServer] = {}
+        self.refused: dict[str, int] = {}
+        """How often in a row each function refused a completion known to be right."""
+        self.sandbox: dict[str, Any] | None = None
+        """For the record: where model code runs, if any does."""
+        self.starting = threading.Lock()
         self.shown: set[str] = set()
         self.logged: dict[str, list[float]] = {}
         """What functions passed to TRL's ``log_metric`` in this step."""
         self.trainer_state = SimpleNamespace(global_step=0)
-        self.extra = {
+        self.extra: dict[str, Any] = {
+            "decode": lambda _: "",  # of the tokenizer, where there is one
             "trainer_state": self.trainer_state,
             "log_metric": lambda name, value: self.logged.setdefault(str(name), []).append(float(value)),
             "log_extra": lambda *_: None,
@@ -83,20 +92,30 @@ class Rewards(Sequence[Reward]):
         return self.lanes.thread("shared" if shared else reward.name, SHARED_WIDTH if shared else 1, call)
 
     def limit(self, reward: Reward) -> float:
-        """Seconds a call may take."""
-        return reward.options.timeout or self.timeout
+        """Seconds until a call is given up."""
+        own = reward.options.timeout or self.timeout
+        # A child is ended by its own clock; only a wait for a place can make it later.
+        return own if reward.options.isolate == "inline" else 3 * own + GRACE
 
     def _isolated(self, reward: Reward, arguments: Mapping[str, Any]) -> Any:
+        """What a call returns that is made in a child of its own; a hang is the completion's fault."""
         file = sys.modules[reward.function.__module__].__file__ or ""
-        if file not in self.servers:
-            self.servers[file] = ForkServer(preload=[file], landlock=False, syscalls=False, path=sys.path)
-        limits = Limits(wall=self.limit(reward), cpu=int(self.limit(reward)) + 1, memory=8 << 30)
-        found = self.servers[file].call(f"{file}:{reward.function.__name__}", limits=limits, **arguments)
-        if found.kind == "timeout":
-            return [Score(0.0, "timeout", detail=found.text)] * len(arguments.get("completions", [0]))
-        if found.kind != "ok":
+        with self.starting:
+            if file not in self.servers:
+                path = [str(Path(file).parent), *sys.path]
+                self.servers[file] = ForkServer(
+                    preload=[CHILDREN, file], landlock=False, syscalls=False, path=path
+                )
+        seconds = reward.options.timeout or self.timeout
+        limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
+        name = reward.function.__name__
+        found = self.servers[file].call(f"{CHILDREN}:call_user", file, name, arguments, limits=limits)
+        if found.kind not in ("ok", "timeout"):
             raise ChildFailed(f"{found.text}\n{found.value or ''}")
-        return found.value
+        late = {"value": 0.0, "status": "timeout", "detail": found.text}
+        values = found.value if found.kind == "ok" else [late] * len(arguments.get("completions", [0]))
+        scores = [_rebuilt(v) if isinstance(v, dict) and "value" in v else v for v in values]
+        return scores[0] if reward.per_sample else scores
 
     def failed(self, reward: Reward, problem: Problem, error: BaseException) -> Score:
         """What a completion gets whose reward function raised or hung; the first time it is shown."""
@@ -106,6 +125,12 @@ class Rewards(Sequence[Reward]):
             trace = "".join(traceback.format_exception(error)[-4:])
             print(f"reward {reward.name} on problem {problem.id} failed:\n{trace}", file=sys.stderr)
         return Score(None, "infra_error", detail=words[:300])
+
+    def take_logged(self) -> dict[str, list[float]]:
+        """What was logged since the last time."""
+        taken = dict(self.logged)
+        self.logged.clear()
+        return taken
 
     def end_step(self, groups: Sequence[Group]) -> None:
         """Stop a run whose judging fails too often. Raises RewardError."""
@@ -120,6 +145,10 @@ class Rewards(Sequence[Reward]):
                 f"{failed} of {total} scores of the last {len(self.recent)} steps could not be made "
                 f"(scoring.max_infra {self.max_infra:g}); the last one: {failures[-1].detail or '?'}"
             )
+
+
+def _rebuilt(fields: Mapping[str, Any]) -> Score:
+    return Score(**{**fields, "steps": tuple(tuple(step) for step in fields.get("steps", ()))})
 
 
 class ChildFailed(Exception):

@@ -65,6 +65,7 @@ COMPARATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     example=lambda row, **_: "\n".join(
         f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
     ),
+    wrong=lambda row, **_: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',  # noqa: ARG005
 )
 def tool_calls(
     completion: Completion,

@@ -21,9 +21,15 @@ from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, clean, par
 POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"]))
 CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 WARM = r"""
-\frac{1}{2}; 1-\frac{1}{e}; 2^{-9}\sqrt{2}; 3x+4y^2-5(z-1); \frac{9}{4} \pi; x^2/4 = 1; \sin^2(x) \cos b;
-|x| \leq 3; \binom{5}{2} + 5!; \log_2 8 + \ln x; f(x)+x_1; e^{i\pi}; \sqrt[3]{x}; \infty;
-\sum_{k=0}^{n-1} F_{k}; \begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix}
+\frac{1}{2} = \frac{2}{4}; 1-\frac{1}{e} = \frac{e-1}{e}; 2^{-9}\sqrt{2} = \frac{\sqrt{2}}{512}
+2.25\pi = \frac{9}{4} \pi; (x+3)^2 = x^2+6x+9; (x-1)(x+1) = x^2-1; x(x+2) = x^2+2x
+3x+4y^2-5(z-1) = 4y^{2}+3x-5z+5; -2a+b = b-2a; \frac{x^2+1}{y} = \frac{1}{y}(1+x^{2})
+\frac{x+1}{2x-3} = \frac{-x-1}{3-2x}; \sqrt{x+1} = (x+1)^{1/2}; \sin^2(x) \cos b = \cos(b)\sin(x)^2
+2\sin(x)\cos(x) = \sin(2x); \tan x = \frac{\sin x}{\cos x}; \ln x+\log_2 8 = 3+\ln(x); e^{i\pi} = -1
+e^{2x} = (e^x)^2; \sqrt[3]{8} = 2; \frac{1}{\sqrt{2}} = \frac{\sqrt{2}}{2}
+\frac{-1+\sqrt{5}}{2} = \frac{\sqrt{5}-1}{2}; 5+2\sqrt{3} = 2\sqrt{3}+5; \binom{5}{2} + 5! = 130
+2^{10} = 1024; 3x+4y-7 = 7-3x; n(n+1)/2 = \frac{n(n+1)}{2}; f(x)+x_1 = x_1; 10^{-20} = 0
+\infty = -\infty; \sum_{k=0}^{n-1} F_{k} = 0; |x| = |-x|; \begin{pmatrix}1 & 2 \\ 3 & 4\end{pmatrix} = 0
 """
 
 
@@ -48,6 +54,15 @@ def equal(gold: str, answer: str) -> str:
     if compare(parse(clean(gold)), parse(clean(answer)), leaf):
         return "equal"
     return unreadable[0] if unreadable else "different"
+
+
+def second_opinion(gold: str, answer: str) -> bool:
+    """What math-verify says. Its own time limits are off: they rely on signals, and this is a child."""
+    from math_verify import parse as read
+    from math_verify import verify
+
+    golds, answers = (read(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer))
+    return bool(verify(golds, answers, timeout_seconds=None))
 
 
 def readable(golds: Sequence[str]) -> list[bool]:
@@ -154,6 +169,8 @@ def _relations_agree(gold: Any, answer: Any) -> bool:
 
 
 def warm_up() -> None:
-    """Fill the parser's tables, which the children then share."""
-    for text in WARM.split(";"):
-        expression(text.strip())
+    """Fill the tables of the parser and of SymPy, which the children then share."""
+    for pair in re.split("[;\\n]", WARM.strip()):
+        left, right = map(expression, pair.split(" = "))
+        agree(left, right)
+    agree(expression("y=2x+1"), expression("2x-y+1=0"))

@@ -31,7 +31,8 @@ class Chosen:
     def record(self) -> dict[str, Any]:
         """For the run's record."""
         sandbox = self.sandbox
-        return {"backend": sandbox.name, "layers": sandbox.layers, "passed_over": dict(self.passed_over)}
+        found = {"backend": sandbox.name, "layers": sandbox.layers, "passed_over": dict(self.passed_over)}
+        return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})
 
 
 @cache

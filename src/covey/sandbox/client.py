@@ -30,10 +30,12 @@ from covey.sandbox.server import Request
 from covey.sandbox.wire import BadFrame, frame, read_frame
 
 START = """
-import json, sys, types
+import importlib, json, sys, types
 options = json.loads(sys.argv[1])
 package = types.ModuleType("covey")  # the real one loads the whole library
 package.__path__ = [options["package"]]
+home = {"reward": "covey.rewards.contract"}
+package.__getattr__ = lambda name: getattr(importlib.import_module(home.get(name, "covey.types")), name)
 sys.modules["covey"] = package
 sys.path += options["path"]
 from covey.sandbox.server import serve

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from covey.sandbox import seccomp
 
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 22, 36, 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_FILTER = 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CAPABILITY_VERSION = 0x20080522
@@ -90,6 +92,7 @@ class Confinement:
             _limit(kind, value)
         if sys.platform != "linux":
             return
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody else would end it if the server is killed
         _prctl(PR_SET_DUMPABLE, 0)
         _prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:

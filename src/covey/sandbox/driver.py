@@ -6,12 +6,14 @@ the parent, or a checker in a process of its own, compares them.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import random
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from covey.sandbox.wire import decode, encode, frame, read_frame
@@ -52,12 +54,23 @@ def failure(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "text": text}
 
 
+def load(module: str) -> ModuleType:
+    """A module by its name or by its file."""
+    if not module.endswith(".py") or module in sys.modules:
+        return sys.modules.get(module) or importlib.import_module(module)
+    spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+    assert spec is not None and spec.loader is not None
+    found = sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 def verify() -> None:
     """Call a trusted verifier on untrusted arguments."""
     request = receive(CHANNEL)
     try:
         module, _, name = request["function"].rpartition(":")
-        value = getattr(importlib.import_module(module), name)(*request["args"], **request["settings"])
+        value = getattr(load(module), name)(*request["args"], **request["settings"])
         send(CHANNEL, {"value": value})
     except BaseException as error:
         trace = "".join(traceback.format_exception(error)[-4:])[-2000:]

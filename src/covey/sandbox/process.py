@@ -145,8 +145,9 @@ def _bwrap(programs: Sequence[str]) -> list[str]:
     command = [program, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
     command += ["--cap-drop", "ALL", "--new-session", "--chdir", "/"]
     for path in map(Path, (os.path.realpath(sys.executable), *python_folders(), *programs)):
-        mount = ["--symlink", str(path.readlink())] if path.is_symlink() else ["--ro-bind", str(path)]
-        command += [*mount, str(path)]
+        real = str(path.resolve())
+        command += ["--ro-bind", real, real]
+        command += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
     for device in ("/dev/null", "/dev/urandom"):
         command += ["--dev-bind", device, device]
     return command

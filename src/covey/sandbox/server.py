@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
-import importlib
 import json
 import os
 import select
@@ -66,7 +65,7 @@ class Server:
     """The loop: start children, watch deadlines, report ends."""
 
     def __init__(self, control: socket.socket, confinement: Confinement) -> None:
-        self.control, self.confinement = control, confinement
+        self.control, self.confinement, self.pid = control, confinement, os.getpid()
         self.children: dict[int, Child] = {}
         self.poll = select.poll()
         self.wake, wake_writer = os.pipe()
@@ -147,6 +146,8 @@ class Server:
             os.closerange(first, ruleset)
             os.closerange(ruleset + 1, 1024)
             self.confinement.enter(request.limits)
+            if os.getppid() != self.pid:  # it was killed before this child could ask to die with it
+                os._exit(code)
             os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
             driver.JOBS[request.job]()
             code = 0
@@ -196,8 +197,7 @@ def serve(descriptor: int, options: dict[str, Any]) -> None:
         os.chdir("/")
         adopt_orphans()
         for module in options["preload"]:
-            loaded = importlib.import_module(module)
-            getattr(loaded, "warm_up", lambda: None)()
+            getattr(driver.load(module), "warm_up", lambda: None)()
         confinement = Confinement(
             options["readable"], options["landlock"], options["syscalls"], options["exec_too"]
         )

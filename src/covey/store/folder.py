@@ -117,6 +117,8 @@ class RunFolder:
                         "version": completion.version,
                         "reward": _plain(float(group.rewards[sample])),
                         "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
+                        "status": {k: v[sample].status for k, v in group.scores.items()},
+                        "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
                         "advantage": float(advantage.mean()) if len(advantage) else 0.0,
                     }
                 )

@@ -83,6 +83,10 @@ def _problem(file: Path, line: int, row: dict[str, Any], data: Data) -> Problem:
             "Set data.prompt to the column that holds the prompt"
         )
     columns = {k: v for k, v in row.items() if k != data.prompt}
+    for name, source in data.columns.items():
+        if source not in row:
+            raise DataError(f"{where}: no column {source!r} (data.columns.{name})")
+        columns[name] = row[source]
     if clash := RESERVED & set(columns):
         raise DataError(f"{where}: column {min(clash)!r} is a name that rewards use; rename it")
     if data.answer is not None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from covey.batching import Batch
 from covey.objective.diagnostics import Observation, gradient_shares, group_metrics, token_metrics
+from covey.rewards.canaries import verdict_metrics
 from covey.rollout import RolloutBatch
 from covey.training.optimizer import learning_rate
 from covey.training.run import Run
@@ -26,6 +27,7 @@ def report_step(
     advantages = [row[: len(t)].numpy() for row, t in zip(batch.advantages, batch.tokens, strict=True)]
     metrics = {
         **group_metrics(groups),
+        **verdict_metrics(groups, run.rewards.take_logged()),
         **gradient_shares(sampled.groups, np.array([np.abs(a).sum() for a in advantages])),
         **token_metrics(observed, run.algorithm),
         **sampled.metrics,

@@ -14,7 +14,6 @@ import torch
 import transformers
 import yaml
 
-import covey
 from covey.config.load import Loaded, flatten, resolved, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
@@ -30,7 +29,7 @@ from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
 from covey.training.optimizer import Optimizer
 from covey.training.run import Run, State
-from covey.types import ConfigError, DataError, Problem
+from covey.types import VERSION, ConfigError, DataError, Problem
 
 MAY_CHANGE = {"output", "train.save_every", "train.keep"}
 """Settings under which a run may go on although they differ from those it was started with."""
@@ -50,6 +49,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
+    rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     algorithm = loaded.algorithm
     run = Run(
@@ -75,7 +75,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     )
     write_text(run.folder.path / "config.yaml", resolved_yaml(loaded))
     reference = run.reference.fingerprint() if run.reference is not None else None
-    record = {**environment(loaded), "reference": reference}
+    record = {**environment(loaded, rewards), "reference": reference}
     write_text(run.folder.path / "env.json", json.dumps(record, indent=1))
     if run.restore():
         console.say(f"going on after step {run.state.step} of {config.train.steps}")
@@ -92,6 +92,10 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
                 f"{problem.id}: supervised learning needs column {config.data.completion!r} "
                 "(data.completion) with the answer to imitate"
             )
+    if rewards.sandbox and "not_blocked" in rewards.sandbox:
+        console.say(
+            f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
+        )
     rehearse(source.train[0], rewards)
     train, bad = check_golds(source.train, rewards, config.scoring.max_bad_golds)
     test, bad_too = check_golds(source.test, rewards, config.scoring.max_bad_golds)
@@ -148,12 +152,12 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{k} is {before.get(k)} there, {now.get(k)} here" for k in keys]
 
 
-def environment(loaded: Loaded) -> dict[str, Any]:
+def environment(loaded: Loaded, rewards: Rewards) -> dict[str, Any]:
     """What the numbers of a run depend on beside its config."""
     config = loaded.config
     return {
         "folder": str(loaded.folder),
-        "covey": covey.__version__,
+        "covey": VERSION,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -161,4 +165,5 @@ def environment(loaded: Loaded) -> dict[str, Any]:
         "device": config.device,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": config.threads or os.cpu_count(),
+        "sandbox": rewards.sandbox,
     }

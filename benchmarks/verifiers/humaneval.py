@@ -1,0 +1,57 @@
+"""HumanEval's canonical solutions must be paid, and the same with a broken line must not.
+
+python benchmarks/verifiers/humaneval.py PROBLEMS.jsonl [backend]
+
+Rows as in openai/human-eval: prompt, canonical_solution, entry_point, test. Each is judged in both
+forms, as a continuation of the prompt and as a fenced program.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from covey.rewards.code import code_tests
+from covey.sandbox.choice import choose
+
+
+def broken(solution: str) -> str:
+    """The solution with the opposite of its last `return`: also what a test of truth alone must notice."""
+    before, _, value = solution.rpartition("return")
+    return f"{before}return not ({value.strip()})\n"
+
+
+def main(file: Path, backend: str) -> None:
+    """Judge all problems and print the result."""
+    sandbox = choose(backend).sandbox
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    result: dict[str, object] = {"backend": backend, "problems": len(rows)}
+    began, runs = time.monotonic(), 0
+    for form in ("continue", "block"):
+        for name, make in (("canonical", str), ("broken", broken), ("empty", lambda _: "    pass\n")):
+            values: Counter[float | None] = Counter()
+            unexpected = []
+            for row in rows:
+                body = make(row["canonical_solution"])
+                text = body if form == "continue" else f"```python\n{row['prompt']}{body}\n```"
+                settings = {k: row[k] for k in ("test", "entry_point")}
+                score = code_tests(
+                    text, sandbox=sandbox, mode="check", form=form, setup=row["prompt"], **settings
+                )
+                values[score.value] += 1
+                runs += 1
+                if score.value != float(name == "canonical"):
+                    unexpected.append([row["task_id"], score.value, score.status, score.detail[:100]])
+            result[f"{form}, {name}"] = {
+                "values": {str(k): v for k, v in values.items()},
+                "unexpected": unexpected,
+            }
+    result["ms_per_check"] = round(1000 * (time.monotonic() - began) / runs, 1)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "auto")

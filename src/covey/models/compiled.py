@@ -1,0 +1,192 @@
+"""The operations of a decoder compiled for the CPU, each with its own gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covey.kernels.calls import LANES, WIDEST_HEAD, available, call
+from covey.models.linear import Linear, add_gradient, outer_sum
+from covey.models.ops import Heads, Norm, Ops, Rotation, Sequences, TorchOps
+
+
+class CompiledOps:
+    """The C operations, float32 or bfloat16 on the CPU."""
+
+    exact = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def embed(self, module: Any, tokens: Tensor) -> Tensor:
+        """Rows of the table; their gradients are added in place."""
+        return _apply(_Embed, tokens, module.weight) if type(module) is nn.Embedding else module(tokens)
+
+    def linear(self, layer: Linear, x: Tensor) -> Tensor:
+        """One product with a packed weight."""
+        if not layer.plain:
+            return TorchOps().linear(layer, x)
+        if torch.is_grad_enabled():
+            return _LinearFunction.apply(x, layer, *layer.parameters)
+        return layer.product(x)
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        """One pass over the row."""
+        return _apply(_AddNorm, x, delta, norm.weight, norm.eps)
+
+    def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass over the row."""
+        weights = (n.weight if n else None for n in (heads.query_norm, heads.key_norm))
+        return _apply(_SplitHeads, qkv, *weights, heads, rotation)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+        """No padding; sixteen queries at a time."""
+        return _apply(_Attend, q, k, v, sequences)
+
+    def silu_mul(self, both: Tensor) -> Tensor:
+        """One pass over the row."""
+        return _apply(_SiluMul, both)
+
+
+class _NoContext:
+    """Stands in for autograd's context where no gradient is wanted."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Nothing will be needed."""
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """Run a function; outside of autograd without its overhead, which decoding would feel."""
+    if torch.is_grad_enabled():
+        return function.apply(*arguments)
+    return function.forward(_NoContext(), *arguments)
+
+
+class _LinearFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Linear, *_: Tensor) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        return layer.product(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
+        into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
+        into = [add_gradient(m.weight, partial(outer_sum, part, x)) for m, part in columns]
+        into += [part.sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None]
+        return into_x, None, *into
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.tokens, ctx.weight = tokens, weight
+        return weight[tokens]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grad.contiguous()
+
+        def add(into: Tensor) -> None:
+            call("embed_back", ctx.tokens, grad, into, *grad.shape, dtype=grad.dtype)
+
+        return None, add_gradient(ctx.weight, add)
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        total, normed = torch.empty_like(x), torch.empty_like(x)
+        call("add_norm", x, delta, weight, eps, total, normed, *x.shape, dtype=x.dtype)
+        ctx.save_for_backward(total, weight)
+        ctx.eps, ctx.added = eps, delta is not None
+        return total, normed
+
+    @staticmethod
+    def backward(ctx: Any, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
+        total, weight = ctx.saved_tensors
+        dx, dw = torch.empty_like(total), torch.zeros(len(weight))
+        arguments = (total, weight, ctx.eps, into_total.contiguous(), into_normed.contiguous(), dx, dw)
+        call("add_norm_back", *arguments, *total.shape, dtype=total.dtype)
+        return dx, dx if ctx.added else None, dw.to(weight.dtype), None
+
+
+class _SplitHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, qw: Tensor | None, kw: Tensor | None, heads: Heads, rotation: Rotation
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, (h, k, e) = len(qkv), heads[:3]
+        q, key, value = (qkv.new_empty(tokens, n, e) for n in (h, k, k))
+        eps = heads.query_norm.eps if heads.query_norm else 0.0
+        call("split_heads", qkv, qw, kw, eps, *rotation, q, key, value, tokens, h, k, e, dtype=qkv.dtype)
+        ctx.save_for_backward(qkv, qw, kw)
+        ctx.sizes, ctx.eps, ctx.rotation = (tokens, h, k, e), eps, rotation
+        return q, key, value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, qw, kw = ctx.saved_tensors
+        dqkv, dqw, dkw = torch.empty_like(qkv), torch.zeros(ctx.sizes[3]), torch.zeros(ctx.sizes[3])
+        inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation, *(g.contiguous() for g in grads))
+        call("split_heads_back", *inputs, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
+        if qw is None:
+            return dqkv, None, None, None, None
+        return dqkv, dqw.to(qw.dtype), dkw.to(kw.dtype), None, None
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+        tokens, h, e = q.shape
+        out, levels = torch.empty_like(q), torch.empty(tokens, h)
+        spans, scale = sequences.spans, e**-0.5
+        sizes = (h, k.shape[1], e, sequences.longest)
+        call("attend", q, k, v, spans, len(spans), scale, out, levels, *sizes, dtype=q.dtype)
+        ctx.save_for_backward(q, k, v, out, levels)
+        ctx.sequences, ctx.sizes, ctx.scale = sequences, sizes, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, levels = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
+        groups = ctx.sequences.groups
+        inputs = (q, k, v, out, levels, grad.contiguous(), ctx.sequences.spans, groups, len(groups) - 1)
+        call("attend_back", *inputs, ctx.scale, dq, dk, dv, *ctx.sizes, dtype=q.dtype)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None
+
+
+class _SiluMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        out = both.new_empty(len(both), both.shape[1] // 2)
+        call("silu_mul", both, out, *out.shape, dtype=both.dtype)
+        ctx.save_for_backward(both)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (both,) = ctx.saved_tensors
+        into = torch.empty_like(both)
+        call("silu_mul_back", both, grad.contiguous(), into, *grad.shape, dtype=both.dtype)
+        return into
+
+
+def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int]) -> Ops:
+    """The compiled operations where they exist for this model, else torch's.
+
+    ``widths`` are all sizes that vectors run over: they must be multiples of 16.
+    """
+    fits = all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
+    if fits and heads.queries // heads.keys <= LANES and available(weight.dtype, weight.device):
+        return CompiledOps(weight.dtype)
+    return TorchOps()

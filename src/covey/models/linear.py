@@ -1,0 +1,112 @@
+"""Linear layers that read the same input as one product, and the compiled products themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covey.kernels.calls import PANEL, call, packed_size
+
+
+class Linear:
+    """Linear layers that read the same input, as one product; their outputs stand side by side."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        self.modules: tuple[Any, ...] = modules
+        self.plain = all(type(m) is nn.Linear for m in modules)
+        self._state: tuple[int, ...] = ()
+        self._forward: Packed | None = None
+        self._bias: Tensor | None = None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The weights, then the biases."""
+        return [m.weight for m in self.modules] + [m.bias for m in self.modules if m.bias is not None]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Outputs of each layer."""
+        return [len(m.weight) for m in self.modules]
+
+    def product(self, x: Tensor) -> Tensor:
+        """x W^T + b with the compiled product. (T, in) -> (T, out)."""
+        self._refresh()
+        if self._forward is None:
+            weights = [m.weight.detach() for m in self.modules]
+            self._forward = Packed.of(weights[0] if len(weights) == 1 else torch.cat(weights))
+            self._bias = self._joined_bias()
+        return self._forward.product(x, self._bias)
+
+    def product_back(self, grad: Tensor) -> Tensor:
+        """grad W with the compiled sum. (T, out) -> (T, in)."""
+        into = torch.zeros(len(grad), self.modules[0].weight.shape[1])
+        for module, columns in zip(self.modules, grad.split(self.sizes, dim=1), strict=True):
+            outer_sum(columns.t(), module.weight.detach(), into)
+        return into.to(grad.dtype)
+
+    def _refresh(self) -> None:
+        """Forget packed weights when a weight has changed."""
+        # torch offers no public way to ask whether a tensor was written to.
+        state = tuple(n for p in self.parameters for n in (p.data_ptr(), p._version))  # noqa: SLF001
+        if state != self._state:
+            self._state, self._forward, self._bias = state, None, None
+
+    def _joined_bias(self) -> Tensor | None:
+        if all(m.bias is None for m in self.modules):
+            return None
+        parts = [
+            torch.zeros(n) if m.bias is None else m.bias
+            for m, n in zip(self.modules, self.sizes, strict=True)
+        ]
+        joined = torch.cat([p.detach().float() for p in parts])
+        return F.pad(joined, (0, PANEL))
+
+
+class Packed(NamedTuple):
+    """A weight (N, K) in the layout of the compiled product."""
+
+    panels: Tensor
+    outputs: int
+    inputs: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Packed:
+        """Pack a weight (N, K)."""
+        n, k = weight.shape
+        panels = torch.empty(packed_size(n, k, weight.dtype), dtype=torch.uint8)
+        call("pack_weight", weight, panels, n, k, dtype=weight.dtype)
+        return cls(panels, n, k, weight.dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + bias. A row's result does not depend on the rows beside it."""
+        out = x.new_empty(len(x), self.outputs)
+        call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.dtype)
+        return out
+
+
+def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a with any strides, K a multiple of 16."""
+    sizes = (*a.shape, b.shape[1])
+    call("outer_sum", a.data_ptr(), *a.stride(), b, b.stride(0), out, *sizes, dtype=a.dtype)
+
+
+def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
+    """Let ``add`` sum into the gradient in place; where that is not float32, return what autograd has to add.
+
+    A gradient on its way through autograd would stand in memory a second time.
+    """
+    if not parameter.requires_grad:
+        return None
+    if parameter.dtype != torch.float32:
+        passing = torch.zeros(parameter.shape)
+        add(passing)
+        return passing.to(parameter.dtype)
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    add(parameter.grad)
+    return None

@@ -1,0 +1,17 @@
+"""Shared by the tests of rewards."""
+
+from __future__ import annotations
+
+import pytest
+
+from covey.rewards import answers, contract
+from covey.sandbox.confine import Limits
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Limits:
+    """Verifiers in children get a second."""
+    limits = Limits(wall=2.0, cpu=1, memory=1 << 30)
+    monkeypatch.setattr(answers, "LIMITS", limits)
+    monkeypatch.setattr(contract, "LIMITS", limits)
+    return limits

@@ -1,0 +1,238 @@
+"""Programs are judged by hidden tests in a sandbox; no program can talk its way to a verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.rewards.base import load_rewards
+from covey.rewards.code import bad_tests, cases_of, code_tests, compiles, same_output
+from covey.rewards.preflight import check_golds
+from covey.sandbox.base import Result, Sandbox, SandboxUnavailable
+from covey.sandbox.choice import choose
+from covey.stress import HACKS
+from covey.types import DataError, Problem, Score
+
+SQUARE = [{"input": [n], "output": n * n} for n in range(4)]
+RIGHT = "def f(x):\n    return x * x"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    try:
+        return choose().sandbox
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+
+def fenced(code: str) -> str:
+    return f"<think>hm</think>Here:\n```python\n{code}\n```\n"
+
+
+def judged(sandbox: Sandbox, code: str, tests: Any = SQUARE, **settings: Any) -> Score:
+    return code_tests(fenced(code), sandbox=sandbox, tests=tests, **{"entry_point": "f", **settings})
+
+
+def test_all_tests_have_to_pass_unless_points_say_otherwise(sandbox: Sandbox) -> None:
+    almost = "def f(x):\n    return x * x if x < 3 else 0"
+    weighted = [{**t, "weight": 1.0 if i < 3 else 7.0} for i, t in enumerate(SQUARE)]
+    assert judged(sandbox, RIGHT).value == 1.0
+    assert judged(sandbox, almost).value == 0.0
+    assert judged(sandbox, almost, points="fraction").value == 0.75
+    assert judged(sandbox, almost, weighted, points="weighted").value == 0.3
+
+
+def test_every_end_has_its_status(sandbox: Sandbox) -> None:
+    for code, status in (
+        (RIGHT, "ok"),
+        ("def f(x): return 7", "ok"),
+        ("def f(x): return 1 / 0", "ok"),
+        ("def f(x:", "ok"),
+        ("def g(x): return x", "ok"),
+        ("def f(x):\n    while True: pass", "timeout"),
+        ("import os\ndef f(x): os._exit(0)", "crashed"),
+        ("def f(x): return 'x' * 10**8", "too_large"),
+    ):
+        score = judged(sandbox, code, seconds=0.5 if "while" in code else 6.0)
+        assert (score.status, score.value) == (status, float(code == RIGHT)), code
+    for text in ("", RIGHT, f"<think>```python\n{RIGHT}\n```", "```c\nint f;\n```"):
+        score = code_tests(text, sandbox=sandbox, tests=SQUARE, entry_point="f")
+        assert (score.value, score.status) == (0.0, "no_answer")
+
+
+def test_the_last_block_counts(sandbox: Sandbox) -> None:
+    both = fenced("def f(x): return 0") + fenced(RIGHT).partition("</think>")[2]
+    assert code_tests(both, sandbox=sandbox, tests=SQUARE, entry_point="f").value == 1.0
+
+
+def test_types_are_part_of_the_answer(sandbox: Sandbox) -> None:
+    identity = "def f(x): return x"
+    for given, expected, value in (
+        (9, 9, 1.0),
+        (9.0, 9, 0.0),
+        (True, 1, 0.0),
+        ("9", 9, 0.0),
+        (0.1 + 0.2, 0.3, 1.0),
+        ([1, [2]], [1, [2]], 1.0),
+        ({"a": 1}, {"a": 1}, 1.0),
+        ([1, 2], [2, 1], 0.0),
+        (None, None, 1.0),
+    ):
+        assert judged(sandbox, identity, [{"input": [given], "output": expected}]).value == value, expected
+    assert (
+        judged(sandbox, "def f(a, b): return a - b", [{"input": {"b": 1, "a": 3}, "output": 2}]).value == 1.0
+    )
+    assert judged(sandbox, "def f(): return (1, 2)", [{"input": [], "output": [1, 2]}]).value == 1.0
+
+
+def test_special_casing_the_visible_tests_shows_as_a_gap(sandbox: Sandbox) -> None:
+    tests = [{**t, "visible": i < 2} for i, t in enumerate(SQUARE)]
+    cheat = "def f(x): return {0: 0, 1: 1}.get(x)"
+    score = judged(sandbox, cheat, tests, points="fraction")
+    assert score.value == 0.0
+    assert score.parts == {"visible": 1.0, "hidden": 0.0, "gap": 1.0, "suspicious": 0.0}
+    assert judged(sandbox, RIGHT, tests).parts["gap"] == 0.0
+
+
+@pytest.mark.parametrize("hack", HACKS.strip().split("\n\n"), ids=lambda h: h.partition("\n")[0])
+def test_no_verdict_can_be_forged(sandbox: Sandbox, hack: str) -> None:
+    code = hack.partition("\n")[2].replace("FUNCTION", "f")
+    assert judged(sandbox, code).value == 0.0
+    test = "def check(candidate):\n    for n in range(4): assert candidate(n) == n * n\n"
+    score = judged(sandbox, code, None, mode="check", test=test, seconds=2.0)
+    assert score.value == 0.0
+    stdio = [{"input": "3", "output": "9"}]
+    assert judged(sandbox, code + "\nf(3)", stdio, mode="stdio").value == 0.0
+
+
+def test_programs_talk_by_standard_input_and_output(sandbox: Sandbox) -> None:
+    tests = json.dumps([{"input": "1 2\n", "output": "3\n"}, {"input": "5 6", "output": "11"}])
+    assert judged(sandbox, "print(sum(map(int, input().split())))", tests, mode="stdio").value == 1.0
+    assert judged(sandbox, "print(3)", tests, mode="stdio").value == 0.0
+    assert judged(sandbox, "print(3)", tests, mode="stdio", points="fraction").value == 0.5
+    assert judged(sandbox, "input()\nwhile True: pass", tests, mode="stdio", seconds=0.4).status == "timeout"
+    assert judged(sandbox, "while True: print('x' * 9999)", tests, mode="stdio").status == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "same"),
+    [
+        ("1\n2", "1\n2\n\n", True),
+        ("1 2", "1   2  ", True),
+        ("1\n2", "1", False),
+        ("1", "1\n2", False),
+        ("1 2", "1\n2", False),
+        ("0.5", "0.5000000000001", True),
+        ("1", "1.0", False),
+        ("yes", "YES", False),
+        ("1.5", "nan", False),
+        ("1.5", "1" * 500, False),
+    ],
+)
+def test_outputs_are_compared_word_by_word_and_whole(expected: str, got: str, same: bool) -> None:
+    assert same_output(expected, got, 1e-9) is same
+
+
+HUMAN = {
+    "setup": "from typing import List\n\ndef near(numbers: List[float], gap: float) -> bool:\n"
+    "    '''Whether two are closer.'''\n",
+    "solution": "    return any(abs(a - b) < gap for i, a in enumerate(numbers) for b in numbers[:i])\n",
+    "entry_point": "near",
+    "test": "def check(candidate):\n    assert candidate([1.0, 2.0], 0.5) == False\n"
+    "    assert candidate([1.0, 1.2], 0.5) is True\n"
+    "    try:\n        candidate(None, 1)\n        assert False\n    except TypeError:\n        pass\n",
+}
+
+
+def test_tests_written_as_code_see_values_and_exceptions(sandbox: Sandbox) -> None:
+    settings = {
+        "sandbox": sandbox,
+        "mode": "check",
+        **{k: HUMAN[k] for k in ("setup", "entry_point", "test")},
+    }
+    whole = fenced(HUMAN["setup"] + HUMAN["solution"])
+    assert code_tests(whole, **settings).value == 1.0
+    assert code_tests(HUMAN["solution"], form="continue", **settings).value == 1.0
+    assert code_tests("    return False\n", form="continue", **settings).value == 0.0
+    hang = code_tests("    while True: pass\n", form="continue", seconds=0.5, **settings)
+    assert (hang.value, hang.status) == (0.0, "timeout")
+
+
+def test_a_test_that_never_calls_the_function_judges_nobody(sandbox: Sandbox) -> None:
+    score = judged(sandbox, RIGHT, None, mode="check", test="def check(candidate): pass")
+    assert (score.value, score.status) == (None, "bad_gold")
+
+
+@pytest.mark.parametrize(
+    ("row", "mode", "says"),
+    [
+        ({"entry_point": "f"}, "function", "not empty"),
+        ({"tests": [], "entry_point": "f"}, "function", "not empty"),
+        ({"tests": [{"input": [1]}], "entry_point": "f"}, "function", "test 1"),
+        ({"tests": SQUARE}, "function", "entry_point"),
+        ({"tests": b"\x80\x04K\x01.", "entry_point": "f"}, "function", ""),
+        ({"tests": [{"input": 1, "output": 1}], "entry_point": "f"}, "function", "list of arguments"),
+        ({"tests": [{"input": [1], "output": math.nan}], "entry_point": "f"}, "function", "equal itself"),
+        ({"tests": SQUARE}, "stdio", "texts"),
+        ({"test": "", "entry_point": "f"}, "check", "empty"),
+        ({"test": "def check(:", "entry_point": "f"}, "check", ""),
+    ],
+)
+def test_tests_that_decide_nothing_are_found_before_training(row: Any, mode: Any, says: str) -> None:
+    (complaint,) = bad_tests([row], mode)
+    assert complaint is not None and says in complaint
+
+
+def test_preflight_lists_the_rows_or_refuses(sandbox: Sandbox) -> None:
+    rewards = load_rewards(["code_tests"], Path())
+    problems = [Problem(f"t:{i}", "p", {"tests": SQUARE if i else [], "entry_point": "f"}) for i in range(4)]
+    kept, bad = check_golds(problems, rewards, most=0.5)
+    assert [p.id for p in kept] == ["t:1", "t:2", "t:3"]
+    assert list(bad) == ["t:0"]
+    with pytest.raises(DataError, match="t:0: code_tests: column 'tests'"):
+        check_golds(problems, rewards, most=0.1)
+
+
+def test_test_code_needs_a_backend_that_can_talk() -> None:
+    class Batch:
+        name, interactive, layers = "batch", False, ()
+
+        def script(self, code, stdin, limits):
+            return Result("ok", "")
+
+        def calls(self, code, entry, inputs, limits, each):
+            yield from [Result("lost", text="no service")] * len(inputs)
+
+    with pytest.raises(SandboxUnavailable, match="cannot run in the batch sandbox"):
+        judged(Batch(), RIGHT, None, mode="check", test="def check(c): pass")
+    score = judged(Batch(), RIGHT)
+    assert (score.value, score.status) == (None, "infra_error")
+
+
+def test_weights_and_visibility_are_read() -> None:
+    (case,) = cases_of([{"input": [1], "output": 1, "weight": 2, "visible": True}], "function")
+    assert (case.weight, case.visible) == (2.0, True)
+
+
+def test_a_compiler_accepts_or_refuses_and_nothing_is_run(sandbox: Sandbox, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    for code, value in ((RIGHT, 1.0), ("def f(:", 0.0), ("(" * 5000, 0.0), (f"open('{witness}', 'w')", 1.0)):
+        assert compiles(fenced(code), sandbox=sandbox).value == value
+    assert not witness.exists()
+    assert compiles("no code", sandbox=sandbox).status == "no_answer"
+
+
+def test_c_is_checked_by_a_compiler_in_the_sandbox(sandbox: Sandbox) -> None:
+    def value(code: str) -> float | None:
+        try:
+            return compiles(f"```c\n{code}\n```", sandbox=sandbox, language="c").value
+        except SandboxUnavailable as error:
+            pytest.skip(str(error))
+
+    assert value("#include <stdio.h>\nint main(void) { return 0; }") == 1.0
+    assert value("int main(void) { return ; x }") == 0.0
+    assert value('#include "/etc/passwd"\nint main(void) { return 0; }') == 0.0

@@ -1,0 +1,288 @@
+"""Reward functions as users write them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes import completion
+
+from covey.rewards.base import Reward, RewardError, load_rewards, score
+from covey.rewards.contract import reward
+from covey.rewards.preflight import check_columns
+from covey.rewards.scorer import combine
+from covey.types import ConfigError, DataError, Problem, Score, StepRewards
+
+PROBLEM = Problem("p1", "2+2=", {"answer": "4", "completion": "the worked answer"})
+COMPLETIONS = [completion("4"), completion("5")]
+
+
+def judged(*functions):
+    rewards = load_rewards(functions, Path())
+    return score(PROBLEM, np.array([1]), COMPLETIONS, rewards)
+
+
+def test_both_forms_get_what_their_signature_asks_for() -> None:
+    def batch(prompts, completions, completion_ids, answer, **rest):
+        assert prompts == ["2+2="] * 2
+        assert completion_ids == [c.tokens.tolist() for c in COMPLETIONS]
+        assert rest == {"completion": ["the worked answer"] * 2}
+        return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+    def single(completion, answer):
+        return completion == answer
+
+    group = judged(batch, {single: 0.5})
+    assert group.rewards.tolist() == [1.5, 0.0]
+    assert group.components["single"].tolist() == [1.0, 0.0]
+    assert group.weights == {"batch": 1.0, "single": 0.5}
+
+
+def test_the_sampled_completion_wins_over_a_column_of_that_name() -> None:
+    def seen(completion):
+        return float(completion == "the worked answer")
+
+    assert judged(seen).rewards.tolist() == [0.0, 0.0]
+
+
+def test_async_rewards_run_together() -> None:
+    running = []
+
+    async def slow(completions):
+        running.append(1)
+        await asyncio.sleep(0.01)
+        assert len(running) == 3
+        return [1.0] * len(completions)
+
+    async def also_slow(completion):
+        running.append(1)
+        await asyncio.sleep(0.05)
+        return 1.0
+
+    assert judged(slow, also_slow).rewards.tolist() == [2.0, 2.0]
+
+
+def test_none_means_not_applicable() -> None:
+    def sometimes(completion):
+        return 1.0 if completion == "4" else None
+
+    def never(completions):
+        return [None, None]
+
+    group = judged(sometimes, {never: 3.0})
+    assert group.rewards[0] == 1.0
+    assert math.isnan(group.rewards[1])
+    assert group.dead
+
+
+def test_step_rewards_are_kept_and_summed() -> None:
+    def steps(completion):
+        return StepRewards([0.5, 0.25], [0, 2])
+
+    group = judged(steps)
+    assert group.rewards.tolist() == [0.75, 0.75]
+    assert group.steps == (StepRewards([0.5, 0.25], [0, 2]),) * 2
+
+
+def test_numpy_and_torch_scalars_count_as_numbers() -> None:
+    def scalars(completions):
+        return [np.float32(0.5), np.array(1)]
+
+    assert judged(scalars).rewards.tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (lambda: [1.0], "returned 1 values for 2 completions"),
+        (lambda: "ab", "a list with one number per completion"),
+        (lambda: 1.0, "a list with one number per completion"),
+        (lambda: [1.0, math.inf], "a finite number or None"),
+        (lambda: [1.0, "1"], "a finite number or None"),
+        (lambda: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_contract_names_the_function_and_the_problem(value, says) -> None:
+    def bad(completions):
+        return value()
+
+    with pytest.raises(RewardError, match="reward bad on problem p1") as caught:
+        judged(bad)
+    assert says in str(caught.value)
+
+
+def test_verls_signature_is_taken_as_it_is() -> None:
+    def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+        assert (data_source, extra_info) == ("p1", {})
+        return {"score": float(solution_str == ground_truth), "acc": True}
+
+    def bare(data_source, solution_str, ground_truth, extra_info):
+        return solution_str == ground_truth
+
+    assert judged(compute_score, {bare: 1.0}).rewards.tolist() == [2.0, 0.0]
+
+
+def test_only_what_a_strict_signature_accepts_is_passed() -> None:
+    def strict(completions, answer):
+        return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+    def trl(completions, log_metric, log_extra, trainer_state):
+        log_metric("seen", 2.0)
+        log_extra("column", ["a"])
+        return [float(trainer_state.global_step)] * 2
+
+    rewards = load_rewards([strict, trl], Path())
+    assert score(PROBLEM, np.array([1]), COMPLETIONS, rewards).rewards.tolist() == [1.0, 0.0]
+    assert rewards.logged == {"seen": [2.0]}
+
+
+def test_completions_have_the_form_of_their_prompt() -> None:
+    def chat(completions, completion_ids):
+        assert completions[0] == [{"role": "assistant", "content": "4"}]
+        return [1.0, 0.0]
+
+    problem = Problem("p", [{"role": "user", "content": "2+2="}])
+    group = score(problem, np.array([1]), COMPLETIONS, load_rewards([chat], Path()))
+    assert group.rewards.tolist() == [1.0, 0.0]
+
+
+def test_scores_carry_status_extraction_and_parts() -> None:
+    def rich(completion):
+        return (
+            Score(0.0, "no_answer", None, {"effort": 0.5}) if completion == "5" else Score(1.0, extracted="4")
+        )
+
+    group = judged(rich)
+    assert [s.status for s in group.scores["rich"]] == ["ok", "no_answer"]
+    assert group.scores["rich"][0].extracted == "4"
+    assert group.scores["rich"][1].parts == {"effort": 0.5}
+
+
+def test_score_steps_become_step_rewards() -> None:
+    def process(completion):
+        return Score(0.75, steps=((0, 1, 0.5), (1, 3, 0.25)))
+
+    assert judged(process).steps == (StepRewards([0.5, 0.25], [0, 2]),) * 2
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(True), np.float64(1), 1])
+def test_what_counts_as_one(value) -> None:
+    def one(completion):
+        return value
+
+    assert judged(one).rewards.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, "1", [1.0], np.zeros(2), Score(math.nan)])
+def test_what_counts_as_nothing_is_an_error(value) -> None:
+    def bad(completion):
+        return value
+
+    with pytest.raises(RewardError, match="a finite number or None is expected"):
+        judged(bad)
+
+
+def test_objects_and_async_objects_are_functions_too() -> None:
+    class Length:
+        def __call__(self, completion):
+            return float(len(completion))
+
+    class Later:
+        async def __call__(self, completion):
+            await asyncio.sleep(0)
+            return 1.0
+
+    length, later = Length(), Later()
+    rewards = [Reward("length", length), Reward("later", later)]
+    assert score(PROBLEM, np.array([1]), COMPLETIONS, load_rewards(rewards, Path())).rewards.tolist() == [
+        2.0,
+        2.0,
+    ]
+
+
+def right(completion):
+    return Score(float(completion == "4"), "ok" if completion in "45" else "no_answer")
+
+
+def bonus(completion):
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [("right", [1, 1, 0]), ("right:right", [1, 0, 0]), ("right:wrong", [0, 1, 1]), (None, [1, 1, 1])],
+)
+def test_a_gate_opens_for_an_answer_a_right_or_a_wrong_one(gate, expected) -> None:
+    rewards = load_rewards([right, {bonus: {"weight": 0.5, "gated_by": gate}}], Path())
+    completions = [completion(t) for t in ("4", "5", "nothing")]
+    group = score(PROBLEM, np.array([1]), completions, rewards)
+    assert group.components["bonus"].tolist() == expected
+
+
+def test_a_gate_stays_closed_where_nobody_can_know() -> None:
+    def unknown(completion):
+        return None
+
+    for gate in ("unknown", "unknown:right", "unknown:wrong"):
+        rewards = load_rewards([unknown, {bonus: {"gated_by": gate}}], Path())
+        assert score(PROBLEM, np.array([1]), COMPLETIONS, rewards).rewards.tolist() == [0.0, 0.0]
+
+
+def test_a_function_used_twice_needs_two_names() -> None:
+    with pytest.raises(ConfigError, match="give one a `name:`"):
+        load_rewards([bonus, bonus], Path())
+    rewards = load_rewards([bonus, {bonus: {"name": "again", "weight": 2.0}}], Path())
+    assert judged(*rewards).rewards.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("math_anwser", "did you mean math_answer"),
+        ({"math_answer": {"rul": "boxed"}}, "did you mean rule"),
+        ({"math_answer": "high"}, "must be a number"),
+        ({"math_answer": True}, "must be a number"),
+        ({"think_format": {"gated_by": "nobody"}}, "gated_by 'nobody'"),
+        ({"think_format": {"gated_by": "think_format:maybe"}}, "name:right or name:wrong"),
+        (lambda text: 1.0, "neither `completions`"),
+    ],
+)
+def test_mistakes_in_a_config_are_explained(spec, says) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_rewards([spec], Path())
+
+
+def test_a_missing_column_or_module_is_found_before_training() -> None:
+    @reward(requires=("no_such_module",))
+    def needs_a_module(completion):
+        return 1.0
+
+    @reward(columns=("unit",))
+    def needs_a_column(completions, **columns):
+        return [1.0] * len(completions)
+
+    def needs_an_argument(completion, rubric):
+        return 1.0
+
+    for function, says in (
+        (needs_a_module, "module 'no_such_module'"),
+        (needs_a_column, "column 'unit'"),
+        (needs_an_argument, "column 'rubric'"),
+    ):
+        with pytest.raises(DataError, match=says):
+            check_columns([PROBLEM], load_rewards([function], Path()))
+
+
+@given(st.lists(st.none() | st.floats(-2, 2), min_size=1, max_size=6), st.floats(-2, 2))
+def test_the_total_is_the_weighted_sum_of_what_applies(values, weight) -> None:
+    found = combine(
+        {"a": np.array([np.nan if v is None else v for v in values]), "b": np.ones(len(values))},
+        {"a": weight, "b": 0.5},
+    )
+    assert found == pytest.approx([0.5 + (0.0 if v is None else weight * v) for v in values])

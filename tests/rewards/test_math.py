@@ -1,0 +1,286 @@
+"""Right answers in all their forms are paid, wrong ones never, bombs end, nothing is evaluated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.rewards.answers import bad_golds, exact_answer, math_answer
+from covey.rewards.notation import number
+from covey.sandbox.confine import Limits
+
+pytest.importorskip("latex2sympy2_extended")
+
+EQUAL = r"""
+42 | 42.
+42 | 42.0
+42 | $42$
+42 | \text{42}
+42 | ４２
+007 | 7
+1000 | 1,000
+1000 | 1{,}000
+1000 | 1\,000
+1000 | \$1000
+-3 | −3
+1/2 | 0.5
+\frac{1}{2} | \dfrac12
+\frac{1}{2} | 2/4
+\frac{-1}{2} | -\frac{1}{2}
+\frac{7}{3} | 2\frac13
+0.\overline{3} | 1/3
+3.14 | 3.1416
+50\% | 50
+90^\circ | 90
+\sqrt{2} | \sqrt2
+\frac{\sqrt{2}}{2} | \frac{1}{\sqrt{2}}
+2\sqrt{3} | \sqrt{12}
+x^2-1 | (x-1)(x+1)
+\frac{\pi}{4} | 0.25\pi
+\binom{5}{2} | 10
+5! | 120
+e^{i\pi} | -1
+\log_2 8 | 3
+\sin^2 x+\cos^2 x | 1
+10^{-20} | 1\times 10^{-20}
+\emptyset | \varnothing
+(1,2) | \left(1, 2\right)
+\{1,2,3\} | \{3,1,2\}
+\{1,2\} | 2, 1
+\pm 3 | 3,-3
+[0,1) | \left[0,1\right)
+(-\infty,3] | x \le 3
+x \in (1,2) | 1<x<2
+(-\infty, 2) \cup (3, \infty) | (3,\infty)\cup(-\infty,2)
+\begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{bmatrix} 1 & 2 \\ 3 & 4 \end{bmatrix}
+x=5 | 5
+5 | x=5
+5 | x = 2+3 = 5
+3x+4y=7 | 6x+8y=14
+y=2x+1 | 2x-y+1=0
+5 \text{ cm} | 5\,\mathrm{cm}
+5 \text{ cm} | 5
+204_5 | 204_{5}
+\text{(A)} | A
+\text{Monday} | monday
+"""
+DIFFERENT = r"""
+1-1/e | 1
+1 | 1+1/e
+2^{-99} | 2^{-98}
+10^{-20} | 10^{-30}
+0.5 | 0.46
+1/3 | 0.33
+\sqrt{2} | 1.41
+6 | 600
+9 | 900
+50\% | 0.5
+12 | 1,2
+-5 | 5
+x^2 | x^3
+\frac{1}{2} | \frac{2}{1}
+204_5 | 204_7
+5 \text{ m} | 5 \text{ cm}
+(1,2) | \{1,2\}
+(1,2) | (2,1)
+\{1,2\} | \{1,2,3\}
+[0,1] | (0,1]
+x>3 | x \ge 3
+x>3 | x<3
+x+z=1 | 1
+y=2x+1 | y=2x-1
+3x+4y+14=0 | 3x-y+13=0
+1,2,\ldots,n | 1,3,5,\ldots,2n-1
+\begin{pmatrix}1&2\\3&4\end{pmatrix} | \begin{pmatrix}1&3\\2&4\end{pmatrix}
+1:2 | 2:1
+A | A, B
+5 | 5 or 6
+5 | 5, 6
+5 | 2=3=5
+5 | five apples and 6
+\text{yes} | yes or no
+"""
+BOMBS = {
+    "9^{9^{9^9}}": "timeout",
+    "100000000!": "too_large",
+    "9999!": "too_large",
+    "9" * 401: "too_large",
+    "(" * 3000: "too_large",
+    r"\binom{10^9}{500000000}": "timeout",
+    r"\sum_{k=1}^{1000000000} k^k": "too_large",
+    r"\frac{1}{" * 300 + "1" + "}" * 300: "too_large",
+    ",".join(map(str, range(2000))): "too_large",
+    r"\prod_{k=1}^{10^8} k": "timeout",
+}
+
+
+INERT = ("__import__('os').system('touch {}')", "[open('{}','w')]", "().__class__.__base__.__subclasses__()")
+
+
+def rows(table: str) -> list[tuple[str, str]]:
+    return [
+        (gold, answer) for gold, _, answer in (line.partition(" | ") for line in table.strip().split("\n"))
+    ]
+
+
+def boxed(answer: str, gold: str, **settings):
+    return math_answer(f"<think>hm</think>So it is \\boxed{{{answer}}}.", gold, **settings)
+
+
+@pytest.mark.parametrize(("gold", "answer"), rows(EQUAL))
+def test_a_right_answer_is_paid(gold: str, answer: str) -> None:
+    assert boxed(answer, gold).value == 1.0
+    assert boxed(gold, gold).value == 1.0
+
+
+@pytest.mark.parametrize(("gold", "answer"), rows(DIFFERENT))
+def test_a_wrong_answer_is_not(gold: str, answer: str) -> None:
+    assert boxed(answer, gold).value == 0.0
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda b: b[:25])
+def test_a_bomb_ends_within_its_limit(bomb: str, impatient: Limits) -> None:
+    for gold in ("2", r"\sqrt{2}") if BOMBS[bomb] == "too_large" else ("2",):
+        began = time.monotonic()
+        score = boxed(bomb, gold) if "(((" not in bomb else math_answer(f"\\boxed{{{bomb}}}", gold)
+        assert (score.value, score.status) == (0.0, BOMBS[bomb])
+        assert time.monotonic() - began < impatient.wall + 0.5
+
+
+def test_a_bomb_in_a_thread_is_ended_as_well_and_costs_only_itself(impatient: Limits) -> None:
+    found = {}
+
+    def judge(name: str, answer: str) -> None:
+        found[name] = boxed(answer, r"\sqrt{2}")
+
+    asked = {"bomb": r"\binom{10^9}{500000000}", "right": r"2/\sqrt{2}", "wrong": r"\sqrt{3}"}
+    threads = [threading.Thread(target=judge, args=pair) for pair in asked.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * impatient.wall)
+    assert {n: s.value for n, s in found.items()} == {"bomb": 0.0, "right": 1.0, "wrong": 0.0}
+
+
+@pytest.mark.parametrize("text", INERT)
+def test_nothing_an_answer_says_is_evaluated(text: str, tmp_path: Path) -> None:
+    witness = tmp_path / "witness"
+    for gold in ("2", r"\sqrt{2}"):
+        assert boxed(text.format(witness), gold).value == 0.0
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "status"),
+    [
+        ("", 0.0, "no_answer"),
+        (" \n", 0.0, "no_answer"),
+        ("it is 42", 0.0, "no_answer"),
+        (r"\boxed{", 0.0, "no_answer"),
+        (r"\boxed{}", 0.0, "no_answer"),
+        (r"<think>\boxed{42}", 0.0, "no_answer"),
+        (r"<think>\boxed{42}</think>", 0.0, "no_answer"),
+        (r"\boxed{7} no wait \boxed{42}", 1.0, "ok"),
+        (r"\boxed{42} no wait \boxed{7}", 0.0, "ok"),
+        (r"\boxed{\boxed{42}}", 1.0, "ok"),
+        (r"\fbox{42}", 1.0, "ok"),
+        (r"\boxed{42 or 43}", 0.0, "ambiguous"),
+        ("\\boxed{4\u200b2}", 1.0, "ok"),
+        ("\\boxed{42\0\ud800}", 0.0, "unparsable"),
+    ],
+)
+def test_every_end_has_its_status(text: str, value: float, status: str) -> None:
+    score = math_answer(text, "42")
+    assert (score.value, score.status) == (value, status)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "gold", "value"),
+    [
+        ("answer_tag", "<answer>1/2</answer>", "0.5", 1.0),
+        ("answer_tag", r"\boxed{1/2}", "0.5", 0.0),
+        ("hash4", "so\n#### 1,000", "1000", 1.0),
+        ("hash4", "1000", "1000", 0.0),
+        ("last_number", "4 or 5, it is $5.00 then", "5", 1.0),
+        ("choice", "so (B).", "B", 1.0),
+        ("choice", "A, B and so C", "B", 0.0),
+        ("choice", r"\boxed{A, B}", "B", 0.0),
+        ("whole", "42", "42", 1.0),
+    ],
+)
+def test_one_declared_rule_finds_the_answer(rule: str, text: str, gold: str, value: float) -> None:
+    assert math_answer(text, gold, rule=rule).value == value
+
+
+def test_a_worked_solution_is_a_gold() -> None:
+    assert math_answer(r"\boxed{72}", "48/2 = <<48/2=24>>24\n48+24=72\n#### 72").value == 1.0
+
+
+def test_a_gold_that_is_no_answer_judges_nobody() -> None:
+    for gold in ("", "see the figure on the left"):
+        score = boxed("4", gold)
+        assert (score.value, score.status) == (None, "bad_gold")
+
+
+def test_bad_golds_are_found_before_training() -> None:
+    golds = ["42", r"\frac{1}{2}", "", "see the figure on the left", "9" * 500, r"\frac{1", "x+1", "yes"]
+    complaints = bad_golds([{"answer": g} for g in golds])
+    assert [c is not None for c in complaints] == [False, False, True, True, True, True, False, False]
+    assert "empty" in str(complaints[2])
+    assert "sentence" in str(complaints[3])
+
+
+def test_a_second_opinion_is_logged_and_never_paid() -> None:
+    pytest.importorskip("math_verify")
+    assert boxed("1/2", "0.5", second=1.0).parts == {"second_disagrees": 0.0}
+    score = boxed("2^{-98}", "2^{-99}", second=1.0)  # math-verify rounds
+    assert (score.value, score.parts) == (0.0, {"second_disagrees": 1.0})
+    assert boxed("1/2", "0.5").parts == {}
+    asked = [bool(boxed(str(n), "7", second=0.25).parts) for n in range(40)]
+    assert 2 < sum(asked) < 20
+    assert asked == [bool(boxed(str(n), "7", second=0.25).parts) for n in range(40)]
+
+
+def test_exact_answers_are_folded_but_never_numbers_made_equal() -> None:
+    def value(text: str, gold: str, **settings) -> float | None:
+        return exact_answer(f"<answer>{text}</answer>", gold, **settings).value
+
+    assert value("  Paris\n", "paris") == 1.0
+    assert value("Ｐaris", "Paris") == 1.0
+    assert value("paris", "Paris", fold="none") == 0.0
+    assert value("5", "-5") == 0.0
+    assert value("7", "007") == 0.0
+
+
+@given(st.integers(-(10**30), 10**30))
+def test_integers_are_read_in_every_way_they_are_written(n: int) -> None:
+    for text in (f"{n}", f"{n:,}", f"{n}.0", f"{n}.", rf"\text{{{n}}}", f"${n}$"):
+        assert number(text) == n, text
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_fractions_are_exact(f: Fraction) -> None:
+    assert number(f"{f.numerator}/{f.denominator}") == f
+    sign = "-" if f < 0 else ""
+    assert number(rf"{sign}\frac{{{abs(f.numerator)}}}{{{f.denominator}}}") == f
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
+def test_two_integers_are_equal_only_if_they_are(a: int, b: int) -> None:
+    assert boxed(str(a), str(b)).value == float(a == b)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.text(
+        st.sampled_from("0123456789aXx,.;:±%$^_-+*/=<>!(){}[]|\\~ \n½²√∞∪π") | st.characters(), max_size=20
+    )
+)
+def test_no_text_raises(text: str) -> None:
+    assert math_answer(text, "42", rule="whole").value in (0.0, 1.0)

@@ -1,0 +1,207 @@
+"""Formats, JSON, tool calls, language: what each pays and, more important, what it does not."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes import completion
+
+from covey.rewards.base import load_rewards, score
+from covey.rewards.children import strict_json
+from covey.rewards.formats import answer_format, regex_match, think_format
+from covey.rewards.language import language_consistency
+from covey.rewards.structured import json_schema, tool_calls
+from covey.types import Problem
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "loose"),
+    [
+        ("<think>so</think>4", 1, 1),
+        ("  <think>so</think>\n4\n", 1, 1),
+        ("so</think>4", 0, 1),
+        ("<think></think>4", 0, 0),
+        ("<think> </think>4", 0, 0),
+        ("<think>so</think>", 0, 0),
+        ("<think>so", 0, 0),
+        ("hello <think>so</think>4", 0, 0),
+        ("<think>a</think></think>b", 0, 0),
+        ("<think>a<think>b</think>4", 0, 0),
+        ("<think>a</think>b<think>c</think>d", 0, 0),
+        ("", 0, 0),
+        ("</think>", 0, 0),
+    ],
+)
+def test_reasoning_is_one_pair_with_words_on_both_sides(text: str, strict: float, loose: float) -> None:
+    assert think_format(text) == strict
+    assert think_format(text, strict=False) == loose
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<think>so</think><answer>4</answer>", 1),
+        ("<think>so</think>\n <answer>4</answer> ", 1),
+        ("<think>so</think><answer> </answer>", 0),
+        ("<think>so</think><answer>4</answer> and", 0),
+        ("<think>so</think>it is <answer>4</answer>", 0),
+        ("<think>so</think><answer>4</answer><answer>5</answer>", 0),
+        ("<think><answer>4</answer></think><answer>4</answer>", 0),
+        ("<answer>4</answer>", 0),
+        ("<think>so</think><answer>4", 0),
+    ],
+)
+def test_the_answer_is_one_pair_at_the_end(text: str, value: float) -> None:
+    assert answer_format(text) == value
+
+
+def test_a_pattern_is_searched_after_the_reasoning_and_cannot_hang(impatient) -> None:
+    assert regex_match("<think>x</think>id 42", pattern=r"\d+").extracted == "42"
+    assert regex_match("<think>42</think>no", pattern=r"\d+").value == 0.0
+    assert regex_match("42 x", pattern=r"\d+", whole=True).value == 0.0
+    assert regex_match("<think>42", pattern=r"\d+").status == "no_answer"
+    began = time.monotonic()
+    slow = regex_match("a" * 60 + "b", pattern=r"(a+)+$")
+    assert (slow.value, slow.status) == (0.0, "timeout")
+    assert "(a+)+$" in slow.detail
+    assert time.monotonic() - began < 5.0
+    with pytest.raises(ValueError, match="regex_match"):
+        regex_match("x", pattern="(")
+
+
+SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"age": 3}', 1),
+        ('<think>hm</think> {"age": 3}\n', 1),
+        ('{"age": "3"}', 0),
+        ("{}", 0),
+        ('{"age": 3} and', 0),
+        ('{"age": 3, "age": "x"}', 0),
+        ('{"age": NaN}', 0),
+        ('{"age": true}', 0),
+        ('{"age": 3, "x": "\\ud800"}', 0),
+        ('{"age":' + "[" * 200 + "]" * 200 + "}", 0),
+        ('{"age": ' + "9" * 5000 + "}", 0),
+    ],
+)
+def test_json_is_strict_and_fits_the_schema(text: str, value: float) -> None:
+    pytest.importorskip("jsonschema")
+    assert json_schema(text, schema=SCHEMA).value == value
+    assert json_schema(text, schema=json.dumps(SCHEMA)).value == value
+
+
+def test_json_in_a_block_or_a_tag() -> None:
+    block = 'as asked\n```json\n{"age": 3}\n```'
+    assert json_schema(block).value == 0.0
+    assert json_schema(block, where="block").value == 1.0
+    assert json_schema("<answer>[1]</answer>", where="answer_tag").value == 1.0
+    for text in ("", "<think>{}", "```json\n{}"):
+        assert json_schema(text, where="block").status == "no_answer"
+
+
+def test_a_schema_that_backtracks_is_ended_and_a_broken_one_is_the_users(impatient) -> None:
+    pytest.importorskip("jsonschema")
+    slow = json_schema(json.dumps("a" * 60 + "b"), schema={"type": "string", "pattern": "^(a+)+$"})
+    assert (slow.value, slow.status) == (0.0, "timeout")
+    with pytest.raises(ValueError, match="schema"):
+        json_schema("{}", schema={"type": "no such type"})
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+LEAVES = st.none() | st.booleans() | st.integers() | TEXTS
+
+
+@given(st.recursive(LEAVES, lambda v: st.lists(v) | st.dictionaries(TEXTS, v), max_leaves=8))
+def test_strict_json_reads_all_json(value) -> None:
+    assert strict_json(json.dumps(value)) == value
+
+
+def call(name: str, **arguments) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+WANTED = [
+    {"name": "weather", "arguments": {"city": "Rome", "days": 2}},
+    {"name": "mail", "arguments": {"to": ["a", "b"]}},
+]
+ROME, MAIL = call("weather", city="Rome", days=2), call("mail", to=["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "partial"),
+    [
+        (ROME + MAIL, 1, 1),
+        (MAIL + " and " + ROME, 1, 1),
+        (f"<think>{ROME}</think>{MAIL}", 0, 0.5),
+        (ROME, 0, 0.5),
+        (ROME + ROME, 0, 0.5),
+        (ROME + MAIL + MAIL, 0, 2 / 3),
+        (call("weather", city="Rome") + MAIL, 0, 0.5),
+        (call("weather", city="Rome", days=2.5) + MAIL, 0, 0.5),
+        (call("weather", city="Rome", days=2, unit="C") + MAIL, 0, 0.5),
+        ("no call", 0, 0),
+    ],
+)
+def test_calls_are_matched_as_a_multiset(text: str, value: float, partial: float) -> None:
+    assert tool_calls(text, WANTED).value == value
+    assert tool_calls(text, json.dumps(WANTED), partial=True).value == pytest.approx(partial)
+
+
+def test_the_order_of_calls_counts_if_it_is_asked_for() -> None:
+    assert tool_calls(ROME + MAIL, WANTED, ordered=True).value == 1.0
+    assert tool_calls(MAIL + ROME, WANTED, ordered=True).value == 0.0
+
+
+def test_arguments_are_compared_as_declared() -> None:
+    other = call("weather", city="rome ", days="2.0") + call("mail", to=["b", "a"])
+    how = {"weather.city": "text", "days": "number", "to": "set"}
+    assert tool_calls(other, WANTED).value == 0.0
+    assert tool_calls(other, WANTED, compare=how).value == 1.0
+    assert tool_calls(other, WANTED, compare={**how, "city": "exact", "weather.city": "any"}).value == 1.0
+
+
+def test_calls_of_a_chat_message_count() -> None:
+    made = [{"function": {"name": c["name"], "arguments": json.dumps(c["arguments"])}} for c in WANTED]
+    message = [{"role": "assistant", "content": None, "tool_calls": made}]
+    assert tool_calls(message, WANTED).value == 1.0
+    assert tool_calls([{"role": "assistant", "content": ""}], []).value == 1.0
+
+
+@pytest.mark.parametrize("block", ["{", "[]", '"x"', '{"name": 3}', '{"name": "a", "name": "b"}'])
+def test_broken_calls_are_unparsable(block: str) -> None:
+    score = tool_calls(f"<tool_call>{block}</tool_call>", WANTED)
+    assert (score.value, score.status) == (0.0, "unparsable")
+
+
+def test_language_is_a_share_of_words_and_formulas_do_not_count() -> None:
+    english = "first we add the two numbers and then we divide by three"
+    assert language_consistency(english).value == 1.0
+    assert language_consistency(english + r" $\alpha\beta$ `код код` ```之```").value == 1.0
+    assert language_consistency("我们先把两个数字加起来然后除以三", language="zh").value == 1.0
+    assert language_consistency("我们先把两个数字加起来然后除以三").value == 0.0
+    mixed = language_consistency(english + " потом мы делим их").value
+    assert mixed == pytest.approx(12 / 16)
+    assert language_consistency("x = 4").status == "not_applicable"
+
+
+def test_format_pays_only_where_an_answer_was_found() -> None:
+    gated = {"answer_format": {"weight": 0.1, "gated_by": "math_answer"}}
+    rewards = load_rewards([{"math_answer": {"rule": "answer_tag"}}, gated], Path())
+    texts = (
+        "<think>so</think><answer>4</answer>",
+        "<think>so</think><answer>5</answer>",
+        "<answer></answer>",
+    )
+    group = score(
+        Problem("p", "2+2=", {"answer": "4"}), completion().tokens, [completion(t) for t in texts], rewards
+    )
+    assert group.rewards == pytest.approx([1.1, 0.1, 0.0])

@@ -1,0 +1,174 @@
+"""Judging while others are generated: placed by sample, in time, and honest about failures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fakes import completion
+
+from covey.rewards.base import load_rewards
+from covey.rewards.contract import Reward, RewardError, reward
+from covey.rewards.preflight import rehearse
+from covey.rewards.scorer import Pending, Rewards
+from covey.types import Problem, Score
+
+PROBLEM = Problem("p", "2+2=", {"answer": "4"})
+TOKENS = np.array([1])
+
+
+def judged(rewards: Rewards, *texts: str):
+    return rewards.judge(PROBLEM, TOKENS, [completion(t) for t in texts])
+
+
+def of(*functions, **settings) -> Rewards:
+    return Rewards([Reward(f.__name__, f) for f in functions], **settings)
+
+
+def test_results_stand_by_sample_whatever_arrives_first() -> None:
+    @reward(concurrent=True)
+    def slower_for_early_ones(completion):
+        time.sleep(0.02 * (4 - int(completion)))
+        return float(completion)
+
+    rewards = of(slower_for_early_ones)
+    pending = Pending(rewards, PROBLEM, TOKENS, 4)
+    for sample in (2, 0, 3, 1):
+        pending.add(sample, completion(str(sample)))
+    group = pending.group()
+    assert group.rewards.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert [c.text for c in group.completions] == ["0", "1", "2", "3"]
+
+
+def test_judging_starts_before_the_group_is_whole() -> None:
+    seen = threading.Event()
+
+    def early(completion):
+        seen.set()
+        return 1.0
+
+    def group_of_two(completions):
+        assert len(completions) == 2
+        return [1.0, 1.0]
+
+    pending = Pending(of(early, group_of_two), PROBLEM, TOKENS, 2)
+    pending.add(0, completion("a"))
+    assert seen.wait(2.0)
+    pending.add(1, completion("b"))
+    assert pending.group().rewards.tolist() == [2.0, 2.0]
+
+
+def test_a_plain_function_never_meets_itself_and_a_concurrent_one_does() -> None:
+    lock = threading.Lock()
+
+    def most(count: list[int]) -> None:
+        with lock:
+            count[0] += 1
+            count[1] = max(count)
+        time.sleep(0.02)
+        with lock:
+            count[0] -= 1
+
+    alone, together = [0, 0], [0, 0]
+
+    def plain(completion):
+        most(alone)
+        return 1.0
+
+    @reward(concurrent=True)
+    def parallel(completion):
+        most(together)
+        return 1.0
+
+    judged(of(plain, parallel), *"abcdef")
+    assert alone[1] == 1
+    assert together[1] >= 2
+
+
+def test_one_that_hangs_costs_its_own_samples_only(capsys) -> None:
+    def hangs(completion):
+        if completion == "b":
+            time.sleep(5)
+        return 1.0
+
+    began = time.monotonic()
+    group = judged(of(hangs, timeout=0.2), "a", "b", "c")
+    assert time.monotonic() - began < 2.0
+    assert [s.status for s in group.scores["hangs"]] == ["ok", "infra_error", "ok"]
+    assert np.isnan(group.rewards[1])
+    assert "no answer within 0.2 s" in group.scores["hangs"][1].detail
+    assert "reward hangs on problem p failed" in capsys.readouterr().err
+
+
+def test_one_that_raises_is_shown_once_and_left_out(capsys) -> None:
+    def raises(completion):
+        if completion == "b":
+            raise KeyError("gold")
+        return 1.0
+
+    rewards = of(raises)
+    for _ in range(2):
+        group = judged(rewards, "a", "b")
+        assert group.scores["raises"][1] == Score(None, "infra_error", detail="KeyError: 'gold'")
+    assert capsys.readouterr().err.count("failed:") == 1
+
+
+def test_a_run_whose_judging_keeps_failing_is_stopped(capsys) -> None:
+    def flaky(completion):
+        if completion == "bad":
+            raise OSError("judge is down")
+        return 1.0
+
+    rewards = of(flaky, max_infra=0.4, steps=3)
+    for _ in range(2):
+        rewards.end_step([judged(rewards, "good", "good", "bad")])
+    rewards.end_step([judged(rewards, "good", "good", "bad")])  # a third, less than 40 %
+    with pytest.raises(RewardError, match="judge is down"):
+        rewards.end_step([judged(rewards, "bad", "bad")])
+
+
+def test_a_step_in_which_nothing_could_be_judged_stops_at_once(capsys) -> None:
+    def down(completion):
+        raise OSError("judge is down")
+
+    rewards = of(down)
+    with pytest.raises(RewardError, match="could not be made"):
+        rewards.end_step([judged(rewards, "a", "b")])
+
+
+def test_a_rehearsal_finds_a_broken_function_before_training() -> None:
+    def broken(completions):
+        return [1.0]
+
+    with pytest.raises(RewardError, match="returned 1 values for 2 completions"):
+        rehearse(PROBLEM, of(broken))
+
+
+ISOLATED = """
+import os, time
+from covey import Score, reward
+
+@reward(isolate="process", timeout=1.0)
+def risky(completion, answer):
+    if completion == "hang": time.sleep(60)
+    if completion == "die": os._exit(1)
+    if completion == "hog": held = bytearray(1 << 36)
+    if completion == "raise": raise ValueError("no")
+    if completion == "rich": return Score(0.5, "ambiguous", "rich", {"length": 4.0})
+    return float(completion == answer)
+"""
+
+
+def test_an_isolated_function_can_hang_die_and_overflow(tmp_path: Path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(ISOLATED)
+    rewards = load_rewards(["mine.py:risky"], tmp_path)
+    group = judged(rewards, "4", "hang", "5", "die", "hog", "raise", "rich")
+    found = [(s.value, s.status) for s in group.scores["risky"]]
+    assert found[:3] == [(1.0, "ok"), (0.0, "timeout"), (0.0, "ok")]
+    assert found[3:6] == [(None, "infra_error")] * 3
+    assert group.scores["risky"][6] == Score(0.5, "ambiguous", "rich", {"length": 4.0})
+    for server in rewards.servers.values():
+        server.close()

@@ -1,0 +1,137 @@
+"""Process rewards: steps as token spans that fit the tokenizer, arithmetic that is checked, not evaluated."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes import completion
+
+from covey.models.tiny import build_tokenizer
+from covey.rewards.base import load_rewards
+from covey.rewards.contract import token_ends
+from covey.rewards.steps import calculated, calculations, right, split, token_spans
+from covey.types import Completion, Problem, StepRewards
+
+WORKED = "48/2 = <<48/2=24>>24 clips\n48+24 = <<48+24=72>>72 clips\n#### 72"
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "steps"),
+    [
+        ("paragraphs", "a\nb\n\nc\n \n d", ["a\nb\n\n", "c\n \n ", "d"]),
+        ("lines", "a\n\nb\n", ["a\n\n", "b\n"]),
+        ("numbered", "So\n1. a 3. b\n2) go\nStep 3: end", ["So\n", "1. a 3. b\n", "2) go\n", "Step 3: end"]),
+        ("tool_calls", "<tool_call>1</tool_call> so <tool_call>2</tool_call>",
+         ["<tool_call>1</tool_call>", " so <tool_call>2</tool_call>"]),
+        ("paragraphs", "", []),
+    ],
+)  # fmt: skip
+def test_steps_are_found(how, text, steps) -> None:
+    assert [text[a:b] for a, b in split(text, how)] == steps
+
+
+@given(
+    st.text(st.sampled_from("a1. \n):"), max_size=40), st.sampled_from(["paragraphs", "lines", "numbered"])
+)
+def test_steps_are_in_order_and_lose_nothing_but_white_space(text, how) -> None:
+    spans = split(text, how)
+    assert all(a < b <= c for (a, b), (c, _) in pairwise(spans))
+    assert "".join(text[a:b] for a, b in spans).split() == text.split()
+
+
+@pytest.mark.parametrize("text", ["48/2 = 24\n\n24+1 = 25", "für ∑ 数 🙂 é\n\nok", " leading  spaces \n\n x"])
+def test_every_token_belongs_to_the_step_it_ends_in(text: str) -> None:
+    tokenizer = build_tokenizer(["48/2 = 24"] * 3, vocab_size=300)
+    tokens = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    decode = lambda some: tokenizer.decode(some, skip_special_tokens=True)  # noqa: E731
+    ends = token_ends(tokens, decode)
+    assert ends == sorted(ends)
+    assert ends[-1] == len(decode(tokens))
+    spans = token_spans(split(text), ends)
+    assert spans[0][0] == 0 and spans[-1][1] == len(tokens)
+    assert all(b == c for (_, b), (c, _) in pairwise(spans))
+    for (a, b), (start, end) in zip(split(text), spans, strict=True):
+        said = decode(tokens[start:end])
+        assert text[a:b].strip() in said or said.strip() in text[a:b]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.data())
+def test_token_spans_cover_all_tokens_once(lengths, data) -> None:
+    ends = np.cumsum(lengths).tolist()
+    cuts = sorted(data.draw(st.sets(st.integers(1, ends[-1]), max_size=4)) | {ends[-1]})
+    spans = token_spans(list(zip([0, *cuts], cuts, strict=False)), ends)
+    assert [i for a, b in spans for i in range(a, b)] == list(range(len(ends)))
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("48/2", 24),
+        ("2*(3+.5)", 7),
+        ("1,000-1", 999),
+        ("-3+5", 2),
+        ("20%*50", 10),
+        ("$5 x 3", 15),
+        ("2-3-4", -5),
+        ("8/4/2", 1),
+        ("1/0", None),
+        ("2**3", None),
+        ("(2", None),
+        ("2)", None),
+        ("a+1", None),
+        ("__import__('os')", None),
+        ("", None),
+        ("(" * 100 + "1" + ")" * 100, None),
+    ],
+)
+def test_arithmetic_is_parsed(expression, value) -> None:
+    assert calculated(expression) == value
+
+
+@given(st.integers(-99, 99), st.integers(1, 99), st.integers(-99, 99))
+def test_arithmetic_is_exact(a, b, c) -> None:
+    assert calculated(f"({a})/{b}+({c})") == Fraction(a, b) + c
+
+
+def test_results_are_right_up_to_their_decimals() -> None:
+    assert right("1/3", "0.33") and right("2/3", ".67") and right("1/3", "1/3")
+    assert not right("1/3", "0.34") and not right("1/3", "0") and not right("5/2", "2")
+
+
+def test_annotations_are_checked_step_by_step() -> None:
+    assert calculations(WORKED, []).value == 1.0
+    wrong = WORKED.replace("=72>>", "=73>>")
+    assert [calculations(wrong, [], total=t).value for t in ("min", "mean", "last")] == [0.0, 0.5, 0.0]
+    assert calculations("it is 72", []).status == "no_answer"
+
+
+def test_steps_reach_the_group_as_token_ends() -> None:
+    tokenizer = build_tokenizer([WORKED] * 3, vocab_size=300)
+    rewards = load_rewards(["calculations"], Path())
+    rewards.extra["decode"] = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+    texts = (WORKED, WORKED.replace("=72>>", "=73>>"), "no steps")
+    completions = []
+    for text in texts:
+        tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
+        completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
+    group = rewards.judge(Problem("p", "?"), np.array([1]), completions)
+    assert group.rewards.tolist() == [1.0, 0.0, 0.0]
+    assert group.steps is not None
+    assert [list(s.values) for s in group.steps] == [[1, 1, 0], [1, -1, 0], []]
+    assert group.steps[0].ends[-1] == len(completions[0].tokens) - 1
+    assert group.steps[2] == StepRewards([], [])
+    assert math.isfinite(group.steps[1].total)
+
+
+def test_without_a_tokenizer_there_are_no_steps_but_a_value() -> None:
+    group = load_rewards(["calculations"], Path()).judge(
+        Problem("p", "?"), np.array([1]), [completion(WORKED)]
+    )
+    assert group.rewards.tolist() == [1.0]

@@ -1,0 +1,123 @@
+"""A user who writes a bad reward learns it before the first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from covey.cli import main
+from covey.rewards.base import BUILT_IN, load_rewards
+from covey.stress import HACKS, stress
+from covey.types import Problem
+
+PROBLEMS = [Problem(f"p{n}", f"{n}+{n}=", {"answer": str(2 * n)}) for n in (2, 8, 21)]
+BAD = {
+    "pays_anything": ("def pays_anything(completion):\n    return 1.0", "empty"),
+    "pays_length": ("def pays_length(completion):\n    return len(completion) / 1000", "junk"),
+    "pays_containing": (
+        "def pays_containing(completion, answer):\n    return float(answer in completion)",
+        "contradicted",
+    ),
+    "pays_any_number": (
+        (
+            "import re\ndef pays_any_number(completion, answer):\n"
+            "    return float(answer in re.findall(r'\\d+', completion))"
+        ),
+        "unfinished reasoning",
+    ),
+    "pays_tags": (
+        "def pays_tags(completion):\n    return float('<think>' in completion and '</think>' in completion)",
+        "empty template",
+    ),
+    "never_pays": ("def never_pays(completion, answer):\n    return 0.0", "the right answer is not paid"),
+    "breaks": (
+        (
+            "def breaks(completion, answer):\n"
+            "    return float(int(completion.split('boxed{')[1][:-2]) == int(answer))"
+        ),
+        "the function failed",
+    ),
+}
+GOOD = """
+def good(completion, answer):
+    spoken = completion.rpartition("</think>")[2]
+    if "<think>" in spoken:
+        return 0.0
+    return float(spoken.rpartition("<answer>")[2].partition("</answer>")[0].strip() == answer)
+"""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_reward_is_found_and_the_command_fails(name: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    source, attack = BAD[name]
+    monkeypatch.chdir(tmp_path)
+    Path(f"{name}.py").write_text(source)
+    rows = [{"prompt": p.prompt, **p.columns} for p in PROBLEMS]
+    Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["stress", "data.jsonl", f"{name}.py:{name}"]) == 1
+    out = capsys.readouterr().out
+    assert f"{name}: " in out
+    assert attack in out
+
+
+def test_a_good_reward_passes_and_json_says_so(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(GOOD)
+    Path("data.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n{"prompt": "8+8=", "answer": "16"}\n')
+    assert main(["stress", "data.jsonl", "mine.py:good", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["accepted"] == []
+    assert report["tried"] > 60
+
+
+CODE = [
+    Problem(
+        f"c{n}",
+        "square a number",
+        {
+            "tests": [{"input": [x], "output": x * n} for x in (1, 2, 3)],
+            "entry_point": "f",
+            "solution": f"def f(x):\n    return x * {n}\n",
+        },
+    )
+    for n in (3, 5)
+]
+CALLS = [Problem("t", "weather", {"tool_calls": [{"name": "weather", "arguments": {"city": "Rome"}}]})]
+
+
+@pytest.mark.parametrize(
+    ("problems", "spec"),
+    [
+        (PROBLEMS, {"math_answer": {"rule": "boxed"}}),
+        (PROBLEMS, {"math_answer": {"rule": "answer_tag"}}),
+        (PROBLEMS, {"math_answer": {"rule": "hash4"}}),
+        (PROBLEMS, "exact_answer"),
+        (PROBLEMS, "think_format"),
+        (PROBLEMS, "answer_format"),
+        (PROBLEMS, "duplicates"),
+        (PROBLEMS, {"repetition": {"n": 3}}),
+        (PROBLEMS, {"soft_overlong": {"limit": 10, "buffer": 4}}),
+        (CODE, "code_tests"),
+        (CALLS, "tool_calls"),
+    ],
+    ids=lambda v: None if isinstance(v, list) else str(v),
+)
+def test_built_in_rewards_withstand_the_battery(problems, spec, impatient) -> None:
+    report = stress(problems, load_rewards([spec], Path()))
+    assert report.findings == ()
+    assert report.tried >= 9
+
+
+def test_hacks_of_the_tester_are_part_of_it() -> None:
+    assert len(HACKS.strip().split("\n\n")) >= 12
+    report = stress(CODE, load_rewards(["code_tests"], Path()))
+    assert report.tried >= 2 * 12
+
+
+def test_what_cannot_be_tested_is_said(capsys) -> None:
+    assert BUILT_IN["language_consistency"]
+    report = stress(PROBLEMS, load_rewards([{"regex_match": {"pattern": r"\d+ apples"}}], Path()))
+    assert report.findings == ()
+    assert len(report.notes) == 3

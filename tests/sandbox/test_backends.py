@@ -1,0 +1,186 @@
+"""What users of a sandbox rely on: results, limits, refusal, and honesty when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from covey.rewards.base import load_rewards
+from covey.rewards.code import code_tests
+from covey.sandbox import choice
+from covey.sandbox.base import SandboxUnavailable
+from covey.sandbox.choice import choose
+from covey.sandbox.client import ForkServer
+from covey.sandbox.confine import Limits
+from covey.sandbox.probe import holes
+from covey.sandbox.process import ProcessSandbox
+from covey.sandbox.wire import decode
+
+LIMITS = Limits(wall=3.0, cpu=2)
+
+
+def test_a_program_reads_its_input_and_its_output_comes_back(sandbox: ProcessSandbox) -> None:
+    result = sandbox.script("print(int(input()) + 1)", "41\n", LIMITS)
+    assert (result.kind, result.value) == ("ok", "42\n")
+    assert sandbox.script("raise SystemExit(3)", "", LIMITS).kind == "crashed"
+    assert sandbox.script("1 / 0", "", LIMITS).kind == "crashed"
+    assert sandbox.script("import numpy; print(numpy.arange(3).sum())", "", LIMITS).value == "3\n"
+
+
+def test_calls_keep_the_types_of_values_and_survive_one_that_hangs(sandbox: ProcessSandbox) -> None:
+    code = """
+import time
+def f(x):
+    if x == "hang": time.sleep(60)
+    if x == "raise": raise KeyError("no")
+    if x == "die": import os; os._exit(1)
+    return (x, {1: {2}}, 2.0)
+"""
+    inputs = [([x], {}) for x in (1, "hang", "raise", "die", [])]
+    results = list(sandbox.calls(code, "f", inputs, LIMITS, each=0.3))
+    assert [r.kind for r in results] == ["ok", "timeout", "error", "crashed", "ok"]
+    assert decode(results[0].value) == (1, {1: {2}}, 2.0)
+    assert results[2].text.startswith("KeyError")
+
+
+def test_code_that_does_not_load_fails_every_call(sandbox: ProcessSandbox) -> None:
+    for code in ("def g(): pass", "1 / 0", "def f(:", "import os; os._exit(0)", "f = 3"):
+        results = list(sandbox.calls(code, "f", [([], {})] * 3, LIMITS, each=1.0))
+        assert [r.kind == "ok" for r in results] == [False] * 3, code
+
+
+def test_many_programs_at_once_from_threads_and_an_event_loop(sandbox: ProcessSandbox) -> None:
+    def run(n: int) -> str:
+        return sandbox.script(f"print({n} ** 2)", "", LIMITS).value
+
+    async def all_of_them() -> list[str]:
+        return await asyncio.gather(*(asyncio.to_thread(run, n) for n in range(20)))
+
+    expected = [f"{n * n}\n" for n in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(run, range(20))) == expected
+    assert asyncio.run(all_of_them()) == expected
+
+
+def test_a_killed_server_is_a_lost_result_and_comes_back(sandbox: ProcessSandbox) -> None:
+    server = sandbox.server
+    assert sandbox.script("", "", LIMITS).kind == "ok"
+    started, results = server.process, []
+    waiting = threading.Thread(
+        target=lambda: results.append(
+            sandbox.script("import time; time.sleep(30)", "", replace(LIMITS, wall=30))
+        )
+    )
+    waiting.start()
+    assert started is not None
+    serving = psutil.Process(started.pid)
+    while serving.name() == "bwrap":
+        (serving,) = serving.children()
+    while not (family := serving.children(recursive=True)):
+        time.sleep(0.02)
+    serving.kill()
+    waiting.join(20.0)
+    assert [r.kind for r in results] == ["lost"]
+    assert psutil.wait_procs(family, timeout=5.0)[1] == []  # nothing goes on without its clock
+    later = sandbox.script("print(1)", "", LIMITS)
+    for _ in range(50):  # bubblewrap's own process may outlive the server for a moment
+        if later.kind != "lost":
+            break
+        time.sleep(0.1)
+        later = sandbox.script("print(1)", "", LIMITS)
+    assert (later.kind, later.value) == ("ok", "1\n")
+
+
+def test_a_dead_backend_is_no_verdict_and_no_weaker_backend() -> None:
+    class Dead(ProcessSandbox):
+        def __init__(self) -> None:
+            super().__init__("landlock")
+            self.server = ForkServer(prefix=["/bin/false"])
+
+    row = {"tests": [{"input": [1], "output": 1}], "entry_point": "f"}
+    score = code_tests("```python\ndef f(x): return x\n```", sandbox=Dead(), **row)
+    assert (score.value, score.status) == (None, "infra_error")
+    score = code_tests("```python\nprint(1)\n```", sandbox=Dead(), mode="stdio",
+                       tests=[{"input": "", "output": "1"}])  # fmt: skip
+    assert (score.value, score.status) == (None, "infra_error")
+
+
+def test_a_missing_layer_is_found_by_the_probe() -> None:
+    unsafe = ProcessSandbox("unsafe_local")
+    found = holes(unsafe)
+    assert {"read a private file", "connect to the host", "start a process", "signal the trainer"} <= set(
+        found
+    )
+    without_files, without_calls = ProcessSandbox("landlock"), ProcessSandbox("landlock")
+    without_files.server = ForkServer(landlock=False)
+    without_calls.server = ForkServer(syscalls=False)
+    assert "read a private file" in holes(without_files)
+    assert "start a process" in holes(without_calls)
+    for sandbox in (unsafe, without_files, without_calls):
+        sandbox.server.close()
+
+
+def test_without_a_sandbox_that_holds_model_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaky = {"landlock": lambda _: ProcessSandbox("unsafe_local")}
+    monkeypatch.setattr(choice, "MAKERS", leaky)
+    fresh = choose.__wrapped__
+    with pytest.raises(SandboxUnavailable, match=r"landlock: .*read a private file") as caught:
+        fresh("landlock")
+    assert "unsafe_local: true runs it with your rights" in str(caught.value)
+    chosen = fresh("landlock", unsafe_local=True)
+    assert chosen.sandbox.name == "unsafe_local"
+    assert "read a private file" in chosen.record()["passed_over"]["landlock"]
+
+    monkeypatch.setattr("covey.rewards.base.choose", fresh)
+    monkeypatch.setattr(choice, "MAKERS", {**leaky, "remote": choice.MAKERS["landlock"]})
+    with pytest.raises(SandboxUnavailable):
+        load_rewards(["code_tests"], Path())
+
+
+def test_the_verdict_is_the_same_in_forked_and_spawned_workers(tmp_path: Path) -> None:
+    program = """
+import multiprocessing
+from covey.rewards.answers import math_answer
+ASKED = [(r"\\boxed{1/\\sqrt{2}}", r"\\frac{\\sqrt{2}}{2}"), (r"\\boxed{\\sin(2)}", r"\\cos(2)")]
+def values(_):
+    return [math_answer(*pair).value for pair in ASKED]
+if __name__ == "__main__":
+    assert values(0) == [1.0, 0.0]
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            assert pool.map(values, range(2)) == [[1.0, 0.0]] * 2, method
+    print("same")
+"""
+    pytest.importorskip("latex2sympy2_extended")
+    file = tmp_path / "workers.py"
+    file.write_text(program)
+    done = subprocess.run([sys.executable, "-W", "ignore", file], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "same\n", done.stderr
+
+
+def test_a_server_ends_with_its_parent() -> None:
+    program = """
+import os
+from covey.sandbox.process import ProcessSandbox
+from covey.sandbox.confine import Limits
+sandbox = ProcessSandbox("landlock")
+sandbox.script("", "", Limits())
+print(sandbox.server.process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    pid = int(done.stdout)
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    pytest.fail("the server is still there")

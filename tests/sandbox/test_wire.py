@@ -1,0 +1,98 @@
+"""Values that cross the border keep their type, and hostile bytes are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.sandbox.wire import BadFrame, decode, encode, frame, read_frame, same
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+HASHABLE = st.integers() | st.text() | st.tuples(st.integers(), st.text())
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(HASHABLE, inner) | st.sets(HASHABLE)
+    ),
+    max_leaves=20,
+)
+
+
+def reader(data: bytes):
+    left = bytearray(data)
+
+    def read(n: int) -> bytes:
+        part = bytes(left[:n])
+        del left[:n]
+        return part
+
+    return read
+
+
+@given(VALUES)
+def test_values_come_back_as_they_were(value) -> None:
+    sent = read_frame(reader(frame(encode(value))), 1 << 20)
+    assert same(encode(value), sent)
+    back = decode(sent)
+    assert back == value and type(back) is type(value)
+
+
+@given(st.binary(max_size=60))
+def test_hostile_bytes_are_an_error_of_a_known_kind(data: bytes) -> None:
+    with contextlib.suppress(EOFError, BadFrame):
+        read_frame(reader(data), 1000)
+
+
+@given(VALUES, VALUES)
+def test_what_is_same_is_equal(a, b) -> None:
+    if same(encode(a), encode(b)):
+        assert list(a) == list(b) if isinstance(a, list | tuple) else a == b
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (9, 9.0),
+        (1, True),
+        ("1", 1),
+        ({1}, [1]),
+        ([1], [1, 1]),
+        ({1: 2}, {1: 3}),
+        (math.nan, math.nan),
+        (0, -1),
+    ],
+)
+def test_nothing_equals_another_type_or_nan(expected, got) -> None:
+    assert not same(encode(expected), encode(got))
+
+
+def test_objects_arrive_as_names_and_equal_nothing() -> None:
+    class Equal:
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    class Liar(int):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = int.__hash__
+
+    assert encode(Equal()) == {"o": "Equal"}
+    assert not same(encode(Equal()), encode(Equal()))
+    assert not same(encode(4), encode(Liar(5)))
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    nest: list = []
+    for _ in range(200):
+        nest = [nest]
+    with pytest.raises(ValueError, match="nested"):
+        encode(nest)
+    with pytest.raises(BadFrame):
+        read_frame(reader(len(b"[" * 100_000).to_bytes(4, "big") + b"[" * 100_000), 1 << 20)

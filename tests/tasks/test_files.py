@@ -1,0 +1,69 @@
+"""Files keep golds as they are written, and an error names file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.config.schema import Data
+from covey.tasks.files import read_problems
+from covey.types import DataError
+
+
+def read(file: Path, content: str | bytes, **settings: Any):
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_problems(file, Data(**settings))
+
+
+def test_golds_stay_text_in_every_format(tmp_path: Path) -> None:
+    table = "prompt,answer\nbond?,007\nbig?,12345678901234567890.0\n"
+    (first, second) = read(tmp_path / "a.csv", table)
+    assert (first.columns["answer"], second.columns["answer"]) == ("007", "12345678901234567890.0")
+    assert [p.id for p in (first, second)] == ["a.csv:2", "a.csv:3"]
+    (row,) = read(tmp_path / "a.jsonl", '{"prompt": "bond?", "answer": "007"}\n')
+    assert row.columns["answer"] == "007"
+
+
+def test_parquet_keeps_texts(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table(
+        {"prompt": ["bond?"], "answer": ["007"], "tests": [[{"input": "1", "output": "2"}]]}
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (row,) = read_problems(tmp_path / "a.parquet", Data())
+    assert row.columns == {"answer": "007", "tests": [{"input": "1", "output": "2"}]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n', "a.jsonl:2: not valid JSON"),
+        ("a.jsonl", '{"prompt": "a"}\n[1]\n', "a.jsonl:2: a row is a JSON object"),
+        ("a.jsonl", '{"prompt": "a"}\n\n{"question": "b"}\n', "a.jsonl:3: no column 'prompt'"),
+        ("a.jsonl", '{"prompt": " "}\n', "a.jsonl:1: 'prompt' must be a text"),
+        ("a.jsonl", '{"prompt": "a", "completions": 1}\n', "a.jsonl:1: column 'completions'"),
+        ("a.jsonl", "", "no rows"),
+        ("a.csv", "prompt,answer\na,1\nb\n", "a.csv:3: not as many fields"),
+        ("a.csv", b"prompt\n\xff\xfe\n", "not valid CSV"),
+        ("a.parquet", b"nonsense", "not valid parquet"),
+        ("a.txt", "x", "unknown kind of file"),
+    ],
+)
+def test_errors_name_file_and_line(tmp_path: Path, name: str, content: Any, says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / name, content)
+    assert says in str(caught.value)
+
+
+def test_columns_get_the_names_that_rewards_ask_for(tmp_path: Path) -> None:
+    row = {"prompt": "def f(x):\n", "canonical_solution": "    return x\n", "entry_point": "f", "test": "..."}
+    columns = {"setup": "prompt", "solution": "canonical_solution"}
+    (problem,) = read(tmp_path / "h.jsonl", json.dumps(row), columns=columns)
+    assert problem.columns["setup"] == row["prompt"]
+    assert problem.columns["solution"] == row["canonical_solution"]
+    with pytest.raises(DataError, match="no column 'question'"):
+        read(tmp_path / "h.jsonl", json.dumps(row), columns={"setup": "question"})
