@@ -1,0 +1,205 @@
+"""CPU seconds from the same cold start to 90 % of held-out problems, sampled: covey beside TRL.
+
+    python benchmarks/speed/learn.py [--seeds 3] [--cap 8] [--rates 5e-5 1e-4 2e-4] [--write]
+
+The cold start is the demo's first stage. Both sides use one thread, 128 completions a step of the same task
+and four updates per batch. covey runs the demo's second stage; everything its process does is counted, its
+start and its evaluations too. TRL's GRPOTrainer runs DAPO's loss at each of the learning rates, the best is
+kept; its start and the evaluations are not counted. A side that is not there after `--cap` times covey's
+seconds is given up. `--write` keeps the table in benchmarks/results/learn.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks/results/learn.md"
+DEMO = yaml.safe_load((ROOT / "src/covey/recipes/demo.yaml").read_text())
+BAR = 0.9
+EVERY = 10
+
+
+def run(command: list[Any]) -> tuple[str, float]:
+    """Standard output and CPU seconds of a child process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [str(c) for c in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode not in (0, 3):
+        raise SystemExit(f"{' '.join(map(str, command))} failed: {done.stderr[-800:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def covey(config: dict[str, Any], file: Path) -> float:
+    """Train as a config says; CPU seconds of the process."""
+    file.write_text(yaml.safe_dump({**config, "threads": 1}))
+    return run([sys.executable, "-m", "covey.cli", "train", file, "--json"])[1]
+
+
+def common(folder: Path, seed: int) -> dict[str, Any]:
+    """The demo without its stages."""
+    return {**{k: v for k, v in DEMO.items() if k != "stages"}, "seed": seed, "output": str(folder)}
+
+
+def cold_start(folder: Path, seed: int) -> Path:
+    """The demo's first stage; its model."""
+    config = common(folder / "cold", seed) | DEMO["stages"][0]
+    covey(config, folder / "cold.yaml")
+    return folder / "cold/final"
+
+
+def ours(folder: Path, seed: int, model: Path) -> tuple[float, int]:
+    """The demo's second stage until the bar: CPU seconds and steps."""
+    config = common(folder / "ours", seed) | DEMO["stages"][1] | {"model": str(model)}
+    config["train"] = {**config["train"], "stop_at": BAR, "save_every": 1000}
+    config["eval"] = {"every": EVERY, "problems": 256, "samples": 1}
+    seconds = covey(config, folder / "ours.yaml")
+    last = json.loads((folder / "ours/evals.jsonl").read_text().splitlines()[-1])
+    return (seconds if last["pass@1"] >= BAR else float("inf")), last["step"]
+
+
+def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
+    """Train with TRL until the bar or the cap; prints seconds and steps as JSON."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    import datasets
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from covey.models.policy import Policy
+    from covey.rewards.answers import math_answer
+    from covey.rewards.formats import answer_format
+    from covey.rng import key
+    from covey.sampling.base import Request, SamplingParams
+    from covey.sampling.local import LocalSampler
+    from covey.tasks import TASKS
+    from covey.tasks.generated import problems
+
+    torch.set_num_threads(1)
+    task = TASKS["last_digit"]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    train, held_out = problems(task, "train", 2000), problems(task, "test", 256)
+    rows = [{"prompt": p.prompt, "answer": p.columns["answer"]} for p in train]
+
+    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        right = [math_answer(c, a, rule="answer_tag").value for c, a in zip(completions, answer, strict=True)]
+        return [r + 0.1 * answer_format(c) for r, c in zip(right, completions, strict=True)]
+
+    class Stop(TrainerCallback):
+        spent, began, steps = 0.0, 0.0, 0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.process_time()
+
+        def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:
+            self.spent += time.process_time() - self.began
+            self.steps = state.global_step // 4
+            if state.global_step % (4 * EVERY) == 0:
+                policy = Policy(trainer.model, tokenizer)
+                asked = [Request(policy.encode(p.prompt), [key(0, i)]) for i, p in enumerate(held_out)]
+                done = LocalSampler(policy).sample(asked, SamplingParams(DEMO["rollout"]["max_tokens"]))
+                right = [
+                    math_answer(
+                        s.completion.text, held_out[s.request].columns["answer"], rule="answer_tag"
+                    ).value
+                    for s in done
+                ]
+                trainer.model.train()
+                self.accuracy = sum(right) / len(right)
+                control.should_training_stop = self.accuracy >= BAR or self.spent > cap
+
+    stop = Stop()
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model),
+        args=GRPOConfig(
+            output_dir=tempfile.mkdtemp(),
+            per_device_train_batch_size=32,
+            steps_per_generation=4,
+            num_generations=8,
+            max_completion_length=DEMO["rollout"]["max_tokens"],
+            max_steps=4000,
+            learning_rate=rate,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            epsilon_high=0.28,
+            loss_type="dapo",
+            gradient_checkpointing=False,
+            bf16=False,
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1000,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            seed=seed,
+        ),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=tokenizer,
+        reward_funcs=reward,
+        callbacks=[stop],
+    )
+    trainer.train()
+    reached = stop.accuracy >= BAR
+    print(
+        json.dumps({"seconds": stop.spent if reached else None, "steps": stop.steps, "last": stop.accuracy})
+    )
+
+
+def main() -> None:
+    """All seeds, ours first."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", nargs="+", type=float, default=[5e-5, 1e-4, 2e-4])
+    parser.add_argument("--cap", type=float, default=8.0)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.worker:
+        model, seed, rate, cap = chosen.worker
+        return trl_worker(model, int(seed), float(rate), float(cap))
+    lines = ["| seed | side | CPU seconds to 90 % | steps | times covey's |", "|---|---|---|---|---|"]
+    for seed in range(chosen.seeds):
+        with tempfile.TemporaryDirectory() as name:
+            model = cold_start(Path(name), seed)
+            seconds, steps = ours(Path(name), seed, model)
+            lines.append(f"| {seed} | covey | {seconds:.0f} | {steps} | 1 |")
+            for rate in chosen.rates:
+                worker = [sys.executable, __file__, "--worker", model, seed, rate, chosen.cap * seconds]
+                found = json.loads(run(worker)[0].splitlines()[-1])
+                took = found["seconds"]
+                end, times = "not reached", f"> {chosen.cap:g}, at {100 * found['last']:.0f} %"
+                if took is not None:
+                    end, times = f"{took:.0f}", f"{took / seconds:.1f}"
+                lines.append(f"| {seed} | TRL, lr {rate:g} | {end} | {found['steps']} | {times} |")
+            print(*lines[-len(chosen.rates) - 1 :], sep="\n", flush=True)
+    text = (
+        f"# CPU seconds to 90 %\n\n{dt.date.today()}, one thread each. `python benchmarks/speed/learn.py "
+        f"{' '.join(sys.argv[1:])}`. What is counted stands in the script.\n\n" + "\n".join(lines) + "\n"
+    )
+    if chosen.write:
+        RESULT.write_text(text)
+    return None
+
+
+if __name__ == "__main__":
+    main()
