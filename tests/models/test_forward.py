@@ -75,3 +75,16 @@ def test_prompts_are_computed_once() -> None:
     prompt = random_prompts(50)[0]
     packed = pack([prompt], [random_prompts(4, 4, 4, 4)])
     assert len(packed.tokens) == 50 + 4 * 3
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral"])
+def test_recomputed_layers_give_the_same_gradient_to_the_bit(name: str) -> None:
+    policy = policy_of(name)
+    packed = pack(random_prompts(5, 9), [random_prompts(7, 3, seed=1), random_prompts(4, seed=2)])
+    gradients = []
+    for recompute in (False, True):
+        policy.decoder.recompute = recompute
+        policy.model.zero_grad()
+        policy.score(packed, 1.0).logprobs.sum().backward()
+        gradients.append([p.grad.clone() for p in policy.parameters])
+    assert all(torch.equal(kept, again) for kept, again in zip(*gradients, strict=True))

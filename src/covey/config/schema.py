@@ -81,6 +81,9 @@ class Train(Section):
     tokens_per_micro_batch: int = Field(
         8192, ge=1, description="Tokens in the model at once; changes memory, not the result."
     )
+    recompute_layers: bool = Field(
+        False, description="Keep only each layer's input: a third more time, a fraction of the memory."
+    )
     batch_size: int = Field(32, ge=1, description="Rows per step (sft).")
     stop_at: float | None = Field(
         None, gt=0, le=1, description="End the stage once held-out sampled accuracy reaches this."

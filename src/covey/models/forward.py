@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from covey.models.compiled import pick_ops
@@ -69,6 +70,8 @@ class Decoder:
         self.ops = pick_ops(
             self.embed.weight, self.layers[0].heads, [config.hidden_size, config.intermediate_size]
         )
+        self.recompute = False
+        """Keep only what enters each layer, and compute the rest again in the backward pass."""
         self._rotary = body.rotary_emb
         self._tables = (torch.empty(0), torch.empty(0))
 
@@ -80,14 +83,21 @@ class Decoder:
 
     def __call__(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""
-        ops = self.ops
-        x, delta = ops.embed(self.embed, tokens), None
-        for i, layer in enumerate(self.layers):
-            x, h = ops.add_norm(x, delta, layer.attention_norm)
-            mixed = attend(i, layer.heads, ops.linear(layer.qkv, h))
-            x, h = ops.add_norm(x, ops.linear(layer.output, mixed), layer.mlp_norm)
-            delta = ops.linear(layer.down, ops.silu_mul(ops.linear(layer.gate_up, h)))
-        return ops.add_norm(x, delta, self.norm)[1]
+        x, delta = self.ops.embed(self.embed, tokens), None
+        for i in range(len(self.layers)):
+            if self.recompute and torch.is_grad_enabled():
+                x, delta = checkpoint(self._layer, i, x, delta, attend, use_reentrant=False)
+            else:
+                x, delta = self._layer(i, x, delta, attend)
+        return self.ops.add_norm(x, delta, self.norm)[1]
+
+    def _layer(self, i: int, x: Tensor, delta: Tensor | None, attend: Attend) -> tuple[Tensor, Tensor]:
+        """The residual stream and what the last block adds to it, before and after layer i. (T, D) each."""
+        ops, layer = self.ops, self.layers[i]
+        x, h = ops.add_norm(x, delta, layer.attention_norm)
+        mixed = attend(i, layer.heads, ops.linear(layer.qkv, h))
+        x, h = ops.add_norm(x, ops.linear(layer.output, mixed), layer.mlp_norm)
+        return x, ops.linear(layer.down, ops.silu_mul(ops.linear(layer.gate_up, h)))
 
     def packed(self, positions: Tensor, sequences: Sequences) -> Attend:
         """Attention over packed sequences: a completion sees its group's prompt and itself."""

@@ -53,6 +53,13 @@ def load_policy(
             f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
             "token, so no completion could ever end; set eos_token in tokenizer_config.json"
         )
+    if config.train.recompute_layers:
+        if policy.decoder is None:
+            raise ConfigError(
+                f"train.recompute_layers: {model.config.model_type} runs through its Hugging Face modules, "
+                "which keep everything; a smaller train.tokens_per_micro_batch saves memory too"
+            )
+        policy.decoder.recompute = True
     if checkpoint is not None:
         policy.load_weights(checkpoint)
     return policy
