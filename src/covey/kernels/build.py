@@ -50,7 +50,7 @@ def _compiled(compiler: str, threaded: bool) -> Path:
     flags = [*FLAGS, *(["-fopenmp"] if threaded else [])]
     sources = {name: (files("covey") / "kernels" / name).read_bytes() for name in SOURCES}
     identity = hashlib.sha256(b"\0".join((*sources.values(), Path(__file__).read_bytes())))
-    identity.update(repr((flags, platform.machine(), _processor(), _version(compiler))).encode())
+    identity.update(repr((flags, platform.machine(), processor(), _version(compiler))).encode())
     target = _cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
     if target.exists():
         return target
@@ -105,8 +105,8 @@ def _version(compiler: str) -> str:
     return done.stdout
 
 
-def _processor() -> str:
-    """What `-march=native` depends on."""
+def processor() -> str:
+    """What `-march=native` depends on, and with it the last bits of sums."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
