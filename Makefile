@@ -15,19 +15,20 @@ test: $(READY)  ## the tests that need neither GPU nor network
 test-all: $(READY)  ## the slow ones too
 	$(BIN)/pytest -m "not gpu and not network"
 
-check: $(READY)  ## style, types, layers, examples in docstrings
+check: $(READY)  ## style, types, layers, examples in docstrings, pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest --doctest-modules src -q
 	$(BIN)/codespell
+	$(BIN)/python docs/check.py
 
 fix: $(READY)  ## repair what can be repaired automatically
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## check that every page's links and commands exist
+docs: $(READY)  ## check every page's links, commands, configs and paths
 	$(BIN)/python docs/check.py
 
 bench: $(READY)  ## the benchmarks that fit on a laptop; results go to benchmarks/results

@@ -37,8 +37,9 @@ SMALL = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+# Heads of 32 let the compiled operations be used, where there is a compiler; narrower ones do not.
 CONFIGS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "llama": LlamaConfig(**SMALL, head_dim=32, attention_bias=True, mlp_bias=True),
     "llama3_rope": LlamaConfig(
         **SMALL,
         rope_parameters={
@@ -52,7 +53,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "mistral": MistralConfig(**SMALL, sliding_window=None),
     "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**SMALL, head_dim=16),
+    "qwen3": Qwen3Config(**SMALL, head_dim=32),
     "gpt2": GPT2Config(
         vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=2, eos_token_id=2
     ),

@@ -4,6 +4,12 @@
 >>> result = covey.train(data={"task": "last_digit"}, output="runs/quick")  # doctest: +SKIP
 """
 
+import os
+
+# Threads that wait spin for milliseconds by default, which costs a factor of three when another
+# program uses a core. OpenMP reads this once, when torch loads it.
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+
 __version__ = "0.1.0"
 
 from covey.api import sample, train

@@ -76,7 +76,7 @@ class Train(Section):
     inner_epochs: int = Field(1, ge=1, description="Passes over each rollout batch.")
     updates_per_batch: int = Field(1, ge=1, description="Optimizer steps per pass.")
     tokens_per_micro_batch: int = Field(
-        16_384, ge=1, description="Tokens in the model at once; changes memory, not the result."
+        8192, ge=1, description="Tokens in the model at once; changes memory, not the result."
     )
     batch_size: int = Field(32, ge=1, description="Rows per step (sft).")
     stop_at: float | None = Field(

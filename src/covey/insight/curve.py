@@ -19,7 +19,7 @@ SVG = Template(
      role="img" aria-label="{{ title }}"
      font-family="system-ui, sans-serif" font-size="12">
 <rect width="{{ w }}" height="{{ h }}" fill="#ffffff"/>
-<text x="{{ left }}" y="22" font-size="14" font-weight="600" fill="#1f2933">{{ title }}</text>
+<text x="{{ left }}" y="22" font-size="13" font-weight="600" fill="#1f2933">{{ title }}</text>
 {%- for y, label in ticks_y %}
 <line x1="{{ left }}" x2="{{ w - right }}" y1="{{ y }}" y2="{{ y }}" stroke="#e4e7eb"/>
 <text x="{{ left - 8 }}" y="{{ y + 4 }}" text-anchor="end" fill="#616e7c">{{ label }}</text>

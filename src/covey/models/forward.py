@@ -70,6 +70,12 @@ class Decoder:
         self._rotary = body.rotary_emb
         self._tables = (torch.empty(0), torch.empty(0))
 
+    @property
+    def exact(self) -> bool:
+        """Whether a token's hidden state is the same bits alone, in a batch, decoding and training."""
+        linears = (m for layer in self.layers for m in layer if isinstance(m, Linear))
+        return self.ops.exact and all(m.plain for m in linears)
+
     def __call__(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""
         ops = self.ops

@@ -80,67 +80,46 @@ def _score(
     return logprobs, entropy, collision, full_kl
 
 
-def score_compiled(
-    hidden: Tensor, layer: Linear, targets: Tensor, temperature: float, known: Tensor | None = None
-) -> TokenScores:
-    """``score_tokens`` with the compiled operations.
-
-    ``known`` are the log-probs, (M,), if an exact sampler has recorded them: the loss is then computed
-    from them, and logits are made only once, in the backward pass, together with their gradient. That
-    pass writes what it finds into ``entropy`` and ``collision``, and back into ``known``.
-    """
+def score_compiled(hidden: Tensor, layer: Linear, targets: Tensor, temperature: float) -> TokenScores:
+    """``score_tokens`` with the compiled operations: logits are made again in the backward pass."""
     weight = layer.modules[0].weight
-    logprobs, entropy, collision = _ScoreFunction.apply(
-        hidden, layer, targets, 1.0 / temperature, known, weight
-    )
+    logprobs, entropy, collision = _ScoreFunction.apply(hidden, layer, targets, 1.0 / temperature, weight)
     return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
 
 
 class _ScoreFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        layer: Linear,
-        targets: Tensor,
-        inverse: float,
-        known: Tensor | None,
-        weight: Tensor,
+        ctx: Any, hidden: Tensor, layer: Linear, targets: Tensor, inverse: float, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        found = (torch.empty(len(hidden)), torch.zeros(len(hidden)), torch.zeros(len(hidden)))
-        if known is None:
-            for rows in _chunks(len(hidden), len(weight)):
-                logits = layer.product(hidden[rows])
-                parts = (f[rows] for f in found)
-                call("score_rows", logits, targets[rows], inverse, *parts, *logits.shape, dtype=logits.dtype)
-        ctx.save_for_backward(hidden, targets, weight)
-        ctx.layer, ctx.inverse, ctx.known, ctx.found = layer, inverse, known, found
-        ctx.mark_non_differentiable(found[2])
-        return (found[0] if known is None else known.clone(), *found[1:])
+        logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
+        for rows in _chunks(len(hidden), len(weight)):
+            logits = layer.product(hidden[rows])
+            parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
+            call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
+        ctx.save_for_backward(hidden, targets, weight, entropy)
+        ctx.layer, ctx.inverse = layer, inverse
+        ctx.mark_non_differentiable(collision)
+        return logprobs, entropy, collision
 
     @staticmethod
     def backward(
         ctx: Any, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
-        hidden, targets, weight = ctx.saved_tensors
+        hidden, targets, weight, entropy = ctx.saved_tensors
         dhidden = torch.empty_like(hidden)
-        dweight = torch.zeros(weight.shape) if ctx.needs_input_grad[5] else None
+        dweight = torch.zeros(weight.shape) if ctx.needs_input_grad[4] else None
         dlogprob = dlogprob.contiguous()
         dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
         for rows in _chunks(len(hidden), len(weight)):
             logits = ctx.layer.product(hidden[rows])
-            sizes, goal = logits.shape, targets[rows]
-            parts = [f[rows] for f in ctx.found]
-            if ctx.known is not None:
-                call("score_rows", logits, goal, ctx.inverse, *parts, *sizes, dtype=logits.dtype)
-            grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], parts[1])
-            call("score_rows_back", logits, goal, ctx.inverse, *grads, *sizes, dtype=logits.dtype)
+            grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
+            parts = (targets[rows], ctx.inverse, *grads)
+            call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
             dhidden[rows] = ctx.layer.product_back(logits)
             if dweight is not None:
                 weight_gradient(logits, hidden[rows], dweight)
-        if ctx.known is not None:
-            ctx.known.copy_(ctx.found[0])
-        return dhidden, None, None, None, None, None if dweight is None else dweight.to(weight.dtype)
+        return dhidden, None, None, None, None if dweight is None else dweight.to(weight.dtype)
 
 
 def _chunks(rows: int, vocabulary: int) -> list[slice]:

@@ -47,6 +47,11 @@ class Policy:
         return int(getattr(self.model.config, "max_position_embeddings", 1 << 20))
 
     @property
+    def exact(self) -> bool:
+        """Whether a log-prob recorded while sampling is the bits that ``score`` finds."""
+        return self.decoder is not None and self.decoder.exact and self._head.plain
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
@@ -103,7 +108,7 @@ class Policy:
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
         hidden = self.hidden(packed)
-        if self.decoder is not None and self.decoder.ops.exact and self._head.plain and reference is None:
+        if self.exact and reference is None:
             return score_compiled(hidden, self._head, packed.targets, temperature)
         return score_tokens(hidden, self.head, packed.targets, temperature, reference)
 

@@ -123,7 +123,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         save_policy(run.policy, final)
         card = model_card(run.loaded, run.state.step, verdict, evaluations, example)
         (final / "README.md").write_text(card, encoding="utf-8")
-    title = verdict.sentence.partition(",")[0] if verdict else config.output.name
+    title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(
         folder / "curve.svg",
         title,

@@ -8,13 +8,13 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
 import transformers
 import yaml
 
+import covey
 from covey.config.load import Loaded, flatten, resolved
 from covey.kernels.build import processor
 from covey.kernels.calls import available
@@ -107,7 +107,7 @@ def environment(loaded: Loaded) -> dict[str, Any]:
     device = pick_device(config.device)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     return {
-        "covey": version("covey"),
+        "covey": covey.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -15,7 +15,7 @@ from covey.objective.controllers import adaptive_entropy, adaptive_kl
 from covey.objective.diagnostics import Observation, observe
 from covey.objective.loss import policy_loss
 from covey.rng import key, permutation, uniforms
-from covey.rollout import Rollouts
+from covey.rollout import Rollouts, sampling_params
 from covey.training.guards import fitting, update, watch
 from covey.training.report import report_step
 from covey.training.run import Run
@@ -53,7 +53,9 @@ def prepare(run: Run, groups: Sequence[Group], step: int) -> Batch:
     config, algorithm = run.loaded.config, run.algorithm
     batch = collate(groups, config.rollout.mask_truncated)
     several_updates = config.train.inner_epochs * config.train.updates_per_batch > 1
-    if algorithm.old == "sampler":
+    beyond_logprobs = algorithm.needs & {"old_entropy", "old_collision"}
+    exact = run.policy.exact and not sampling_params(config.rollout).truncates and not beyond_logprobs
+    if algorithm.old == "sampler" or (exact and (several_updates or algorithm.needs_old)):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     elif several_updates or algorithm.needs_old:
         logprobs, entropy, collision = score_batch(run, run.policy, batch)
@@ -85,10 +87,14 @@ def score_batch(run: Run, policy: Policy, batch: Batch) -> tuple[Tensor, Tensor,
 def updates(run: Run, batch: Batch, step: int) -> Iterator[Batch]:
     """The minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     config, mark = run.loaded.config, run.algorithm.mark
+    unmoved = run.algorithm.old == "trainer"
     for epoch in range(config.train.inner_epochs):
         order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
         for minibatch in minibatches(batch, config.train.updates_per_batch, order):
-            yield minibatch if mark is None else replace(minibatch, marked=mark(minibatch))
+            marked = minibatch if mark is None else replace(minibatch, marked=mark(minibatch))
+            # Until the first update the policy is its own old one, to the last bit.
+            yield replace(marked, old_logprobs=None) if unmoved else marked
+            unmoved = False
 
 
 def pieces(run: Run, minibatch: Batch) -> Iterator[MicroBatch]:

@@ -1,0 +1,242 @@
+"""Speed beside peers, cell by cell in one run.
+
+    python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--threads 2] [--write]
+
+Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
+Printed are the median ratio with its range, CPU and wall seconds, the peak of resident memory, and the
+share of the matrix-product limit that is probed in the same run. `--write` keeps the table in
+benchmarks/results/speed.md. Peers that are not installed (`pip install 'covey[bench]'`) are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import subject
+import torch
+
+HERE = Path(__file__).parent
+RESULT = HERE.parent / "results/speed.md"
+PEERS = {
+    "rollout": ["generate", "unshared", "covey:torch"],
+    "update": ["trl", "covey:torch"],
+    "step": ["trl"],
+}
+"""What stands beside covey in each cell; `covey:torch` is covey without compiled operations."""
+Sample = Mapping[str, float]
+
+
+class Worker:
+    """One side of a cell in a process of its own."""
+
+    def __init__(self, cell: str, side: str, size: str, lengths: str, dtype: str, threads: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        subject.build(size, lengths, Path(self.folder.name))
+        name, _, variant = side.partition(":")
+        environment = {**os.environ, **({"BENCH_TORCH_ONLY": "1"} if variant else {})}
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                HERE / "sides.py",
+                cell,
+                name,
+                size,
+                lengths,
+                dtype,
+                str(threads),
+                self.folder.name,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**environment, "OMP_NUM_THREADS": str(threads)},
+        )
+
+    def run(self) -> Sample:
+        """Do the work once."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.folder.cleanup()
+
+
+class Row(NamedTuple):
+    """One side of a cell beside covey."""
+
+    cell: str
+    side: str
+    tokens_per_second: float
+    cpu_per_kilotoken: float
+    peak_mib: float
+    base_mib: float
+    ratio: str
+
+
+def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds: int) -> list[Row]:
+    """Covey and its peers, taking turns."""
+    sides = ["covey", *(p for p in PEERS[cell] if p != "trl" or importlib.util.find_spec("trl"))]
+    workers = {side: Worker(cell, side, size, lengths, dtype, threads) for side in sides}
+    samples: dict[str, list[Sample]] = {side: [] for side in sides}
+    for side in sides:
+        workers[side].run()  # warm-up
+    for _ in range(rounds):
+        for side in sides:
+            samples[side].append(workers[side].run())
+    for worker in workers.values():
+        worker.close()
+    name = f"{cell} {size} {lengths} {dtype}"
+    return [_row(name, side, samples[side], samples["covey"]) for side in sides]
+
+
+def _row(cell: str, side: str, own: Sequence[Sample], ours: Sequence[Sample]) -> Row:
+    seconds = lambda s: s["wall"] / s["tokens"]  # noqa: E731 - per useful token
+    ratios = [seconds(a) / seconds(b) for a, b in zip(own, ours, strict=True)]
+    return Row(
+        cell,
+        side,
+        1 / statistics.median(map(seconds, own)),
+        1000 * statistics.median(s["cpu"] / s["tokens"] for s in own),
+        max(s["peak_mib"] for s in own),
+        own[0]["base_mib"],
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+    )
+
+
+def limit(threads: int) -> dict[str, float]:
+    """Most GFLOP/s of a matrix product here, ours or torch's."""
+    from covey.kernels.calls import available
+    from covey.models.ops import Packed
+
+    torch.set_num_threads(threads)
+    best = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        x, w = torch.randn(2048, 1024).to(dtype), torch.randn(2048, 1024).to(dtype)
+        products = [lambda x=x, w=w: x @ w.t()]
+        if available(dtype, x.device):
+            packed = Packed.of(w)
+            products.append(lambda x=x, p=packed: p.product(x, None))
+        best[name] = max(2 * 2048 * 1024 * 2048 / _fastest(p) / 1e9 for p in products)
+    return best
+
+
+def _fastest(work: Any) -> float:
+    times = []
+    for _ in range(12):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def work_per_token(cell: str, size: str) -> float:
+    """GFLOP of matrix products per useful token: 2 a parameter to sample, 6 to train, both for a step."""
+    shape = subject.SHAPES[size]
+    model_folder = tempfile.TemporaryDirectory()
+    subject.build(size, "equal", Path(model_folder.name))
+    from safetensors import safe_open
+
+    with safe_open(Path(model_folder.name) / "model.safetensors", "pt") as file:
+        counts = [torch.Size(file.get_slice(n).get_shape()).numel() for n in file.keys()]  # noqa: SIM118 - it is no mapping
+    model_folder.cleanup()
+    parameters = sum(counts) - shape["vocab_size"] * shape["hidden_size"]  # the embedding is looked up
+    return {"rollout": 2, "update": 6, "step": 8}[cell] * parameters / 1e9
+
+
+def report(rows: Sequence[Row], best: Mapping[str, float], threads: int, command: str) -> str:
+    """The table as Markdown."""
+    lines = [
+        "# Speed beside peers",
+        "",
+        (
+            f"{dt.date.today()}, {processor()}, {threads} threads, Python {platform.python_version()}, "
+            f"torch {torch.__version__}. `{command}`"
+        ),
+        "",
+        (
+            "Useful tokens a second; CPU seconds per 1,000 tokens; peak resident memory of the process (in "
+            "brackets: before the work); how many times longer it takes than covey, median and range of the "
+            f"turns; share of the matrix-product limit of this run ({best['fp32']:.0f} GFLOP/s fp32, "
+            f"{best['bf16']:.0f} bf16), counting 2 FLOP a parameter and sampled token, 6 a trained one, "
+            "attention left out."
+        ),
+        "",
+        "| cell | side | tokens/s | CPU s / 1k | peak MiB | times covey's | of the limit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cell, size, _, dtype = row.cell.split()
+        share = row.tokens_per_second * work_per_token(cell, size) / best[dtype]
+        lines.append(
+            f"| {row.cell} | {row.side} | {row.tokens_per_second:,.0f} | {row.cpu_per_kilotoken:.3f} | "
+            f"{row.peak_mib:,.0f} ({row.base_mib:,.0f}) | {row.ratio} | {100 * share:.0f} % |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    """Its name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown CPU")
+
+
+def main() -> None:
+    """Measure the wanted cells."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cells", nargs="+", default=list(PEERS))
+    parser.add_argument("--sizes", nargs="+", default=["5M"])
+    parser.add_argument("--lengths", nargs="+", default=list(subject.LENGTHS))
+    parser.add_argument("--dtypes", nargs="+", default=["fp32"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    chosen = parser.parse_args()
+    rows: list[Row] = []
+    best = limit(chosen.threads)
+    for cell in chosen.cells:
+        for size in chosen.sizes:
+            for lengths in chosen.lengths:
+                for dtype in chosen.dtypes:
+                    rows += measure(cell, size, lengths, dtype, chosen.threads, chosen.rounds)
+                    print(*rows[-len(PEERS[cell]) - 1 :], sep="\n", flush=True)
+    best = {
+        name: max(value, again)
+        for (name, value), again in zip(best.items(), limit(chosen.threads).values(), strict=True)
+    }
+    text = report(rows, best, chosen.threads, " ".join(["python benchmarks/speed", *sys.argv[1:]]))
+    print(text)
+    if chosen.write:
+        RESULT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""What is timed: one function per cell and side. Each prepares, then returns a callable -> useful tokens.
+
+A worker process runs exactly one of them: `python sides.py CELL SIDE SIZE LENGTHS DTYPE THREADS FOLDER`
+answers every line on its input with a JSON line of seconds, CPU seconds, tokens and peak memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+if os.environ.get("BENCH_TORCH_ONLY"):
+    os.environ["COVEY_KERNELS"] = "0"
+
+import numpy as np
+import subject
+import torch
+from torch import Tensor
+
+Work = Callable[[], int]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def hf_model(folder: Path, dtype: str) -> Any:
+    """The Hugging Face model of a folder, for inference."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
+
+
+def our_policy(folder: Path, dtype: str) -> Any:
+    """The same as a covey policy."""
+    from transformers import AutoTokenizer
+
+    from covey.models.policy import Policy
+
+    return Policy(hf_model(folder, dtype), AutoTokenizer.from_pretrained(folder))
+
+
+# --- rollout ------------------------------------------------------------------------------------------
+
+
+def rollout_covey(size: str, lengths: str, dtype: str, folder: Path, *, shared: bool = True) -> Work:
+    """Our sampler. ``shared`` off: every completion brings its own copy of the prompt."""
+    from covey.rng import key
+    from covey.sampling.base import Request, SamplingParams
+    from covey.sampling.local import LocalSampler
+
+    policy, longest = our_policy(folder, dtype), subject.LENGTHS[lengths][1]
+    streams = [[key(0, i, g) for g in range(subject.GROUP)] for i in range(subject.PROMPTS)]
+    pairs = list(zip(subject.prompts(size), streams, strict=True))
+    requests = [Request(p, s) for p, s in pairs]
+    if not shared:
+        requests = [Request(p, [one]) for p, s in pairs for one in s]
+
+    def work() -> int:
+        done = LocalSampler(policy, 256).sample(requests, SamplingParams(longest))
+        return sum(len(s.completion.tokens) for s in done)
+
+    return work
+
+
+def rollout_unshared(*arguments: Any) -> Work:
+    """Without prefix sharing."""
+    return rollout_covey(*arguments, shared=False)
+
+
+def rollout_generate(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+    """Hugging Face generate: one left-padded batch of all completions."""
+    model, longest = hf_model(folder, dtype), subject.LENGTHS[lengths][1]
+    prompts = [p for p in subject.prompts(size) for _ in range(subject.GROUP)]
+    width = max(map(len, prompts))
+    ids = torch.full((len(prompts), width), model.config.pad_token_id)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[width - len(prompt) :] = torch.from_numpy(prompt)
+    mask = (ids != model.config.pad_token_id).long()
+    end = model.config.eos_token_id
+
+    def work() -> int:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            out = model.generate(
+                ids, attention_mask=mask, max_new_tokens=longest, do_sample=True, top_k=0, temperature=1.0
+            )[:, width:]
+        ended = (out == end).cumsum(1)
+        return int(((ended == 0) | ((out == end) & (ended == 1))).sum())
+
+    return work
+
+
+# --- update -------------------------------------------------------------------------------------------
+
+
+def advantages() -> Tensor:
+    """(completions,) of both signs, none zero."""
+    return torch.from_numpy(np.random.default_rng(2).choice([-1.0, 0.7], subject.PROMPTS * subject.GROUP))
+
+
+def update_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+    """Our loss and gradient of the whole batch, in micro-batches as in training."""
+    from dataclasses import replace
+
+    from covey.batching import collate, micro_batches
+    from covey.objective.algorithms import PRESETS
+    from covey.objective.loss import policy_loss
+    from covey.types import Completion, Group, Problem
+
+    policy = our_policy(folder, dtype)
+    groups = []
+    for i, (prompt, rows) in enumerate(zip(subject.prompts(size), subject.completions(lengths), strict=True)):
+        made = [Completion(t, np.zeros(len(t), np.float32), "", "stop") for t in rows]
+        groups.append(Group(Problem(str(i), ""), prompt, tuple(made), np.zeros(len(rows)), {}))
+    batch = collate(groups)
+    batch = replace(batch, advantages=advantages().float()[:, None] * batch.mask)
+    algorithm = PRESETS["dr_grpo"]
+
+    def work() -> int:
+        policy.model.zero_grad()
+        for micro in micro_batches(batch, 16_384, 256, skip_idle=True):
+            terms = micro.terms(policy.score(micro.packed, 1.0))
+            policy_loss(algorithm, terms).total.backward()
+        return int(batch.mask.sum())
+
+    return work
+
+
+def update_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+    """TRL's loss on the same batch as one padded tensor, without gradient checkpointing."""
+    trainer = trl_trainer(size, lengths, dtype, folder, steps=1)
+    trainer.current_gradient_accumulation_steps = 1  # set by train(), which is not called here
+    model = trainer.model.train()
+    rows = [r for rows in subject.completions(lengths) for r in rows]
+    prompts = [p for p in subject.prompts(size) for _ in range(subject.GROUP)]
+    width, longest = max(map(len, prompts)), max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    own = torch.zeros(len(rows), longest, dtype=torch.int64)
+    prompt_mask, mask = torch.zeros_like(ids), torch.zeros_like(own)
+    for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        ids[i, width - len(prompt) :], prompt_mask[i, width - len(prompt) :] = torch.from_numpy(prompt), 1
+        own[i, : len(row)], mask[i, : len(row)] = torch.from_numpy(row), 1
+    inputs = {
+        "prompt_ids": ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": own,
+        "completion_mask": mask,
+        "advantages": advantages().float(),
+        "num_items_in_batch": mask.sum(),
+    }
+
+    def work() -> int:
+        model.zero_grad()
+        trainer._compute_loss(model, inputs).backward()  # noqa: SLF001 - the thing to be timed
+        return int(mask.sum())
+
+    return work
+
+
+def trl_trainer(size: str, lengths: str, dtype: str, folder: Path, steps: int) -> Any:
+    """A GRPOTrainer at its fastest on a CPU: one batch, no checkpointing, no reference."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    import datasets
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    count = subject.PROMPTS * subject.GROUP
+    settings = GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=count,
+        num_generations=subject.GROUP,
+        max_completion_length=subject.LENGTHS[lengths][1],
+        max_steps=steps,
+        learning_rate=1e-6,
+        beta=0.0,
+        loss_type="dr_grpo",
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        optim="adamw_torch_fused",
+    )
+    texts = [tokenizer.decode(p) for p in subject.prompts(size)]
+    rows = datasets.Dataset.from_dict({"prompt": texts * steps})
+    return GRPOTrainer(
+        model=hf_model(folder, dtype),
+        args=settings,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        reward_funcs=parity,
+    )
+
+
+# --- whole steps --------------------------------------------------------------------------------------
+
+
+def parity(completions: list[str], **_: Any) -> list[float]:
+    """A reward that splits every group and costs nothing."""
+    return [float(len(text) % 2) for text in completions]
+
+
+STEPS = 3
+
+
+def step_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+    """Sampling, judging, updating and logging: a run of a few steps, its start not counted."""
+    import covey
+
+    problems = folder / "problems.jsonl"
+    tokenizer = our_policy(folder, dtype).tokenizer
+    texts = [tokenizer.decode(p) for p in subject.prompts(size)]
+    problems.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
+    runs = iter(range(1000))
+
+    def work() -> int:
+        output = folder / f"run{next(runs)}"
+        covey.train(
+            quiet=True,
+            model=str(folder),
+            dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
+            data={"train": str(problems)},
+            rewards=[parity],
+            algorithm={"name": "dr_grpo"},
+            rollout={
+                "group_size": subject.GROUP,
+                "prompts_per_step": subject.PROMPTS,
+                "max_tokens": subject.LENGTHS[lengths][1],
+            },
+            train={"steps": STEPS, "lr": 1e-6, "save_every": 1000},
+            output=str(output),
+        )
+        times = [json.loads(line) for line in (output / "timings.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        tokens = sum(int(r["length/mean"] * subject.PROMPTS * subject.GROUP) for r in rows)
+        names = ("seconds/rollout", "seconds/prepare", "seconds/update")
+        CLOCK["seconds"] = sum(row.get(n, 0.0) for row in times for n in names)
+        return tokens
+
+    return work
+
+
+def step_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+    """GRPOTrainer.train for as many steps."""
+    from transformers import TrainerCallback
+
+    class Times(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            CLOCK["seconds"] += time.perf_counter() - self.began
+
+    def work() -> int:
+        CLOCK["seconds"] = 0.0
+        trainer = trl_trainer(size, lengths, dtype, folder, STEPS)
+        trainer.add_callback(Times())
+        trainer.train()
+        means = [r["completions/mean_length"] for r in trainer.state.log_history if "reward" in r]
+        return int(sum(means) * subject.PROMPTS * subject.GROUP)
+
+    return work
+
+
+CLOCK: dict[str, float] = {}
+"""Seconds that a side measured itself, where its start is not to be counted."""
+
+
+def main() -> None:
+    """Prepare, then run once for every line that comes in."""
+    cell, side, size, lengths, dtype, threads, folder = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    work = globals()[f"{cell}_{side}"](size, lengths, dtype, Path(folder))
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in sys.stdin:
+        CLOCK.clear()
+        cpu, wall = time.process_time(), time.perf_counter()
+        tokens = work()
+        row = {
+            "wall": CLOCK.get("seconds", time.perf_counter() - wall),
+            "cpu": time.process_time() - cpu,
+            "tokens": tokens,
+            "base_mib": base / 1024,
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

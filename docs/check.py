@@ -1,0 +1,141 @@
+"""Whether the pages say what is there: links, commands, configs, paths and Python. `make docs` runs it.
+
+Prints each finding as file:line: what; exit code 1 if there is any. Every yaml block is a config or a part
+of one; a python block that begins with `# name.py` is a file beside the page's configs.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cyclopts import CycloptsError, MissingArgumentError
+
+from covey.cli import app
+from covey.config.load import load
+from covey.config.schema import Sandbox, Scoring
+from covey.rewards.base import load_rewards
+from covey.types import CoveyError
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src/covey"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+CODE, LINK = re.compile(r"`([^`]+)`"), re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(r"([\w.-]+(?:/[\w.-]+)*/?)(?::(?:\w+\.)?(\w+))?")
+Line = tuple[int, str]
+Block = tuple[int, str, list[str]]
+"""Number of the first line, language, lines."""
+
+
+def parsed(page: Path) -> tuple[list[Line], list[Block]]:
+    """The lines outside of fenced blocks, numbered, and the blocks."""
+    prose: list[Line] = []
+    blocks: list[Block] = []
+    inside = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.startswith("```"):
+            inside = not inside
+            blocks += [(number + 1, line[3:].strip(), [])] if inside else []
+        else:
+            blocks[-1][2].append(line) if inside else prose.append((number, line))
+    return prose, blocks
+
+
+def findings(page: Path) -> Iterator[Line]:
+    """All that is wrong with a page."""
+    prose, blocks = parsed(page)
+    found = [(n, path_problem(page, code)) for n, line in prose for code in CODE.findall(line)]
+    found += [(n, link_problem(page, target)) for n, line in prose for target in LINK.findall(line)]
+    commands = [(n, code) for n, line in prose for code in CODE.findall(line)]
+    for start, language, lines in blocks:
+        if language == "sh":
+            commands += enumerate(lines, start)
+        if language == "python":
+            found.append((start, python_problem("\n".join(lines))))
+    found += [(n, command_problem(code)) for n, code in commands if code.startswith(("covey ", "make "))]
+    yield from ((number, what) for number, what in (*found, *config_problems(blocks)) if what)
+
+
+def link_problem(page: Path, target: str) -> str | None:
+    """What is wrong with a link, if it leads to a file of ours."""
+    if re.match(r"[a-z]+:", target):
+        return None
+    file, _, anchor = target.partition("#")
+    path = page.parent / file if file else page
+    if not path.exists():
+        return f"no such file: {file}"
+    titles = (
+        [line.strip("# ").lower() for _, line in parsed(path)[0] if line.startswith("#")] if anchor else ()
+    )
+    anchors = [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles]  # as GitHub spells them
+    return f"no such heading: {target}" if anchor and anchor not in anchors else None
+
+
+def path_problem(page: Path, code: str) -> str | None:
+    """What is wrong with a path of the repository, or with the name after its colon."""
+    if not (match := PATH.fullmatch(code)):
+        return None
+    path, name = match.groups()
+    # What begins like nothing of ours is the reader's own, or no path; in coverage.md all files are ours.
+    ours = [base for base in (ROOT, PACKAGE) if (base / path.partition("/")[0]).exists()]
+    if not ours and not (page.name == "coverage.md" and Path(path).suffix in {".py", ".md", ".c"}):
+        return None
+    if not (found := [base / path for base in ours if (base / path).exists()]):
+        return f"no such path: {path}"
+    defined = rf"^\s*(async def|def|class) {name}\b|^ *{name}\b.*=|^ *{name}: "
+    missing = name and not re.search(defined, found[0].read_text(encoding="utf-8"), re.MULTILINE)
+    return f"{path} defines no {name}" if missing else None
+
+
+def python_problem(text: str) -> str | None:
+    """Why a block is not Python."""
+    try:
+        compile(text, "block", "exec")
+    except SyntaxError as error:
+        return f"not valid Python: {error}"
+    return None
+
+
+def command_problem(code: str) -> str | None:
+    """What is wrong with a `covey` or `make` command: its name, a flag, a setting or its value."""
+    program, *words = shlex.split(code, comments=True)
+    if program == "make":
+        unknown = [w for w in words if "=" not in w and w not in TARGETS]
+        return f"the Makefile has no target {unknown[0]}" if unknown else None
+    try:
+        _, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
+        load(overrides=bound.arguments.get("settings", ()))
+    except MissingArgumentError:
+        return None  # a command that is only mentioned
+    except (CycloptsError, CoveyError) as error:
+        return f"{code}: {error}"
+    return None
+
+
+def config_problems(blocks: list[Block]) -> Iterator[Line]:
+    """Blocks of YAML that covey would refuse, rewards included."""
+    with tempfile.TemporaryDirectory() as folder:
+        for _, language, lines in blocks:
+            if language == "python" and (named := re.fullmatch(r"# (\w+\.py)", lines[0])):
+                (Path(folder) / named[1]).write_text("\n".join(lines), encoding="utf-8")
+        for start, _, lines in (b for b in blocks if b[1] == "yaml"):
+            file = Path(folder) / "config.yaml"
+            file.write_text("\n".join(lines), encoding="utf-8")
+            try:
+                for stage in load(file).stages():
+                    if rewards := stage.config.rewards:  # nothing is run, so nothing has to be confined
+                        load_rewards(rewards, stage.folder, Scoring(), Sandbox(unsafe_local=True))
+            except CoveyError as error:
+                yield start, str(error).replace(f"{folder}/", "")
+
+
+if __name__ == "__main__":
+    everything = [(page.relative_to(ROOT), *line) for page in PAGES for line in sorted(findings(page))]
+    for where, number, what in everything:
+        print(f"{where}:{number}: {what}")
+    sys.exit(bool(everything))

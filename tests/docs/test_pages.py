@@ -1,0 +1,85 @@
+"""Every page says what is there, and the coverage table is whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COVERAGE = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in COVERAGE.splitlines()
+    if re.match(r"\| [SP]\d+ ", line)
+]
+
+
+def loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_check", ROOT / "docs/check.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CHECK = loaded()
+
+
+@pytest.mark.parametrize("page", CHECK.PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_page_says_what_is_there(page: Path) -> None:
+    assert list(CHECK.findings(page)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("see [x](nope.md)", 1, "no such file: nope.md"),
+        ("\n# A b\n[x](#a-c)", 3, "no such heading: #a-c"),
+        ("`objective/loss.py:nope`", 1, "defines no nope"),
+        ("`src/covey/nope.py`", 1, "no such path"),
+        ("`covey trian`", 1, 'Unknown command "trian"'),
+        ("```sh\ncovey train a.yaml --train.lrr 1\n```", 2, "did you mean train.lr"),
+        ("```sh\ncovey sample m --nope 1\n```", 2, "--nope"),
+        ("`make nothing`", 1, "no target nothing"),
+        ("```yaml\nalgoritm: dapo\n```", 2, "did you mean algorithm"),
+        ("```yaml\nrewards: [math_anwser]\n```", 2, "did you mean math_answer"),
+        ("```python\ndef f(:\n```", 2, "not valid Python"),
+    ],
+)
+def test_a_mistake_is_found(tmp_path: Path, text: str, line: int, says: str) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    ((number, what),) = CHECK.findings(page)
+    assert number == line and says in what
+
+
+def test_the_readers_own_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`groups/dead` `mine.py:f` `covey train`\n```python\n# mine.py\ndef f(completion): return 1.0\n```\n"
+        "```yaml\nrewards: [mine.py:f]\n```\n[x](https://example.org)"
+    )
+    assert list(CHECK.findings(page)) == []
+
+
+def test_the_coverage_table_is_whole() -> None:
+    ids = [row[0] for row in ROWS]
+    assert ids == [f"S{n}" for n in range(1, 173)] + [f"P{n}" for n in range(1, 21)]
+    for name, _, state, where, proof in ROWS:
+        word = state.partition(":")[0]
+        assert word in {"done", "part", "not yet"}, name
+        assert (word == "part") == (":" in state), f"{name}: `part` says what is missing"
+        assert word == "not yet" or "`" in where, f"{name}: where is it?"
+        assert word != "done" or "`" in proof or "](" in proof, f"{name}: what proves it?"
+
+
+def test_the_counts_are_those_of_the_table() -> None:
+    for kind in "SP":
+        counts = Counter(state.partition(":")[0] for name, _, state, *_ in ROWS if name[0] == kind)
+        said = f"{counts['done']} done, {counts['part']} in part, {counts['not yet']} not yet"
+        assert said in COVERAGE, f"{kind}: {said}"

@@ -1,0 +1,141 @@
+"""The compiled operations against their torch forms, and their promise of the same bits everywhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from covey.kernels import build
+from covey.kernels.calls import available
+from covey.models.ops import CompiledOps, Linear, Packed, TorchOps, weight_gradient
+from covey.models.packing import pack
+from covey.models.policy import Policy
+from covey.rng import key
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.local import LocalSampler
+from tests.conftest import policy_of, random_prompts
+
+pytestmark = pytest.mark.skipif(
+    not available(torch.float32, torch.device("cpu")), reason="no C compiler on this machine"
+)
+FAMILIES = ("llama", "qwen3")
+
+
+def lengths_in_groups() -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+    prompts = random_prompts(3, 17, 1, 40)
+    groups = [random_prompts(*own, seed=s) for s, own in enumerate([(9, 1, 30), (), (2, 33), (17, 16, 15)])]
+    return prompts, groups
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_models_of_these_tests_use_them(name: str) -> None:
+    assert policy_of(name).exact
+    assert not policy_of("mistral").exact
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-5), (torch.bfloat16, 6e-2)])
+def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype, close: float) -> None:
+    template = policy_of(name)
+    packed = pack(*lengths_in_groups())
+
+    def run(compiled: bool) -> tuple[torch.Tensor, ...]:
+        model = copy.deepcopy(template.model).to(dtype if compiled else torch.float32)
+        policy = Policy(model, template.tokenizer)
+        assert policy.decoder is not None
+        policy.decoder.ops = policy.decoder.ops if compiled else TorchOps()
+        scores = policy.score(packed, 0.8)
+        weights = torch.linspace(-1, 1, len(scores.logprobs))
+        ((scores.logprobs + 0.3 * scores.entropy) * weights).sum().backward()
+        gradients = (p.grad.float() for p in policy.parameters if p.grad is not None)
+        return scores.logprobs.detach(), scores.entropy.detach(), scores.collision.detach(), *gradients
+
+    plain, ours = run(compiled=False), run(compiled=True)
+    assert len(plain) == len(ours) > 10
+    for expected, got in zip(plain, ours, strict=True):
+        assert float((expected - got).norm() / expected.norm()) < close
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sampled_log_probs_are_the_trainers_bits(name: str, dtype: torch.dtype, threads: None) -> None:
+    policy = policy_of(name)
+    policy.model.to(dtype)
+    policy = Policy(policy.model, policy.tokenizer)
+    prompts = random_prompts(3, 17, 1, 40)
+    requests = [Request(p, [key(0, i, g) for g in range(5)]) for i, p in enumerate(prompts)]
+    completions: list[list[np.ndarray]] = [[] for _ in prompts]
+    recorded: list[list[np.ndarray]] = [[] for _ in prompts]
+    torch.set_num_threads(2)
+    for request, _, completion in LocalSampler(policy, 7).sample(requests, SamplingParams(50, 0.9)):
+        completions[request].append(completion.tokens)
+        recorded[request].append(completion.logprobs)
+    torch.set_num_threads(1)
+    found = policy.score(pack(prompts, completions), 0.9).logprobs.detach().numpy()
+    assert np.array_equal(found, np.concatenate([row for group in recorded for row in group]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.dtype, threads: None) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(67, 96).to(dtype), torch.randn(150, 96).to(dtype)
+    packed = Packed.of(weight)
+    whole = packed.product(x, None)
+    for rows in (slice(0, 1), slice(5, 18), slice(60, 67)):
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert torch.equal(packed.product(x[rows].contiguous(), None), whole[rows])
+    exact = x.double() @ weight.double().t()
+    assert float((whole.double() - exact).norm() / exact.norm()) < (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 2, 31, 200])
+def test_weight_gradient_is_the_product_of_gradient_and_input(dtype: torch.dtype, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    grad, x = torch.randn(tokens, 150).to(dtype), torch.randn(tokens, 96).to(dtype)
+    exact = grad.double().t() @ x.double()
+    found = weight_gradient(grad, x)
+    assert float((found.double() - exact).norm() / exact.norm()) < 1e-6
+    torch.testing.assert_close(weight_gradient(grad, x, found.clone()), 2 * found)
+
+
+def test_a_changed_weight_is_packed_again() -> None:
+    layer = torch.nn.Linear(16, 32)
+    joined, x = Linear(layer), torch.randn(3, 16)
+    joined.product(x)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+        layer.bias.zero_()
+    torch.testing.assert_close(joined.product(x), x @ layer.weight.t(), atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.OFF, "0")
+    build.library.cache_clear()
+    try:
+        policy = policy_of("qwen3")
+        assert policy.decoder is not None
+        assert isinstance(policy.decoder.ops, TorchOps) and not policy.exact
+        (done,) = LocalSampler(policy).sample([Request(random_prompts(4)[0], [1])], SamplingParams(5))
+        assert len(done.completion.tokens) > 0
+    finally:
+        monkeypatch.undo()
+        build.library.cache_clear()
+
+
+def test_head_widths_and_dtypes_that_do_not_fit_are_left_to_torch() -> None:
+    policy = policy_of("qwen3")
+    assert isinstance(Policy(policy.model.double(), policy.tokenizer).decoder.ops, TorchOps)
+    assert isinstance(Policy(policy.model.float(), policy.tokenizer).decoder.ops, CompiledOps)
