@@ -73,7 +73,7 @@ def soak(folder: Path, steps: int) -> dict[str, object]:
 
         def step(self, *_: object) -> None:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
-            samples.append((pages * 4, len(os.listdir("/proc/self/fd")), threading.active_count()))
+            samples.append((pages * 4, len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
 
     settings = {"algorithm": "grpo", "train": {"steps": steps, "save_every": steps, "lr": 1e-5}}
     config = write_config(folder / "soak", {**settings, "eval": {"problems": 2, "samples": 1}})

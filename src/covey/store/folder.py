@@ -43,6 +43,7 @@ class RunFolder:
         except BlockingIOError:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
+            self._lock.close()
             raise FolderBusy(f"{path}: {owner} works in this folder; wait for it or choose another") from None
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
