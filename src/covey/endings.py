@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
+import re
 import shlex
 import traceback
 from pathlib import Path
@@ -43,8 +45,8 @@ def as_error(error: BaseException) -> CoveyError:
     """Any failure as one that says what to do; those that are nobody's fault but ours keep their trace."""
     if isinstance(error, CoveyError):
         return error
-    if isinstance(error, OSError):
-        return disk_error(error)
+    if (system := system_error(error)) is not None:
+        return disk_error(system)
     if out_of_memory(error):
         return OutOfRoom(
             f"out of memory: {_first_line(error)}. Lower rollout.max_running, rollout.max_tokens or "
@@ -56,6 +58,14 @@ def as_error(error: BaseException) -> CoveyError:
         f"a bug in covey, or in code it was given: {type(error).__name__}: {_first_line(error)} "
         f"({place.filename}:{place.lineno}). Please report it with the lines above"
     )
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """The error of the operating system behind an exception; Rust's writers tell it in their text only."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
 
 
 def disk_error(error: OSError, what: str = "") -> OutOfRoom:

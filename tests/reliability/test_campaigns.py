@@ -24,11 +24,6 @@ def test_broken_configs_and_data_are_answered() -> None:
     assert campaign("fuzz", "--trials", "150", "--seed", "1")["tracebacks"] == 0
 
 
-def test_runs_killed_at_random_end_with_the_same_bits() -> None:
-    figures = campaign("kills", "--kills", "3", "--configs", "1", "--seed", "1")
-    assert figures["identical"] == figures["runs"] > 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("signal", ["KILL", "TERM"])
 def test_every_configuration_survives_signals(signal: str) -> None:

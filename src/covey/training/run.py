@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from covey.config.load import Loaded
 from covey.console import RunConsole
-from covey.endings import CheckpointError, OutOfRoom, disk_error
+from covey.endings import CheckpointError, OutOfRoom, disk_error, system_error
 from covey.evaluate import Evaluation, evaluate
 from covey.faults import Faults
 from covey.models.load import Reference, save_policy
@@ -178,8 +176,10 @@ class Run:
                     save_file(self.reference.state(), folder / "reference.safetensors")
                 state = {"state": asdict(self.state), "streams": self.folder.sizes()}
                 (folder / "trainer.json").write_text(json.dumps(state, indent=1))
-        except (OSError, SafetensorError) as error:
-            raise disk_error(_as_os_error(error), f"{target} could not be written") from None
+        except Exception as error:
+            if (system := system_error(error)) is None:
+                raise
+            raise disk_error(system, f"{target} could not be written") from None
 
     def advance(self, step: int, **changes: Any) -> None:
         """A step is complete: from here on a resume goes on after it."""
@@ -227,11 +227,3 @@ class Run:
         self.clock.before = self.state.seconds
         self.folder.rewind(saved["streams"], self.state.step)
         return checkpoint is not None
-
-
-def _as_os_error(error: Exception) -> OSError:
-    """Rust's writers tell the number of a system error in their text only."""
-    if isinstance(error, OSError):
-        return error
-    number = re.search(r"os error (\d+)", str(error))
-    return OSError(int(number[1]) if number else 0, str(error))
