@@ -196,3 +196,11 @@ def test_a_folder_that_cannot_be_written_is_said(project: Path, capsys) -> None:
     (project / "run").mkdir(mode=0o500)
     assert train(project) == 8
     assert "may write to" in capsys.readouterr().err
+
+
+def test_errors_that_only_their_text_explains_are_understood() -> None:
+    from covey.endings import as_error
+
+    error = as_error(Exception("I/O error: No space left on device (os error 28)"))
+    assert error.code == 8
+    assert "Free some space" in str(error)

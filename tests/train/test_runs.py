@@ -158,6 +158,16 @@ def test_stopping_and_going_on_gives_the_same_bits(tmp_path: Path, settings: dic
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
 
 
+def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
+    settings = {"eval": {"every": 1, "problems": 8, "samples": 2}, "train": {"steps": 3}}
+    counter = StopAt()
+    start(tmp_path / "whole", counter, **settings)
+    for number, check in enumerate(range(3, counter.checks, 20)):
+        interrupted(tmp_path / f"parts{number}", check, **settings)
+        start(tmp_path / f"parts{number}", **settings)
+        assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / f"parts{number}")
+
+
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     counter = StopAt()
     start(tmp_path / "whole", counter, train={"steps": 6})

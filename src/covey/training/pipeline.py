@@ -89,7 +89,8 @@ def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Se
         with run.watchdog.watching():
             if run.test_set:
                 evaluations["before"] = run.first_evaluation()
-            LOOPS[config.method](run)
+            if not (run.state.step and run.housekeeping()):
+                LOOPS[config.method](run)
             if run.test_set:
                 evaluations["after"] = run.evaluate()
             return finish(run, evaluations)
