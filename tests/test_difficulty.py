@@ -37,7 +37,10 @@ def test_pass_rates_are_remembered_with_forgetting_and_survive_a_checkpoint() ->
     again = Difficulty(3)
     again.load(difficulty.state())
     np.testing.assert_array_equal(again.rates, difficulty.rates)
-    assert again.histogram(4) == [0.0, 0.0, 0.0, 1.0]
+    seen = again.metrics(4)
+    assert [v for k, v in seen.items() if "pass_rate" in k] == [0.0, 0.0, 0.0, 1.0]
+    assert seen["difficulty/tried"] == 1 / 3
+    assert seen["difficulty/pass_rate_0.75_1.00"] == 1.0
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(2, 16))

@@ -65,14 +65,14 @@ def test_dead_groups_are_replaced_in_bounded_rounds() -> None:
     assert all(g.dead for g in batch.rejected)
     hopeless = rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(10), max_refills=2).sample(0, quiet)
     assert hopeless.groups == []
-    assert hopeless.refills == 2
+    assert hopeless.metrics["rollout/refills"] == 2
     assert len(hopeless.rejected) == 9
 
 
 def test_without_a_filter_dead_groups_are_kept() -> None:
     batch = rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(4), algorithm="grpo").sample(0, quiet)
     assert len(batch.groups) == 3
-    assert batch.refills == 0
+    assert batch.metrics["rollout/refills"] == 0
 
 
 def test_a_stop_in_the_middle_leaves_the_cursor() -> None:

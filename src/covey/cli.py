@@ -121,9 +121,10 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
     Parameters
     ----------
     config
-        A YAML file, or the folder of a run, whose final model is then measured.
+        A YAML file, or the folder of a run: its final model is measured, or its newest checkpoint
+        if it has not ended; of several stages, the last one's.
     """
-    loaded = _load(config, settings, as_json)
+    loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
     from covey.training.once import evaluate_once
 
@@ -138,8 +139,14 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
 
 @app.command
 def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
-    """Prove on your own model and data that a training step is right; takes one batch."""
-    loaded = _load(config, settings, as_json)
+    """Prove on your own model and data that a training step is right; takes one batch.
+
+    Parameters
+    ----------
+    config
+        A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
+    """
+    loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
     from covey.training.check import check as measure
 
@@ -150,6 +157,35 @@ def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
     for finding in findings:
         console.say(f"{'ok   ' if finding.holds else 'WRONG'} {finding.claim}: {finding.evidence}")
     return 0 if all(f.holds for f in findings) else 1
+
+
+@app.command
+def explain(what: str = "", *, as_json: Json = False) -> int:
+    """Say what stands out in a run and which setting to change; or what a setting does.
+
+    Parameters
+    ----------
+    what
+        The folder of a run, or a setting or section, as train.lr; without it every setting is listed.
+    """
+    if what and Path(what).is_dir():
+        from covey.insight.explain import explain as remarks_on
+        from covey.training.recorded import last_stage, records
+
+        stage = last_stage(Path(what))
+        remarks = remarks_on(records(stage, "metrics.jsonl"), records(stage, "evals.jsonl"))
+        found = [vars(r) for r in remarks]
+        lines = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
+    else:
+        from covey.ui.settings import settings, show
+
+        found = settings(what)
+        lines = list(show(found))
+    if as_json:
+        _print_json(found)
+        return 0
+    print("\n".join(lines))
+    return 0
 
 
 @app.command
@@ -249,13 +285,16 @@ def algorithms(name: str | None = None, *, as_json: Json = False) -> int:
     return show_all(as_json) if name is None else show_one(name, as_json)
 
 
-def _load(config: Path, settings: Sequence[str], as_json: bool) -> Loaded:
-    from covey.config.load import load
+def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = False) -> Loaded:
+    """What a YAML file or a run folder says; ``trained``: with the model the run has arrived at."""
+    if config.is_dir():
+        from covey.training.recorded import load_recorded, load_run
 
-    folder = config if config.is_dir() else None
-    if folder is not None and not (folder / "config.yaml").exists():
-        raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
-    loaded = load(config if folder is None else folder / "config.yaml", settings)
+        loaded = (load_run if trained else load_recorded)(config, settings)
+    else:
+        from covey.config.load import load
+
+        loaded = load(config, settings)
     if not as_json:
         for note in loaded.notes:
             print(f"note: {note}", file=sys.stderr)

@@ -46,10 +46,10 @@ class RolloutBatch:
     """To be trained on."""
     rejected: list[Group]
     """Sampled and scored, but left out by the algorithm's filter."""
-    refills: int
-    """Rounds of resampling it took."""
     reward_seconds: float
     """Waited for reward functions after the last completion had ended."""
+    metrics: Mapping[str, float]
+    """What was counted on the way."""
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
@@ -75,10 +75,14 @@ class Rollouts:
         self.difficulty = Difficulty(len(problems))
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), len(problems)))
 
+    @property
+    def _remembers(self) -> bool:
+        """Whether what is sampled follows from how hard problems were."""
+        return self.rollout.curriculum != "off" or self.rollout.adapt_group_size
+
     def position(self) -> dict[str, Any]:
         """Where the data stands, as JSON, for ``resume``."""
-        remembers = self.rollout.curriculum != "off" or self.rollout.adapt_group_size
-        return {"cursor": self.cursor, "difficulty": self.difficulty.state() if remembers else {}}
+        return {"cursor": self.cursor, "difficulty": self.difficulty.state() if self._remembers else {}}
 
     def resume(self, cursor: int, difficulty: Mapping[str, Any]) -> None:
         """Go on where ``position`` was taken."""
@@ -93,6 +97,7 @@ class Rollouts:
         kept: list[Group] = []
         rejected: list[Group] = []
         used, refills, clock = 0, -1, [0.0]
+        calls, judged = self.rewards.calls, self.rewards.judged
         while len(kept) < wanted and refills < self.rollout.max_refills:
             chosen = self._choose(step, used, wanted - len(kept), list(seen))
             groups = self._round(step, chosen, progress, clock)
@@ -105,7 +110,14 @@ class Rollouts:
         self.cursor += used
         for index, group in seen.items():
             self.difficulty.update(index, group.pass_rate)
-        return RolloutBatch(kept, rejected, refills, clock[0])
+        metrics = {
+            "rollout/refills": float(refills),
+            "rollout/rejected": float(len(rejected)),
+            "rollout/reward_calls": float(self.rewards.calls - calls),
+            "rollout/judged": float(self.rewards.judged - judged),
+            **(self.difficulty.metrics() if self._remembers else {}),
+        }
+        return RolloutBatch(kept, rejected, clock[0], metrics)
 
     def _choose(self, step: int, used: int, count: int, seen: Sequence[int]) -> list[tuple[int, int]]:
         """The next problems: (number, epoch), in the epoch's order or drawn near the frontier."""

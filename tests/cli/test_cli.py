@@ -24,7 +24,7 @@ def test_help_is_fast_and_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert time.perf_counter() - started < 5  # a second on a quiet machine
-    for command in ("demo", "train", "eval", "sample", "score", "algorithms"):
+    for command in ("demo", "train", "eval", "explain", "sample", "score", "algorithms"):
         assert command in done.stdout
 
 

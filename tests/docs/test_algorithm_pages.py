@@ -20,6 +20,7 @@ from covey.objective.algorithms import AXES, PRESETS, Algorithm
 from covey.objective.choice import Choice, use
 from covey.objective.diagnostics import gradient_shares, group_metrics, observe, token_metrics
 from covey.objective.loss import policy_loss
+from covey.tasks.difficulty import Difficulty
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "algorithms").glob("*.md"))
@@ -93,11 +94,15 @@ def logged() -> set[str]:
         sampler_logprobs=t([-1, -2], [-3, 0]), ref_logprobs=t([-1, -2], [-3, 0]), entropy=torch.ones(2, 2)
     )
     seen = token_metrics([observe(everything, terms, policy_loss(everything, terms))], everything)
-    groups = [group([1, 0])]
+    (one,) = groups = [group([1, 0])]
+    groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
     names = {*seen, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
-    report = (Path(covey.__file__).parent / "training/report.py").read_text(encoding="utf-8")
-    names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy)/\w+)"', report))
-    return {re.sub("answer", "NAME", re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name)) for name in names}
+    names |= set(Difficulty(3).metrics())
+    for file in ("training/report.py", "rollout.py"):
+        text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
+        names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy)/\w+)"', text))
+    names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}
+    return {re.sub("(other_)?answer", "NAME", name) for name in names}
 
 
 def test_every_metric_is_explained_and_no_other() -> None:

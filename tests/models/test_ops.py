@@ -11,7 +11,7 @@ import torch
 
 from covey.kernels import build
 from covey.kernels.calls import available
-from covey.models.ops import CompiledOps, Linear, Packed, TorchOps, weight_gradient
+from covey.models.ops import CompiledOps, Linear, Packed, TorchOps, outer_sum
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key
@@ -101,14 +101,16 @@ def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 2, 31, 200])
-def test_weight_gradient_is_the_product_of_gradient_and_input(dtype: torch.dtype, tokens: int) -> None:
-    torch.manual_seed(tokens)
-    grad, x = torch.randn(tokens, 150).to(dtype), torch.randn(tokens, 96).to(dtype)
-    exact = grad.double().t() @ x.double()
-    found = weight_gradient(grad, x)
+@pytest.mark.parametrize("rows", [1, 2, 31, 600])
+def test_outer_sums_of_any_strides(dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(rows)
+    a, b = torch.randn(rows, 150).to(dtype), torch.randn(rows, 96).to(dtype)
+    exact = a.double().t() @ b.double()
+    found, transposed = torch.zeros(150, 96), torch.ones(150, 96)
+    outer_sum(a, b, found)
+    outer_sum(a.t().contiguous().t(), b, transposed)
     assert float((found.double() - exact).norm() / exact.norm()) < 1e-6
-    torch.testing.assert_close(weight_gradient(grad, x, found.clone()), 2 * found)
+    torch.testing.assert_close(transposed, found + 1)
 
 
 def test_a_changed_weight_is_packed_again() -> None:

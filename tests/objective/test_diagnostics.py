@@ -13,6 +13,7 @@ from covey.objective import penalties, ratios, weights
 from covey.objective.algorithms import PRESETS
 from covey.objective.choice import use
 from covey.objective.diagnostics import (
+    correlations,
     gradient_shares,
     group_metrics,
     observe,
@@ -116,6 +117,23 @@ def test_group_metrics_count_dead_groups_by_their_kind() -> None:
     assert metrics["length/truncated"] == 0
 
 
+def test_rewards_are_correlated_where_both_judged_and_both_vary() -> None:
+    x, nan = np.array([0, 1, 2, 3.0]), math.nan
+    found = correlations({"x": x, "same": 2 * x + 1, "against": -x, "flat": np.ones(4)})
+    assert found == pytest.approx(
+        {
+            "reward/correlation/x/same": 1,
+            "reward/correlation/x/against": -1,
+            "reward/correlation/same/against": -1,
+        }
+    )
+    # Where both judged, (1, 0), (2, 1), (3, 0): cov 0. Where they never did, nothing.
+    assert correlations({"x": x, "y": np.array([nan, 0, 1, 0])}) == {
+        "reward/correlation/x/y": pytest.approx(0)
+    }
+    assert correlations({"x": np.array([0, 1, nan, nan]), "y": np.array([nan, nan, 0, 1.0])}) == {}
+
+
 def test_gradient_shares_by_pass_rate() -> None:
     # Pass rates 1/2 and 3/4: buckets [.5, .75) and [.75, 1]; masses 1 + 1 and 3 + 1 + 1 + 1.
     groups = [group([1, 0]), group([1, 1, 1, 0])]
@@ -128,8 +146,12 @@ def test_gradient_shares_by_pass_rate() -> None:
 
 def test_text_metrics() -> None:
     texts = ["Wait, let me check.", "hello мир", "a b c d a b c d", "a b c d a b c d"]
-    metrics = text_metrics(texts)
+    metrics = text_metrics(texts, np.array([True, False, False, False]))
     assert metrics["text/reflection"] == pytest.approx(2 / 4)
+    assert metrics["text/reflection/right"] == 2
+    assert metrics["text/reflection/wrong"] == 0
+    assert metrics["text/reflection/doubt"] == metrics["text/reflection/check"] == pytest.approx(1 / 4)
+    assert metrics["text/reflection/alternative"] == metrics["text/reflection/correction"] == 0
     assert metrics["text/mixed_scripts"] == pytest.approx(1 / 4)
     # Windows of four words: abcd bcda cdab dabc abcd, one of five repeated, in two texts of four.
     assert metrics["text/repetition"] == pytest.approx(0.2 * 2 / 4)

@@ -114,6 +114,13 @@ def test_the_rollout_log_holds_text_rewards_and_token_arrays(tmp_path: Path) -> 
     assert arrays["advantages"].tolist() == [0.5] * 2 + [-0.5] * 3 + [0.0] * 2
     assert len(arrays["tokens"]) == len(arrays["logprobs"]) == 7
     first = (tmp_path / "rollouts" / "step_000004.npz").read_bytes()
+    folder.write_rollouts(4, groups, advantages, rejected=[group([1, 1], [4, 2], "r")])
+    lines = folder.read("rollouts/step_000004.jsonl")
+    assert [(x["problem"], x["trained"]) for x in lines[2:]] == [("q", True)] * 2 + [("r", False)] * 2
+    assert lines[-1]["advantage"] == 0.0
+    arrays = np.load(tmp_path / "rollouts" / "step_000004.npz")
+    assert arrays["ends"].tolist() == np.cumsum([x["tokens"] for x in lines]).tolist()
+    assert arrays["advantages"][7:].tolist() == [0.0] * 6
     folder.write_rollouts(4, groups, advantages)
     assert (tmp_path / "rollouts" / "step_000004.npz").read_bytes() == first
     folder.close()

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.config.load import load
 from covey.console import RunConsole
+from covey.endings import GuardStop
 from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
 from covey.training.pipeline import Result, run_pipeline
@@ -106,6 +107,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
         assert np.isfinite(metrics[-1][name]), name
     timings = json.loads((folder / "timings.jsonl").read_text().splitlines()[-1])
     assert timings["seconds/rollout"] > 0
+    assert timings["seconds/reward"] >= 0
     assert timings["tokens_per_second/update"] > 0
     assert timings["memory/peak_mib"] > 0
     evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
@@ -131,6 +133,46 @@ def test_the_log_agrees_with_the_metrics(tmp_path: Path) -> None:
         assert metrics[step]["groups/dead"] == dead / 4
         arrays = np.load(log.with_suffix(".npz"))
         assert arrays["ends"].tolist() == np.cumsum([r["tokens"] for r in rows]).tolist()
+
+
+def test_rejected_groups_are_logged_and_marked(tmp_path: Path) -> None:
+    rollout = {"curriculum": "frontier", "max_refills": 1}
+    with pytest.raises(GuardStop, match="not one changed a weight"):
+        start(tmp_path / "run", rollout=rollout, algorithm="dapo", rewards=())
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(m["rollout/rejected"] for m in metrics) > 0
+    for step, seen in enumerate(metrics):
+        log = tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()]
+        left_out = [r for r in rows if not r["trained"]]
+        assert len(left_out) == 4 * seen["rollout/rejected"]
+        assert {r["advantage"] for r in left_out} <= {0.0}
+        assert len({r["reward"] for r in left_out if r["group"] == rows[-1]["group"]}) <= 1
+        assert seen["rollout/judged"] == 2 * len(rows)  # the task has two rewards
+        assert seen["rollout/reward_calls"] > 0
+        frontier = [v for k, v in seen.items() if k.startswith("difficulty/pass_rate")]
+        assert sum(frontier) == pytest.approx(1.0)
+        assert 0 < seen["difficulty/tried"] <= 1
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "lora"])
+def test_the_record_names_the_reference_by_its_weights(tmp_path: Path, lora: dict[str, int] | None) -> None:
+    save_policy(policy_of("qwen2"), tmp_path / "model")
+    short = {"model": str(tmp_path / "model"), "train": {"steps": 1}, "lora": lora}
+    start(tmp_path / "none", **short, algorithm="dapo")
+    assert json.loads((tmp_path / "none" / "env.json").read_text())["reference"] is None
+    hashes = []
+    for seed in (0, 1):  # adapters start at random, the reference below them does not
+        start(tmp_path / str(seed), **short, algorithm="grpo", seed=seed)
+        hashes.append(json.loads((tmp_path / str(seed) / "env.json").read_text())["reference"])
+    assert len(hashes[0]) == 64
+    assert hashes[0] == hashes[1]
+    start(tmp_path / "next", **{**short, "model": str(tmp_path / "0" / "final")}, algorithm="grpo")
+    trained = json.loads((tmp_path / "next" / "env.json").read_text())["reference"]
+    same = (tmp_path / "0" / "final" / "model.safetensors").read_bytes() == (
+        tmp_path / "model" / "model.safetensors"
+    ).read_bytes()
+    assert (trained == hashes[0]) == same
 
 
 HARD: list[dict[str, Any]] = [
@@ -178,6 +220,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-8])
     start(tmp_path / "parts", train={"steps": 6})
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_a_run_that_did_not_learn_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {**FAST, "train": {"steps": 2, "lr": 0.0}, "eval": {"problems": 128, "samples": 1}}
+    data = {**FAST["data"], "test_size": 128}
+    loaded = load(values={**values, "data": data, "algorithm": "grpo", "output": tmp_path / "run"})
+    (result,) = run_pipeline(loaded, RunConsole(), StopSignal())
+    assert result.verdict is not None
+    assert result.verdict.word == "did not learn"
+    assert "likely why: " in capsys.readouterr().out
 
 
 def test_micro_batches_do_not_change_the_run(tmp_path: Path) -> None:

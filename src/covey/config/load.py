@@ -57,6 +57,8 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
     folder: Path = Path()
     """Where relative paths and user code are looked for: the config file's folder."""
+    checkpoint: Path | None = None
+    """Of a run that has not ended: its weights are taken instead of those of the config's model."""
 
     def stages(self) -> list[Loaded]:
         """The stages of a pipeline, each a full config; the run itself if it has none."""
@@ -73,9 +75,14 @@ class Loaded:
 
 
 def load(
-    file: Path | None = None, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
 ) -> Loaded:
     """Read a YAML file, then `--dotted.key value` overrides, then Python values; check everything.
+
+    Relative paths are looked for in ``folder``; by default the file's, without one the working directory.
 
     >>> load(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
@@ -89,7 +96,7 @@ def load(
         _put(raw, key, value)
         origins[key] = origin
     raw, origins = _rename(raw, origins, notes)
-    folder = file.resolve().parent if file is not None else Path.cwd()
+    folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     loaded = _validate(raw, origins, folder, str(file) if file else "config")
     loaded.notes = notes
     loaded.stages()
@@ -169,7 +176,7 @@ def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
 
 def _items(values: Mapping[str, Any]) -> Iterable[tuple[str, Any, str]]:
     for key, value in values.items():
-        if isinstance(value, Mapping) and key in Config.model_fields and _section(Config, key):
+        if isinstance(value, Mapping) and key in Config.model_fields and section_of(Config, key):
             yield from ((f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
         else:
             yield key, value, key
@@ -251,12 +258,13 @@ def key_paths(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """All dotted keys of the config."""
     paths: list[str] = []
     for name in model.model_fields:
-        section = _section(model, name)
+        section = section_of(model, name)
         paths += key_paths(section, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
     return paths
 
 
-def _section(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The model of a field that is a section; None of a setting."""
     annotation = model.model_fields[name].annotation
     for kind in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(kind, type) and issubclass(kind, Section):

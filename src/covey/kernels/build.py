@@ -42,7 +42,7 @@ def _keep_freed_memory() -> None:
     """Let glibc reuse large blocks: mapping fresh pages for every tensor costs more than the products."""
     if platform.libc_ver()[0] == "glibc":
         libc, mmap_threshold, trim_threshold = ctypes.CDLL(None), -3, -1
-        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(mmap_threshold, 1 << 27)
         libc.mallopt(trim_threshold, 1 << 30)
 
 

@@ -44,14 +44,14 @@ static inline units join16(const real *first, const real *second) { return load(
 /* Bytes of a packed weight. */
 long NAME(packed_size)(long N, long K) { return (N + PANEL - 1) / PANEL * PANEL * UNITS(K) * sizeof(unit); }
 
-/* Pack a weight whose element (n, k) lies at w[n * row + k * column]. */
-void NAME(pack_weight)(const real *w, long row, long column, unit *panels, long N, long K) {
+/* Pack a weight (N, K). */
+void NAME(pack_weight)(const real *w, unit *panels, long N, long K) {
 #pragma omp parallel for schedule(static)
     for (long p = 0; p < (N + PANEL - 1) / PANEL; p++)
         for (long k = 0; k < UNITS(K); k++)
             for (long i = 0; i < PANEL; i++) {
-                const real *x = w + (p * PANEL + i) * row + k * DOT * column;
-                unit u = p * PANEL + i >= N ? 0 : (k + 1) * DOT > K ? last(x) : join(x, x + column);
+                const real *x = w + (p * PANEL + i) * K + k * DOT;
+                unit u = p * PANEL + i >= N ? 0 : (k + 1) * DOT > K ? last(x) : join(x, x + 1);
                 panels[(p * UNITS(K) + k) * PANEL + i] = u;
             }
 }
@@ -106,7 +106,7 @@ void NAME(product)(const real *x, const unit *panels, const float *bias, real *c
     }
 }
 
-/* --- weight gradients ------------------------------------------------------------------------------ */
+/* --- sums over tokens or outputs, for the backward pass ----------------------------------------------- */
 
 #define STEP 256 /* tokens summed before the accumulators are written */
 #define STRIP 96 /* rows of dW that a thread takes at once */
@@ -127,9 +127,25 @@ static inline __attribute__((always_inline)) void gradient_tile(const unit *g, c
         for (int j = 0; j < vectors; j++) *(v16 *)(w + i * ws + j * LANES) += acc[i][j];
 }
 
-/* W (N, K) += G^T X. G (M, N) with row stride gs, X (M, K) with row stride xs, W float; K a multiple of 16.
- * Both are copied in pieces, so that the inner loop reads what lies side by side in the cache. */
-void NAME(weight_gradient)(const real *g, long gs, const real *x, long xs, float *w, long M, long N, long K) {
+/* gp [width / ROWS][STEP / DOT][ROWS] from (tokens, width) elements of G, along the side that lies together. */
+static inline void copy_strip(const real *g, long gm, long gn, unit *gp, long tokens, long width) {
+    static const real nothing = 0;
+    long steps = (tokens + DOT - 1) / DOT, blocks = (width + ROWS - 1) / ROWS, along = gm < gn;
+    for (long outer = 0; outer < (along ? blocks : steps); outer++)
+        for (long inner = 0; inner < (along ? steps : blocks); inner++) {
+            long i = (along ? outer : inner) * ROWS, s = along ? inner : outer;
+            const real *own = g + s * DOT * gm + i * gn;
+            int paired = s * DOT + 1 < tokens;
+            unit *into = gp + (i / ROWS * (STEP / DOT) + s) * ROWS;
+            for (int r = 0; r < ROWS; r++)
+                into[r] = i + r < width ? join(own + r * gn, paired ? own + r * gn + gm : &nothing) : 0;
+        }
+}
+
+/* W (N, K) += G^T X. Element (m, n) of G lies at g[m * gm + n * gn], X (M, K) has row stride xs, W is float;
+ * K is a multiple of 16. With G = dY and X the input it is a weight's gradient; with G = dY^T and X the weight
+ * it is the input's. Both are copied in pieces, so that the inner loop reads what lies side by side in the cache. */
+void NAME(outer_sum)(const real *g, long gm, long gn, const real *x, long xs, float *w, long M, long N, long K) {
     static const real nothing[PANEL] = {0};
 #pragma omp parallel for schedule(dynamic)
     for (long n = 0; n < N; n += STRIP) {
@@ -137,16 +153,7 @@ void NAME(weight_gradient)(const real *g, long gs, const real *x, long xs, float
         long width = N - n < STRIP ? N - n : STRIP;
         for (long t = 0; t < M; t += STEP) {
             long tokens = M - t < STEP ? M - t : STEP, steps = (tokens + DOT - 1) / DOT;
-            for (long s = 0; s < tokens; s += DOT)
-                for (long i = 0; i < width; i += ROWS) {
-                    const real *own = g + (t + s) * gs + n + i, *second = s + 1 < tokens ? own + gs : nothing;
-                    unit *into = gp + (i / ROWS * (STEP / DOT) + s / DOT) * ROWS;
-                    long rows = width - i < ROWS ? width - i : ROWS;
-                    if (rows == ROWS)
-                        for (int r = 0; r < ROWS; r++) into[r] = join(own + r, second + r);
-                    else
-                        for (int r = 0; r < ROWS; r++) into[r] = r < rows ? join(own + r, second + r) : 0;
-                }
+            copy_strip(g + t * gm + n * gn, gm, gn, gp, tokens, width);
             for (long k = 0; k < K; k += PANEL) {
                 long vectors = (K - k) / LANES < VECTORS ? (K - k) / LANES : VECTORS;
                 for (long s = 0; s < tokens; s += DOT)

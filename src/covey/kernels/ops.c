@@ -10,6 +10,13 @@
 
 #define BLOCK 256 /* tokens whose weight gradients are summed before they are added up */
 
+/* Add each token's gradient (T, D) to its row of the table's, float (V, D). */
+void NAME(embed_back)(const int64_t *tokens, const real *grad, float *into, long T, long D) {
+#pragma omp parallel for schedule(static)
+    for (long d = 0; d < D; d += LANES) /* by columns: the rows are summed in one order */
+        for (long t = 0; t < T; t++) *(v16 *)(into + tokens[t] * D + d) += load(grad + t * D + d);
+}
+
 /* x = x + delta (delta may be NULL), h = w * x / sqrt(mean(x^2) + eps). All (T, D). */
 void NAME(add_norm)(const real *x, const real *delta, const real *w, float eps, real *sum, real *h,
                     long T, long D) {

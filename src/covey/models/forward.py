@@ -79,7 +79,7 @@ class Decoder:
     def __call__(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""
         ops = self.ops
-        x, delta = self.embed(tokens), None
+        x, delta = ops.embed(self.embed, tokens), None
         for i, layer in enumerate(self.layers):
             x, h = ops.add_norm(x, delta, layer.attention_norm)
             mixed = attend(i, layer.heads, ops.linear(layer.qkv, h))

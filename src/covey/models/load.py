@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -27,8 +28,12 @@ from covey.types import ConfigError
 transformers.utils.logging.disable_progress_bar()
 
 
-def load_policy(config: Config, folder: Path, texts: Iterable[str] = ()) -> Policy:
-    """The policy a config asks for. ``texts`` train the tokenizer of `tiny`.
+def load_policy(
+    config: Config, folder: Path, texts: Iterable[str] = (), checkpoint: Path | None = None
+) -> Policy:
+    """The policy a config asks for, with the weights of a checkpoint if one is given.
+
+    ``texts`` train the tokenizer of `tiny`.
 
     Raises ConfigError for an unknown model, a missing end-of-sequence or chat template.
     """
@@ -48,6 +53,8 @@ def load_policy(config: Config, folder: Path, texts: Iterable[str] = ()) -> Poli
             f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
             "token, so no completion could ever end; set eos_token in tokenizer_config.json"
         )
+    if checkpoint is not None:
+        policy.load_weights(checkpoint)
     return policy
 
 
@@ -121,6 +128,11 @@ class Reference:
         for name, weight in self.state().items():
             weight.copy_(state[name])
 
+    def fingerprint(self) -> str:
+        """A hash of its weights, so that a record can say what the KL was measured to."""
+        own = self._policy.model.state_dict()
+        return weights_hash({k: v for k, v in own.items() if self._adapter is None or "lora_" not in k})
+
     @contextmanager
     def active(self) -> Iterator[Policy]:
         """The reference as a policy, without gradient, inside the block."""
@@ -132,6 +144,15 @@ class Reference:
         """Its hidden states and head, for the exact KL."""
         with self.active() as policy:
             return policy.hidden(packed), policy.head
+
+
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """sha256 over weights by name."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from covey.kernels.calls import call
-from covey.models.ops import Linear, weight_gradient
+from covey.models.ops import Linear, add_gradient, outer_sum
 
 CHUNK_LOGITS = 1 << 24
 """Logits alive at once: 64 MiB in float32, whatever the batch and the vocabulary."""
@@ -97,8 +97,9 @@ class _ScoreFunction(torch.autograd.Function):
             logits = layer.product(hidden[rows])
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
             call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
-        ctx.save_for_backward(hidden, targets, weight, entropy)
-        ctx.layer, ctx.inverse = layer, inverse
+            del logits  # before the next chunk's are made
+        ctx.save_for_backward(hidden, targets, entropy)
+        ctx.layer, ctx.inverse, ctx.weight = layer, inverse, weight
         ctx.mark_non_differentiable(collision)
         return logprobs, entropy, collision
 
@@ -106,20 +107,26 @@ class _ScoreFunction(torch.autograd.Function):
     def backward(
         ctx: Any, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
-        hidden, targets, weight, entropy = ctx.saved_tensors
+        hidden, targets, entropy = ctx.saved_tensors
+        weight = ctx.weight
         dhidden = torch.empty_like(hidden)
-        dweight = torch.zeros(weight.shape) if ctx.needs_input_grad[4] else None
         dlogprob = dlogprob.contiguous()
         dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = ctx.layer.product(hidden[rows])
-            grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
-            parts = (targets[rows], ctx.inverse, *grads)
-            call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
-            dhidden[rows] = ctx.layer.product_back(logits)
-            if dweight is not None:
-                weight_gradient(logits, hidden[rows], dweight)
-        return dhidden, None, None, None, None if dweight is None else dweight.to(weight.dtype)
+
+        def add(into: Tensor | None) -> None:
+            for rows in _chunks(len(hidden), len(weight)):
+                logits = ctx.layer.product(hidden[rows])
+                grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
+                parts = (targets[rows], ctx.inverse, *grads)
+                call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
+                dhidden[rows] = ctx.layer.product_back(logits)
+                if into is not None:
+                    outer_sum(logits, hidden[rows], into)
+                del logits
+
+        if not weight.requires_grad:
+            add(None)
+        return dhidden, None, None, None, add_gradient(weight, add)
 
 
 def _chunks(rows: int, vocabulary: int) -> list[slice]:

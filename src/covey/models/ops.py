@@ -7,7 +7,8 @@ heads, E head width, S sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -50,7 +51,6 @@ class Linear:
         self.plain = all(type(m) is nn.Linear for m in modules)
         self._state: tuple[int, ...] = ()
         self._forward: Packed | None = None
-        self._backward: Packed | None = None
         self._bias: Tensor | None = None
 
     @property
@@ -67,24 +67,24 @@ class Linear:
         """x W^T + b with the compiled product. (T, in) -> (T, out)."""
         self._refresh()
         if self._forward is None:
-            weight = torch.cat([m.weight.detach() for m in self.modules])
-            self._forward = Packed.of(weight)
+            weights = [m.weight.detach() for m in self.modules]
+            self._forward = Packed.of(weights[0] if len(weights) == 1 else torch.cat(weights))
             self._bias = self._joined_bias()
         return self._forward.product(x, self._bias)
 
     def product_back(self, grad: Tensor) -> Tensor:
-        """grad W with the compiled product. (T, out) -> (T, in)."""
-        self._refresh()
-        if self._backward is None:
-            self._backward = Packed.of(torch.cat([m.weight.detach() for m in self.modules]).t())
-        return self._backward.product(grad, None)
+        """grad W with the compiled sum. (T, out) -> (T, in)."""
+        into = torch.zeros(len(grad), self.modules[0].weight.shape[1])
+        for module, columns in zip(self.modules, grad.split(self.sizes, dim=1), strict=True):
+            outer_sum(columns.t(), module.weight.detach(), into)
+        return into.to(grad.dtype)
 
     def _refresh(self) -> None:
         """Forget packed weights when a weight has changed."""
         # torch offers no public way to ask whether a tensor was written to.
         state = tuple(n for p in self.parameters for n in (p.data_ptr(), p._version))  # noqa: SLF001
         if state != self._state:
-            self._state, self._forward, self._backward, self._bias = state, None, None, None
+            self._state, self._forward, self._bias = state, None, None
 
     def _joined_bias(self) -> Tensor | None:
         if all(m.bias is None for m in self.modules):
@@ -107,12 +107,10 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor) -> Packed:
-        """Pack a weight, contiguous or transposed."""
+        """Pack a weight (N, K)."""
         n, k = weight.shape
         panels = torch.empty(packed_size(n, k, weight.dtype), dtype=torch.uint8)
-        origin = weight if weight.is_contiguous() else weight.t()
-        assert origin.is_contiguous()
-        call("pack_weight", origin, *weight.stride(), panels, n, k, dtype=weight.dtype)
+        call("pack_weight", weight, panels, n, k, dtype=weight.dtype)
         return cls(panels, n, k, weight.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -127,6 +125,10 @@ class Ops(Protocol):
 
     exact: bool
     """Whether a token's result is the same bits alone, in a batch, decoding and training."""
+
+    def embed(self, module: Any, tokens: Tensor) -> Tensor:
+        """(T,) int64 -> (T, D)."""
+        ...
 
     def linear(self, layer: Linear, x: Tensor) -> Tensor:
         """(T, in) -> (T, out)."""
@@ -164,6 +166,10 @@ class TorchOps:
     """Plain torch, on any device and in any dtype."""
 
     exact = False
+
+    def embed(self, module: Any, tokens: Tensor) -> Tensor:
+        """Through the module itself."""
+        return module(tokens)
 
     def linear(self, layer: Linear, x: Tensor) -> Tensor:
         """Through the modules themselves, LoRA layers included."""
@@ -275,6 +281,10 @@ class CompiledOps:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
+    def embed(self, module: Any, tokens: Tensor) -> Tensor:
+        """Rows of the table; their gradients are added in place."""
+        return _apply(_Embed, tokens, module.weight) if type(module) is nn.Embedding else module(tokens)
+
     def linear(self, layer: Linear, x: Tensor) -> Tensor:
         """One product with a packed weight."""
         if not layer.plain:
@@ -325,23 +335,50 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        grad, modules, sizes = grad.contiguous(), ctx.layer.modules, ctx.layer.sizes
+        columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
         into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
-        into_weights: list[Tensor | None] = [None] * len(ctx.layer.parameters)
-        if any(ctx.needs_input_grad[2:]):
-            into_weights = list(weight_gradient(grad, x).to(grad.dtype).split(sizes))
-            columns = zip(modules, grad.split(sizes, dim=1), strict=True)
-            into_weights += [c.sum(0) for m, c in columns if m.bias is not None]
-        return into_x, None, *into_weights
+        into = [add_gradient(m.weight, partial(outer_sum, part, x)) for m, part in columns]
+        into += [part.sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None]
+        return into_x, None, *into
 
 
-def weight_gradient(grad: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """grad^T x in float32, added to ``out`` where that is given. (T, out), (T, in) -> (out, in)."""
-    if out is None:
-        out = torch.zeros(grad.shape[1], x.shape[1])
-    sizes = (*grad.shape, x.shape[1])
-    call("weight_gradient", grad, grad.stride(0), x, x.stride(0), out, *sizes, dtype=grad.dtype)
-    return out
+def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a with any strides, K a multiple of 16."""
+    sizes = (*a.shape, b.shape[1])
+    call("outer_sum", a.data_ptr(), *a.stride(), b, b.stride(0), out, *sizes, dtype=a.dtype)
+
+
+def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
+    """Let ``add`` sum into the gradient in place; where that is not float32, return what autograd has to add.
+
+    A gradient on its way through autograd would stand in memory a second time.
+    """
+    if not parameter.requires_grad:
+        return None
+    if parameter.dtype != torch.float32:
+        passing = torch.zeros(parameter.shape)
+        add(passing)
+        return passing.to(parameter.dtype)
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    add(parameter.grad)
+    return None
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+        ctx.tokens, ctx.weight = tokens, weight
+        return weight[tokens]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = grad.contiguous()
+
+        def add(into: Tensor) -> None:
+            call("embed_back", ctx.tokens, grad, into, *grad.shape, dtype=grad.dtype)
+
+        return None, add_gradient(ctx.weight, add)
 
 
 class _AddNorm(torch.autograd.Function):

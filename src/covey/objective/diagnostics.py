@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from covey.objective.loss import Loss, Terms
 
 Observation = Mapping[str, "Tensor"]
-REFLECTION = re.compile(
-    r"\b(wait|hmm|alternatively|let me (?:check|verify|re)|on second thought|actually)\b",
-    re.IGNORECASE,
-)
+REFLECTION = {
+    "doubt": re.compile(r"\b(?:wait|hmm+|hold on)\b", re.IGNORECASE),
+    "check": re.compile(r"\b(?:let me (?:check|verify|re)|double-check)", re.IGNORECASE),
+    "alternative": re.compile(r"\b(?:alternatively|another way|on second thought)\b", re.IGNORECASE),
+    "correction": re.compile(r"\b(?:actually|i made a mistake|that's wrong)\b", re.IGNORECASE),
+}
 PASS_RATE_BUCKETS = 4
 
 
@@ -120,11 +122,25 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "length/wrong": _mean(lengths[~right]),
         "length/truncated": float(cut.mean()),
     }
-    for name in groups[0].components:
-        values = np.concatenate([g.components[name] for g in groups])
+    components = {name: np.concatenate([g.components[name] for g in groups]) for name in groups[0].components}
+    for name, values in components.items():
         metrics[f"reward/{name}/mean"] = _mean(values)
         metrics[f"reward/{name}/std"] = _std(values)
-    return metrics | text_metrics([c.text for g in groups for c in g.completions])
+    texts = [c.text for g in groups for c in g.completions]
+    return metrics | correlations(components) | text_metrics(texts, right)
+
+
+def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Pearson's r of every two rewards over the completions both judged, where both vary.
+
+    Near 1 two rewards say the same, and their weights add up; below 0 each is paid at the other's cost.
+    """
+    found = {}
+    for (a, x), (b, y) in combinations(components.items(), 2):
+        known = ~(np.isnan(x) | np.isnan(y))
+        if known.any() and np.ptp(x[known]) > 0 and np.ptp(y[known]) > 0:
+            found[f"reward/correlation/{a}/{b}"] = float(np.corrcoef(x[known], y[known])[0, 1])
+    return found
 
 
 def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, float]:
@@ -142,10 +158,18 @@ def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, floa
     return dict(zip(names, shares.tolist(), strict=True))
 
 
-def text_metrics(texts: Sequence[str]) -> dict[str, float]:
-    """Cheap signs of how the model writes: reflection, script mixing, repetition, duplicates."""
+def text_metrics(texts: Sequence[str], right: np.ndarray) -> dict[str, float]:
+    """Cheap signs of how the model writes: reflection, script mixing, repetition, duplicates.
+
+    ``right`` (N,) bool splits the signs of reflection by whether the answer was right.
+    """
+    signs = {k: np.array([len(p.findall(t)) for t in texts]) for k, p in REFLECTION.items()}
+    every = np.sum(list(signs.values()), axis=0)
     return {
-        "text/reflection": _mean(np.array([len(REFLECTION.findall(t)) for t in texts])),
+        "text/reflection": _mean(every),
+        "text/reflection/right": _mean(every[right]),
+        "text/reflection/wrong": _mean(every[~right]),
+        **{f"text/reflection/{kind}": _mean(found) for kind, found in signs.items()},
         "text/mixed_scripts": _mean(np.array([_mixes_scripts(t) for t in texts])),
         "text/repetition": _mean(np.array([_repetition(t) for t in texts])),
         "text/duplicates": 1 - len(set(texts)) / max(len(texts), 1),

@@ -34,6 +34,8 @@ class Rewards(Sequence[Reward]):
         self, rewards: Sequence[Reward], timeout: float = 60.0, max_infra: float = 0.2, steps: int = 5
     ) -> None:
         self.rewards, self.timeout, self.max_infra = tuple(rewards), timeout, max_infra
+        self.calls = self.judged = 0
+        """Calls of reward functions so far, and completions in them."""
         self.recent: deque[tuple[int, int]] = deque(maxlen=steps)
         self.lanes = Lanes()
         self.servers: dict[str, ForkServer] = {}
@@ -149,6 +151,8 @@ class Pending:
     def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
         task, relieve = self.rewards.submit(reward, self.problem, [self.completions[s] for s in samples])
         self.calls.append((reward, samples, task, relieve))
+        self.rewards.calls += 1
+        self.rewards.judged += len(samples)
 
     def group(self) -> Group:
         """Wait for all verdicts. Raises RewardError."""

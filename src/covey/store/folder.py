@@ -82,14 +82,23 @@ class RunFolder:
             if number.isdecimal() and int(number) >= step:
                 path.unlink()
 
-    def write_rollouts(self, step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> None:
+    def write_rollouts(
+        self,
+        step: int,
+        trained: Sequence[Group],
+        advantages: Sequence[np.ndarray],
+        rejected: Sequence[Group] = (),
+    ) -> None:
         """Log a step's completions: text and rewards as JSONL, token arrays as npz.
 
-        ``advantages`` holds one (T,) array per completion, in the order of the groups.
+        ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
+        of rejected ones, which come after, are 0.
         """
         name = self.path / "rollouts" / f"step_{step:06d}"
+        groups = [*trained, *rejected]
         if not groups:
             return
+        advantages = [*advantages, *(np.zeros(len(c.tokens)) for g in rejected for c in g.completions)]
         lines = []
         completions = [c for g in groups for c in g.completions]
         remaining = iter(advantages)
@@ -101,6 +110,7 @@ class RunFolder:
                         "step": step,
                         "group": number,
                         "sample": sample,
+                        "trained": number < len(trained),
                         "problem": group.problem.id,
                         "prompt": group.problem.prompt,
                         "completion": completion.text,

@@ -46,11 +46,16 @@ class Difficulty:
         chosen = np.argsort(-order, kind="stable")[: min(count, len(weights) - len(set(without)))]
         return [int(i) for i in chosen]
 
-    def histogram(self, buckets: int = 10) -> list[float]:
-        """Share of the problems tried so far by pass rate: the frontier, to be plotted over time."""
+    def metrics(self, buckets: int = 10) -> dict[str, float]:
+        """Share of problems that were tried, and of these by pass rate: the frontier over time."""
         known = self.rates[self.tried > 0]
         counts = np.bincount(np.minimum((known * buckets).astype(int), buckets - 1), minlength=buckets)
-        return (counts / max(len(known), 1)).round(4).tolist()
+        shares = counts / max(len(known), 1)
+        names = [f"difficulty/pass_rate_{b / buckets:.2f}_{(b + 1) / buckets:.2f}" for b in range(buckets)]
+        return {
+            "difficulty/tried": len(known) / len(self.rates),
+            **dict(zip(names, shares.tolist(), strict=True)),
+        }
 
     def state(self) -> dict[str, Any]:
         """As JSON: the problems tried, by number."""

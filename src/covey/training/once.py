@@ -29,7 +29,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
         raise DataError("data.test: there are no held-out problems to measure on")
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
     check_columns(source.test, rewards)
-    policy = load_policy(config, loaded.folder, texts_of(source, config))
+    policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     problems = encode(policy, source.test, config)[: config.eval.problems]
     console.begin("evaluating", 1)
     try:

@@ -14,6 +14,7 @@ from covey.endings import GuardStop
 from covey.evaluate import Evaluation
 from covey.insight.card import model_card
 from covey.insight.curve import write_curve
+from covey.insight.explain import explain
 from covey.insight.verdict import Verdict, judge
 from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
@@ -137,4 +138,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         verdict.sentence if verdict else f"done in {duration(seconds)}; no held-out problems to judge it by"
     )
     run.console.say(f"{config.output.name}: {words}")
+    if verdict and verdict.word in ("did not learn", "got worse"):
+        for remark in explain(run.folder.read("metrics.jsonl"), run.folder.read("evals.jsonl"))[:1]:
+            run.console.say(f"likely why: {remark}", "yellow")
     return result

@@ -29,8 +29,7 @@ def report_step(
         **group_metrics(groups),
         **gradient_shares(sampled.groups, np.array([np.abs(a).sum() for a in advantages])),
         **token_metrics(observed, run.algorithm),
-        "rollout/refills": float(sampled.refills),
-        "rollout/rejected": float(len(sampled.rejected)),
+        **sampled.metrics,
         "optimizer/grad_norm": float(np.mean(applied)) if applied else 0.0,
         "optimizer/updates": float(len(norms)),
         "optimizer/skipped": float(len(norms) - len(applied)),
@@ -40,7 +39,7 @@ def report_step(
         metrics["kl/coef"] = run.state.kl_coef
     if run.algorithm.entropy is not None:
         metrics["entropy/coef"] = run.state.entropy_coef
-    run.folder.write_rollouts(step, sampled.groups, advantages)
+    run.folder.write_rollouts(step, sampled.groups, advantages, sampled.rejected)
     run.clock.add("reward", sampled.reward_seconds)
     run.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
     run.clock.count("update", int(batch.mask.sum()) * run.loaded.config.train.inner_epochs)

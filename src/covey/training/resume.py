@@ -47,7 +47,18 @@ VERDICTS: tuple[tuple[str, Verdict], ...] = (
 )
 """The first pattern that a setting's key matches says what a change of it does to a resumed run."""
 
-ENVIRONMENT = ("covey", "python", "torch", "transformers", "machine", "device", "kernels", "threads", "data")
+ENVIRONMENT = (
+    "covey",
+    "python",
+    "torch",
+    "transformers",
+    "machine",
+    "device",
+    "kernels",
+    "threads",
+    "data",
+    "reference",
+)
 """What the bits of a run depend on beside its config. Threads count where torch's own kernels are used."""
 
 

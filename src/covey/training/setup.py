@@ -48,7 +48,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    policy = load_policy(config, loaded.folder, texts_of(source, config))
+    policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     algorithm = loaded.algorithm
     run = Run(
@@ -85,7 +85,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
 def go_on(run: Run) -> None:
     """Restore the newest checkpoint, and say what differs from the process that left it."""
     loaded, folder = run.loaded, run.folder.path
-    now, before = {**environment(loaded), "data": fingerprint(run)}, read_environment(loaded)
+    reference = run.reference.fingerprint() if run.reference is not None else None
+    now = {**environment(loaded), "data": fingerprint(run), "reference": reference}
+    before = read_environment(loaded)
     differences = changed_settings(loaded)
     if before is not None:
         differences += changed_environment(before, now)

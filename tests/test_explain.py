@@ -1,0 +1,121 @@
+"""`covey explain`: a run's metrics in words, the setting to change; and what a setting does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covey.cli import main
+from covey.config.load import key_paths
+from covey.insight.explain import RULES, explain
+from tests.docs.test_algorithm_pages import logged
+
+HEALTHY: dict[str, float] = {
+    "reward/mean": 0.5,
+    "reward/std": 0.4,
+    "reward/unscorable": 0.0,
+    "accuracy": 0.5,
+    "groups/dead": 0.2,
+    "groups/dead_wrong": 0.1,
+    "groups/dead_right": 0.1,
+    "length/right": 20.0,
+    "length/wrong": 22.0,
+    "length/truncated": 0.02,
+    "entropy": 0.4,
+    "ratio/q99": 1.1,
+    "clip/low": 0.03,
+    "clip/high": 0.03,
+    "sampler_gap/mean": 1e-4,
+    "kl/completion_k1": 1.0,
+    "text/repetition": 0.05,
+    "reward/correlation/answer/format": 0.2,
+}
+
+
+def run_of(start: dict[str, float], end: dict[str, float], steps: int = 10) -> list[dict[str, Any]]:
+    """Metrics that go from one to the other, the reward rising unless said otherwise."""
+    a, b = {**HEALTHY, "reward/mean": 0.2, **start}, {**HEALTHY, **start, "reward/mean": 0.8, **end}
+    return [{"step": s, **{k: a[k] + (b[k] - a[k]) * s / (steps - 1) for k in a}} for s in range(steps)]
+
+
+def held_out(*accuracies: float) -> list[dict[str, Any]]:
+    return [{"step": s, "pass@1": a} for s, a in enumerate(accuracies)]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "evals", "says", "remedy"),
+    [
+        ({}, {"reward/unscorable": 0.3}, (), "could not be judged", "covey score"),
+        ({"groups/dead_wrong": 0.9}, {}, (), "every answer is wrong", "cold start"),
+        (
+            {},
+            {"groups/dead_right": 0.9},
+            (),
+            "% of the groups tie because every answer is right",
+            "frontier",
+        ),
+        ({}, {"length/truncated": 0.5}, (), "cut at rollout.max_tokens", "a larger rollout.max_tokens"),
+        ({"entropy": 0.5}, {"entropy": 0.01}, (), "entropy fell to", "smaller train.lr"),
+        ({}, {}, (0.4, 0.4), "held-out accuracy changed by +0 points", "covey stress"),
+        ({}, {"reward/correlation/answer/format": -0.8}, (), "answer and format pull apart", "gated_by"),
+        ({}, {"length/wrong": 60.0}, (), "wrong answers grew", "dr_grpo"),
+        ({}, {"ratio/q99": 5.0}, (), "moves far within a batch", "updates_per_batch"),
+        ({}, {"clip/low": 0.3}, (), "tokens are clipped", "clip_high"),
+        ({}, {"sampler_gap/mean": 0.1}, (), "sampler and trainer disagree", "algorithm.weight: truncated"),
+        ({}, {"kl/completion_k1": 30.0}, (), "drifted far from the reference", "kl.coef"),
+        ({}, {"text/repetition": 0.9}, (), "repeats itself", "KL term"),
+        ({}, {"reward/mean": 0.2}, (), "the reward has not moved", "three times"),
+    ],
+)
+def test_a_pathology_is_named_with_its_remedy(
+    start: dict[str, float], end: dict[str, float], evals: tuple[float, ...], says: str, remedy: str
+) -> None:
+    (remark,) = explain(run_of(start, end), held_out(*evals))
+    assert says in remark.finding
+    assert remedy in remark.remedy
+
+
+def test_a_healthy_run_and_an_empty_one_have_no_remarks() -> None:
+    assert explain(run_of({}, {}), held_out(0.3, 0.7)) == []
+    assert explain([]) == []
+    assert explain([{"step": 0, "loss": 2.0, "reward/mean": None}]) == []
+
+
+def test_low_entropy_of_a_task_that_is_solved_is_no_collapse() -> None:
+    assert explain(run_of({"entropy": 0.5}, {"entropy": 0.01, "accuracy": 1.5})) == []
+
+
+def test_rules_speak_of_metrics_that_are_logged_and_of_settings_there_are() -> None:
+    source = Path(explain.__code__.co_filename).read_text(encoding="utf-8")
+    names = set(re.findall(r'"((?:\w+/)+\w+)"', source))
+    assert len(names) > 10
+    assert names <= logged()
+    remedies = " ".join(remedy for _, remedy in RULES)
+    for name in re.findall(r"\b(?:train|rollout)\.\w+", remedies):
+        assert name in key_paths(), name
+
+
+def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = tmp_path / "2-rl"
+    stage.mkdir()
+    (stage / "config.yaml").write_text("")
+    lines = "".join(json.dumps(m) + "\n" for m in run_of({}, {"length/truncated": 0.5}))
+    (stage / "metrics.jsonl").write_text(lines + '{"step": 10, "half')
+    assert main(["explain", str(tmp_path)]) == 0
+    assert "were cut at rollout.max_tokens. Try: a larger rollout.max_tokens" in capsys.readouterr().out
+    assert main(["explain", str(tmp_path), "--json"]) == 0
+    assert "finding" in json.loads(capsys.readouterr().out)[0]
+    assert main(["explain", str(tmp_path / "none")]) == 2
+
+
+def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "rollout.group_size"]) == 0
+    assert capsys.readouterr().out.startswith("rollout.group_size (default 8, >= 1): Completions per prompt")
+    assert main(["explain", "--json"]) == 0
+    assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()
+    assert main(["explain", "train.lrr"]) == 2
+    assert "did you mean train.lr" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+"""`covey eval RUN` and `covey check RUN`: the run's own model, wherever the command is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.train.test_runs import StopAt
+
+from covey.cli import main
+from covey.config.load import load
+from covey.console import RunConsole
+from covey.stopping import Stopped
+from covey.training.once import evaluate_once
+from covey.training.pipeline import run_pipeline
+from covey.training.recorded import load_run
+
+REWARDS = """
+def brief(completion, answer):
+    return float(len(completion) < 12)
+"""
+CONFIG = {
+    "model": "tiny",
+    "data": {"train": "train.jsonl", "test": "test.jsonl"},
+    "rewards": ["rewards.py:brief"],
+    "rollout": {"group_size": 4, "prompts_per_step": 4, "max_tokens": 8},
+    "train": {"steps": 4, "lr": 0.01, "save_every": 2},
+    "eval": {"problems": 8, "samples": 2},
+    "threads": 1,
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("train", "test"):
+        rows = [{"prompt": f"{i}+1=", "answer": str(i + 1), "completion": str(i + 1)} for i in range(12)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+def trained(project: Path, stop_at: int = 0, **changes: object) -> Path:
+    """The folder of a run that was started from a file of the project."""
+    output = project / "run"
+    (project / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(output), **changes}))
+    loaded = load(project / "run.yaml")
+    if stop_at:
+        with pytest.raises(Stopped):
+            run_pipeline(loaded, RunConsole(quiet=True), StopAt(stop_at))
+    else:
+        run_pipeline(loaded, RunConsole(quiet=True), StopAt())
+    return output
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    capsys.readouterr()
+    assert main(["eval", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def logged(folder: Path, at: int) -> dict:
+    record = json.loads((folder / "evals.jsonl").read_text().splitlines()[at])
+    return {k: v for k, v in record.items() if k != "step"}
+
+
+def test_a_run_is_measured_by_its_final_model(project: Path, capsys, monkeypatch) -> None:
+    folder = trained(project)
+    (project / "elsewhere").mkdir()
+    monkeypatch.chdir(project / "elsewhere")
+    found = measured(capsys, folder)
+    assert found == logged(folder, -1)
+    assert found["outcome"] != logged(folder, 0)["outcome"]
+    assert measured(capsys, project / "run.yaml") == logged(folder, 0)
+    assert measured(capsys, folder, "--model", "tiny") == logged(folder, 0)
+    assert main(["check", str(folder), "--json"]) == 0
+
+
+@pytest.mark.parametrize(("lora", "lr"), [(None, 0.01), ({"rank": 2}, 0.5)], ids=["whole", "lora"])
+def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
+    project: Path, capsys, lora: dict | None, lr: float
+) -> None:
+    folder = trained(project, stop_at=100, lora=lora, train={**CONFIG["train"], "lr": lr})
+    step = max(p.name for p in (folder / "checkpoints").iterdir())
+    found = measured(capsys, folder)
+    assert main(["eval", str(folder)]) == 0
+    assert f"has not ended: this is {step}" in capsys.readouterr().err
+    loaded = load_run(folder)
+    assert loaded.checkpoint is not None
+    assert found == evaluate_once(loaded, RunConsole(quiet=True)).record()
+    assert found["outcome"] != logged(folder, 0)["outcome"]
+
+
+def test_a_pipeline_by_its_last_stage(project: Path, capsys) -> None:
+    folder = trained(project, stages=[{"method": "sft"}, {"method": "rl"}])
+    assert measured(capsys, folder) == logged(folder / "2-rl", -1)
+    assert measured(capsys, folder / "1-sft") == logged(folder / "1-sft", -1)
+
+
+def test_folders_without_a_run_or_a_model_are_answered(project: Path, capsys) -> None:
+    assert main(["eval", str(project)]) == 2
+    assert "no run in this folder" in capsys.readouterr().err
+    folder = trained(project)
+    (folder / "final").rename(project / "gone")
+    for checkpoint in (folder / "checkpoints").iterdir():
+        (checkpoint / "manifest.json").unlink()
+    assert main(["eval", str(folder)]) == 2
+    assert "no model yet" in capsys.readouterr().err
+
+
+def test_a_project_that_has_moved_is_looked_for_here(
+    project: Path, tmp_path_factory, capsys, monkeypatch
+) -> None:
+    trained(project)
+    moved = tmp_path_factory.mktemp("new") / "project"
+    project.rename(moved)
+    monkeypatch.chdir(moved)
+    assert main(["eval", "run"]) == 0
+    assert "is gone: relative paths are from" in capsys.readouterr().err
