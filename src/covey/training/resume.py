@@ -118,6 +118,7 @@ def environment(loaded: Loaded) -> dict[str, Any]:
     device = pick_device(config.device)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     return {
+        "folder": str(loaded.folder),
         "covey": covey.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
