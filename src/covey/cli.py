@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from covey.types import CoveyError
+from covey.endings import RECORD, START, as_error, go_on, record
+from covey.types import ConfigError
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -29,34 +31,87 @@ Settings = Annotated[
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Manner:
+    """How a run is to be done, beside what its config says."""
+
+    max_minutes: float | None = None
+    """End after this long with the state saved (exit code 75)."""
+    strict: bool = False
+    """Refuse a damaged checkpoint, or anything else that would not continue exactly."""
+    inject: str = ""
+    """Fail on purpose, as reward.hang@7,save.enospc@3: see docs/reliability.md."""
+
+
+PLAIN = Manner()
+
+
 @app.command
-def demo(*settings: Settings, as_json: Json = False) -> int:
+def demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
-    return _train(Path(str(files("covey") / "recipes" / "demo.yaml")), settings, as_json)
+    return _train(Path(str(files("covey") / "recipes" / "demo.yaml")), settings, manner, as_json)
 
 
 @app.command
-def train(config: Path, *settings: Settings, as_json: Json = False) -> int:
+def train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Train as a YAML file says. Run it again to go on after an interruption."""
-    return _train(config, settings, as_json)
+    return _train(config, settings, manner, as_json)
 
 
-def _train(config: Path, settings: Sequence[str], as_json: bool) -> int:
-    loaded = _load(config, settings, as_json)
+@app.command
+def resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
+    """Go on with an interrupted run. Settings given here are changed; what that does is shown.
+
+    Parameters
+    ----------
+    run
+        The folder of the run.
+    """
+    try:
+        start = json.loads((run / START).read_text())
+        config, before = Path(start["config"]), list(start["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{run}: no run in this folder that `covey train` began (no {START})") from None
+    return _train(config, (*before, *settings), manner, as_json, resumed=run)
+
+
+def _train(
+    config: Path, settings: Sequence[str], manner: Manner, as_json: bool, resumed: Path | None = None
+) -> int:
+    place = ("--output", str(resumed)) if resumed is not None else ()
+    loaded = _load(config, (*settings, *place), as_json)
+    from covey.faults import Faults
+
+    faults = Faults(manner.inject)
     from covey.console import RunConsole
     from covey.stopping import StopSignal
+    from covey.store.folder import FolderBusy
     from covey.training.pipeline import run_pipeline
+    from covey.training.run import Session
 
+    start = {"config": str(config.resolve()), "settings": list(settings)}
+    home = loaded.config.output
+    session = Session(manner.strict, resumed is not None, start, home, faults)
     console = RunConsole(quiet=as_json)
-    with StopSignal().listening() as stop:
-        results = run_pipeline(loaded, console, stop)
+    try:
+        with StopSignal(manner.max_minutes).listening() as stop:
+            results = run_pipeline(loaded, console, stop, session)
+    except Exception as error:
+        known = as_error(error)
+        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
+            record(home, known)
+        if known.code == 75:
+            known = type(known)(f"{known}. Go on with: {go_on(home)}")
+        raise known from None
+    (home / RECORD).unlink(missing_ok=True)
     last = results[-1]
     if as_json:
         _print_json({r.folder.name: r.record() for r in results} | {"model": str(last.folder / "final")})
     console.say(f"model   {last.folder / 'final'}")
     console.say(f"curve   {last.folder / 'curve.svg'}")
     console.say(f"try it  covey sample {last.folder / 'final'} {last.example!r}")
-    return 3 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
+    return 1 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
 
 
 @app.command(name="eval")
@@ -256,15 +311,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(app(arguments, exit_on_error=False, print_error=True, result_action="return_value") or 0)
     except CycloptsError:
         return 2
-    except CoveyError as error:
+    except KeyboardInterrupt:
+        print("error: interrupted before there was anything to save", file=sys.stderr)
+        return 130
+    except Exception as caught:
+        error = as_error(caught)
         if "--json" in (arguments if arguments is not None else sys.argv):
             _print_json({"error": str(error), "exit_code": error.code})
         print(f"{'' if error.code == 75 else 'error: '}{error}", file=sys.stderr)
-        if error.code == 75:
-            print("the same command goes on from there", file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:
-        return 130
 
 
 if __name__ == "__main__":

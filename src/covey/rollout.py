@@ -93,6 +93,7 @@ class Rollouts:
     def sample(self, step: int, progress: Progress) -> RolloutBatch:
         """The groups of a step. Rejected ones are replaced in at most ``max_refills`` rounds."""
         wanted = self.rollout.prompts_per_step
+        self.rewards.trainer_state.global_step = step
         seen: dict[int, Group] = {}
         kept: list[Group] = []
         rejected: list[Group] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -19,10 +20,15 @@ class Stopped(CoveyError):
 
 
 class StopSignal:
-    """Turns the first SIGINT or SIGTERM into a flag, the second into an immediate exit."""
+    """Turns the first SIGINT or SIGTERM into a flag, the second into an immediate exit.
 
-    def __init__(self) -> None:
+    ``max_minutes`` after it was made it asks for a stop itself.
+    """
+
+    def __init__(self, max_minutes: float | None = None) -> None:
         self.reason: str | None = None
+        self.max_minutes = max_minutes
+        self.started = time.monotonic()
 
     def request(self, reason: str) -> None:
         """Ask the run to stop at its next safe point."""
@@ -30,6 +36,8 @@ class StopSignal:
 
     def check(self) -> None:
         """Raise Stopped if a stop was asked for. Called where nothing has been half done."""
+        if self.max_minutes is not None and time.monotonic() - self.started > 60 * self.max_minutes:
+            self.request(f"stopped after {self.max_minutes:g} minutes")
         if self.reason is not None:
             raise Stopped(self.reason)
 

@@ -16,6 +16,9 @@ REWARDS = """
 def fine(completions, answer):
     return [float(c == a) for c, a in zip(completions, answer)]
 
+def varied(completion):
+    return len(completion) + sum(map(ord, completion)) % 7
+
 def raises(completion):
     return 1 / 0
 
@@ -137,7 +140,8 @@ def test_a_model_without_end_token_is_refused(project: Path, capsys) -> None:
 
 
 def test_a_folder_of_another_run_is_refused(project: Path, capsys) -> None:
-    assert run(project, capsys)[0] == 0
-    found, error = run(project, capsys, train__lr=0.5)
+    mine = {"rewards": ["rewards.py:varied"]}
+    assert run(project, capsys, **mine)[0] == 0
+    found, error = run(project, capsys, train__lr=0.5, **mine)
     assert found == 2
-    assert "train.lr is 1e-06 there, 0.5 here" in error
+    assert "train.lr is 1e-06 there, 0.5 here (breaks exactness)" in error

@@ -93,7 +93,7 @@ def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
 
 
 def test_a_pipeline_by_its_last_stage(project: Path, capsys) -> None:
-    folder = trained(project, stages=[{"method": "sft"}, {"method": "rl"}])
+    folder = trained(project, stages=[{"method": "sft", "train": {"lr": 1e-4}}, {"method": "rl"}])
     assert measured(capsys, folder) == logged(folder / "2-rl", -1)
     assert measured(capsys, folder / "1-sft") == logged(folder / "1-sft", -1)
 

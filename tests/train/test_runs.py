@@ -17,12 +17,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.config.load import load
 from covey.console import RunConsole
+from covey.endings import GuardStop
 from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
 from covey.training.pipeline import Result, run_pipeline
+from covey.training.run import Session
+from covey.training.setup import ALONE
+
+
+def varied(completion: str) -> float:
+    """A reward that differs between completions, whatever they say, so that every run learns."""
+    return len(completion) + sum(map(ord, completion)) % 7
+
 
 FAST: dict[str, Any] = {
     "data": {"task": "last_digit", "train_size": 64, "test_size": 16},
+    "rewards": (varied,),
     "rollout": {"group_size": 4, "prompts_per_step": 4, "max_tokens": 12},
     "train": {"steps": 4, "lr": 1e-3, "save_every": 2},
     "eval": {"problems": 8, "samples": 2},
@@ -30,10 +40,16 @@ FAST: dict[str, Any] = {
 }
 
 
-def start(output: Path, stop: StopSignal | None = None, **settings: Any) -> list[Result]:
-    merged = {k: {**FAST[k], **settings.pop(k, {})} if isinstance(FAST[k], dict) else FAST[k] for k in FAST}
+def start(
+    output: Path, stop: StopSignal | None = None, session: Session = ALONE, **settings: Any
+) -> list[Result]:
+    """A run of about half a second."""
+    merged = {
+        k: {**FAST[k], **settings.pop(k, {})} if isinstance(FAST[k], dict) else settings.pop(k, FAST[k])
+        for k in FAST
+    }
     loaded = load(values={**merged, **settings, "output": output})
-    return run_pipeline(loaded, RunConsole(quiet=True), stop or StopSignal())
+    return run_pipeline(loaded, RunConsole(quiet=True), stop or StopSignal(), session)
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -74,7 +90,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     assert [m["step"] for m in metrics] == [0, 1, 2, 3]
     for name in (
         "reward/mean",
-        "reward/math_answer/mean",
+        "reward/varied/mean",
         "groups/dead",
         "groups/dead_wrong",
         "groups/effective_completions",
@@ -120,7 +136,9 @@ def test_the_log_agrees_with_the_metrics(tmp_path: Path) -> None:
 
 
 def test_rejected_groups_are_logged_and_marked(tmp_path: Path) -> None:
-    start(tmp_path / "run", rollout={"curriculum": "frontier", "max_refills": 1}, algorithm="dapo")
+    rollout = {"curriculum": "frontier", "max_refills": 1}
+    with pytest.raises(GuardStop, match="not one changed a weight"):
+        start(tmp_path / "run", rollout=rollout, algorithm="dapo", rewards=())
     metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(m["rollout/rejected"] for m in metrics) > 0
     for step, seen in enumerate(metrics):
@@ -157,25 +175,18 @@ def test_the_record_names_the_reference_by_its_weights(tmp_path: Path, lora: dic
     assert (trained == hashes[0]) == same
 
 
-def varied(completion: str) -> float:
-    """A reward that differs between completions, whatever they say."""
-    return len(completion) + sum(map(ord, completion)) % 7
-
-
 HARD: list[dict[str, Any]] = [
-    {"algorithm": "grpo", "rewards": (varied,)},
+    {"algorithm": "grpo"},
     {
-        "rewards": (varied,),
         "algorithm": {"name": "dapo", "kl": {"coef": 0.01, "target": 0.1}, "entropy": {"coef": 0.001}},
         "train": {"inner_epochs": 2, "updates_per_batch": 2, "tokens_per_micro_batch": 60},
     },
     {
-        "rewards": (varied,),
         "algorithm": {"name": "grpo", "kl": {"refresh_every": 2, "refresh_mix": 0.5}},
         "rollout": {"curriculum": "frontier", "adapt_group_size": True},
     },
-    {"algorithm": "dr_grpo", "lora": {"rank": 4}, "rewards": (varied,)},
-    {"algorithm": "gspo", "rewards": (varied,), "dtype": "bfloat16", "train": {"updates_per_batch": 2}},
+    {"algorithm": "dr_grpo", "lora": {"rank": 4}},
+    {"algorithm": "gspo", "dtype": "bfloat16", "train": {"updates_per_batch": 2}},
 ]
 
 
@@ -187,6 +198,16 @@ def test_stopping_and_going_on_gives_the_same_bits(tmp_path: Path, settings: dic
         interrupted(tmp_path / "parts", int(counter.checks * share), **settings)
     start(tmp_path / "parts", **settings)
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
+    settings = {"eval": {"every": 1, "problems": 8, "samples": 2}, "train": {"steps": 3}}
+    counter = StopAt()
+    start(tmp_path / "whole", counter, **settings)
+    for number, check in enumerate(range(3, counter.checks, 20)):
+        interrupted(tmp_path / f"parts{number}", check, **settings)
+        start(tmp_path / f"parts{number}", **settings)
+        assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / f"parts{number}")
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -252,7 +273,7 @@ def test_stages_pass_the_model_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "gemma", "llama"])
 def test_models_from_a_folder_train(tmp_path: Path, name: str) -> None:
     save_policy(policy_of(name), tmp_path / "model")
-    start(tmp_path / "run", model=str(tmp_path / "model"), rewards=(varied,))
+    start(tmp_path / "run", model=str(tmp_path / "model"))
     a, b = (load_file(tmp_path / p / "model.safetensors") for p in ("model", "run/final"))
     assert any(not torch.equal(a[k], b[k]) for k in a)
 
@@ -262,7 +283,6 @@ def test_lora_trains_adapters_only_and_ships_merged_weights(tmp_path: Path) -> N
     start(
         tmp_path / "run",
         model=str(tmp_path / "model"),
-        rewards=(varied,),
         algorithm={"name": "grpo", "kl": {"coef": 0.1}},
         lora={"rank": 2},
     )

@@ -219,6 +219,11 @@ def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where:
         algorithm = build_algorithm(config.algorithm, folder)
         updates = config.train.inner_epochs * config.train.updates_per_batch
         problems = contradictions(algorithm, config.rollout.group_size, updates)
+        if config.guards.kl_action == "raise_coef" and algorithm.kl is None:
+            problems = [
+                *problems,
+                "guards.kl_action raise_coef: there is no algorithm.kl to raise",
+            ]
         if config.method == "rl" and not config.stages and problems:
             raise ConfigError("\n".join(problems))
     except ConfigError as error:

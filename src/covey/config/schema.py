@@ -100,6 +100,29 @@ class Eval(Section):
     samples: int = Field(4, ge=1, description="Sampled completions per problem, for pass@k.")
 
 
+class Guards(Section):
+    """When a run that goes wrong is ended, its last good checkpoint kept."""
+
+    bad_updates: int = Field(
+        3, ge=1, description="Stop after this many updates in a row were skipped for not being finite."
+    )
+    dead_steps: int = Field(
+        20, ge=0, description="Stop after this many steps in a row without an advantage; 0: never."
+    )
+    kl_warn: float | None = Field(5.0, gt=0, description="KL to the reference, nats a completion: say so.")
+    kl_act: float | None = Field(10.0, gt=0, description="The same: do what kl_action says.")
+    kl_stop: float | None = Field(20.0, gt=0, description="The same: stop, whatever kl_action says.")
+    kl_action: Literal["warn", "raise_coef", "stop"] = Field(
+        "warn", description="At kl_act; raise_coef: half as much KL coefficient again, every step."
+    )
+    entropy_floor: float = Field(
+        0.0, ge=0, description="Stop when the mean entropy of a step, nats a token, falls below."
+    )
+    stall_minutes: float = Field(
+        60.0, ge=0, description="End the process after this long without any progress; 0: never."
+    )
+
+
 class Scoring(Section):
     """How rewards are run, and when their failures end a run."""
 
@@ -152,6 +175,7 @@ class Config(Section):
     algorithm: AlgorithmSpec = Field("dapo", description="A preset, or a mapping overriding its axes.")
     train: Train = Train()
     eval: Eval = Eval()
+    guards: Guards = Guards()
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
     stages: tuple[dict[str, Any], ...] = Field(
         (),

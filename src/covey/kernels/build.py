@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -34,7 +35,11 @@ def library() -> ctypes.CDLL | None:
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
         _keep_freed_memory()
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        warnings.warn(
+            f"operations could not be compiled, torch does their work: {reason!s:.300}", stacklevel=2
+        )
         return None
 
 
@@ -50,7 +55,7 @@ def _compiled(compiler: str, threaded: bool) -> Path:
     flags = [*FLAGS, *(["-fopenmp"] if threaded else [])]
     sources = {name: (files("covey") / "kernels" / name).read_bytes() for name in SOURCES}
     identity = hashlib.sha256(b"\0".join((*sources.values(), Path(__file__).read_bytes())))
-    identity.update(repr((flags, platform.machine(), _processor(), _version(compiler))).encode())
+    identity.update(repr((flags, platform.machine(), processor(), _version(compiler))).encode())
     target = _cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
     if target.exists():
         return target
@@ -105,8 +110,8 @@ def _version(compiler: str) -> str:
     return done.stdout
 
 
-def _processor() -> str:
-    """What `-march=native` depends on."""
+def processor() -> str:
+    """What `-march=native` depends on, and with it the last bits of sums."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

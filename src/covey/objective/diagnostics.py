@@ -108,12 +108,13 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     dead = [g for g in groups if g.dead]
     metrics = {
         "reward/mean": _mean(rewards),
-        "reward/std": float(np.nanstd(rewards)) if len(rewards) else 0.0,
+        "reward/std": _std(rewards),
         "reward/unscorable": float(np.isnan(rewards).mean()),
         "groups/count": float(len(groups)),
         "groups/dead": len(dead) / len(groups),
         "groups/dead_right": sum(bool(g.correct.all()) for g in dead) / len(groups),
-        "groups/dead_wrong": sum(not g.correct.any() for g in dead) / len(groups),
+        "groups/dead_wrong": sum(bool(g.scorable.any()) and not g.correct.any() for g in dead) / len(groups),
+        "groups/dead_unscorable": sum(not g.scorable.any() for g in dead) / len(groups),
         "groups/effective_completions": float(sum(len(g.completions) for g in groups if not g.dead)),
         "accuracy": float(right.mean()),
         "length/mean": float(lengths.mean()),
@@ -124,7 +125,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     components = {name: np.concatenate([g.components[name] for g in groups]) for name in groups[0].components}
     for name, values in components.items():
         metrics[f"reward/{name}/mean"] = _mean(values)
-        metrics[f"reward/{name}/std"] = float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
+        metrics[f"reward/{name}/std"] = _std(values)
     texts = [c.text for g in groups for c in g.completions]
     return metrics | correlations(components) | text_metrics(texts, right)
 
@@ -178,6 +179,10 @@ def text_metrics(texts: Sequence[str], right: np.ndarray) -> dict[str, float]:
 def _mean(values: np.ndarray) -> float:
     known = values[~np.isnan(values)] if len(values) else values
     return float(known.mean()) if len(known) else 0.0
+
+
+def _std(values: np.ndarray) -> float:
+    return float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
 
 
 def _mixes_scripts(text: str) -> bool:

@@ -177,6 +177,10 @@ class Reward:
         score = value if isinstance(value, Score) else Score(value)
         value = score.value
         if isinstance(value, StepRewards):
+            if not all(math.isfinite(v) for v in value.values):
+                raise self.broken(
+                    problem, f"returned steps {_shown(value.values)}; finite numbers are expected"
+                )
             starts = (0, *(end + 1 for end in value.ends))
             steps = tuple((a, e + 1, v) for a, e, v in zip(starts, value.ends, value.values, strict=False))
             return Score(value.total, steps=steps)

@@ -14,15 +14,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
 
 
 class Task:
-    """One call: its future, and when it began."""
+    """One call: its future, when it began, and how many seconds it may take."""
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.call, self.future = call, Future[Any]()
+    def __init__(self, call: Callable[[], Any], limit: float) -> None:
+        self.call, self.limit, self.future = call, limit, Future[Any]()
         self.started: float | None = None
 
     def run(self) -> None:
@@ -36,20 +36,27 @@ class Task:
             except BaseException as error:
                 self.future.set_exception(error)
 
-    def wait(self, limit: float, late: Callable[[], None]) -> Any:
-        """The result. ``limit`` seconds after the start ``late`` is told and TimeoutError raised."""
+    def late(self) -> bool:
+        """Whether it has run for too long."""
+        return self.started is not None and time.monotonic() - self.started > self.limit
+
+    def wait(self, relieve: Callable[[], None]) -> Any:
+        """The result. TimeoutError is raised ``limit`` seconds after the start.
+
+        ``relieve`` is told to give up calls that are late, this one or another one that is in its way.
+        """
         while True:
-            begun = self.started
-            left = limit if begun is None else begun + limit - time.monotonic()
+            left = self.limit if self.started is None else self.started + self.limit - time.monotonic()
             try:
-                return self.future.result(max(0.0, min(left, 1.0)))
+                return self.future.result(max(0.01, min(left, 1.0)))
+            except CancelledError:
+                raise TimeoutError(f"no answer within {self.limit:g} s") from None
             except TimeoutError:
-                if self.future.done():
+                if self.future.done() and not self.future.cancelled():
                     return self.future.result()
-            if begun is not None and left <= 0:
+            relieve()
+            if self.late():
                 self.future.cancel()
-                late()
-                raise TimeoutError(f"no answer within {limit:g} s")
 
 
 class Lane:
@@ -57,6 +64,7 @@ class Lane:
 
     def __init__(self, name: str, width: int) -> None:
         self.name, self.tasks = name, queue.SimpleQueue[Task]()
+        self.running: set[Task] = set()
         for _ in range(width):
             self.widen()
 
@@ -68,13 +76,23 @@ class Lane:
         while True:
             task = self.tasks.get()
             if not task.future.cancelled():
+                self.running.add(task)
                 task.run()
+                self.running.discard(task)
             if task.future.cancelled():
                 return  # it was given up while it ran; another thread has taken the place
 
-    def submit(self, call: Callable[[], Any]) -> Task:
+    def relieve(self) -> None:
+        """Give up calls that have run for too long; a fresh thread for each."""
+        for task in tuple(self.running):
+            if task.late():
+                self.running.discard(task)
+                if task.future.cancel():
+                    self.widen()
+
+    def submit(self, call: Callable[[], Any], limit: float) -> Task:
         """Queue a call."""
-        task = Task(call)
+        task = Task(call, limit)
         self.tasks.put(task)
         return task
 
@@ -86,18 +104,20 @@ class Lanes:
         self.lanes: dict[str, Lane] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    def thread(self, name: str, width: int, call: Callable[[], Any]) -> tuple[Task, Callable[[], None]]:
-        """Queue a call; the second value is what to do when it hangs."""
+    def thread(
+        self, name: str, width: int, call: Callable[[], Any], limit: float
+    ) -> tuple[Task, Callable[[], None]]:
+        """Queue a call; the second value is what to do when it, or one before it, hangs."""
         if name not in self.lanes:
             self.lanes[name] = Lane(name, width)
-        return self.lanes[name].submit(call), self.lanes[name].widen
+        return self.lanes[name].submit(call, limit), self.lanes[name].relieve
 
-    def coroutine(self, call: Coroutine[Any, Any, Any]) -> tuple[Task, Callable[[], None]]:
+    def coroutine(self, call: Coroutine[Any, Any, Any], limit: float) -> tuple[Task, Callable[[], None]]:
         """Start a coroutine on the event loop."""
         if self.loop is None:
             self.loop = asyncio.new_event_loop()
             threading.Thread(target=self.loop.run_forever, name="reward loop", daemon=True).start()
-        task = Task(lambda: None)
+        task = Task(lambda: None, limit)
         task.started = time.monotonic()
         task.future = asyncio.run_coroutine_threadsafe(call, self.loop)
         return task, lambda: None

@@ -82,14 +82,16 @@ class Rewards(Sequence[Reward]):
 
     def submit(self, reward: Reward, problem: Problem, completions: Sequence[Completion]) -> Any:
         """Start one call."""
-        arguments = reward.arguments(problem, completions, self.extra)
+        arguments, limit = reward.arguments(problem, completions, self.extra), self.limit(reward)
         if reward.options.isolate == "process":
-            return self.lanes.thread(reward.name, SHARED_WIDTH, partial(self._isolated, reward, arguments))
+            isolated = partial(self._isolated, reward, arguments)
+            return self.lanes.thread(reward.name, SHARED_WIDTH, isolated, limit)
         if reward.is_async:
-            return self.lanes.coroutine(reward.function(**arguments))
+            return self.lanes.coroutine(reward.function(**arguments), limit)
         shared = reward.options.concurrent
         call = partial(reward.function, **arguments)
-        return self.lanes.thread("shared" if shared else reward.name, SHARED_WIDTH if shared else 1, call)
+        name, width = ("shared", SHARED_WIDTH) if shared else (reward.name, 1)
+        return self.lanes.thread(name, width, call, limit)
 
     def limit(self, reward: Reward) -> float:
         """Seconds until a call is given up."""
@@ -134,7 +136,6 @@ class Rewards(Sequence[Reward]):
 
     def end_step(self, groups: Sequence[Group]) -> None:
         """Stop a run whose judging fails too often. Raises RewardError."""
-        self.trainer_state.global_step += 1
         scores = [s for g in groups for function in g.scores.values() for s in function]
         failures = [s for s in scores if s.status == "infra_error"]
         self.recent.append((len(failures), len(scores)))
@@ -177,18 +178,18 @@ class Pending:
                 self._submit(reward, range(self.size))
 
     def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
-        task, late = self.rewards.submit(reward, self.problem, [self.completions[s] for s in samples])
-        self.calls.append((reward, samples, task, late))
+        task, relieve = self.rewards.submit(reward, self.problem, [self.completions[s] for s in samples])
+        self.calls.append((reward, samples, task, relieve))
         self.rewards.calls += 1
         self.rewards.judged += len(samples)
 
     def group(self) -> Group:
         """Wait for all verdicts. Raises RewardError."""
         found: dict[str, list[Score]] = {r.name: [Score(None)] * self.size for r in self.rewards}
-        for reward, samples, task, late in self.calls:
+        for reward, samples, task, relieve in self.calls:
             try:
-                returned = task.wait(self.rewards.limit(reward), late)
-            except BaseException as error:
+                returned = task.wait(relieve)
+            except (Exception, SystemExit) as error:
                 if self.strict:
                     raise reward.broken(self.problem, f"{type(error).__name__}: {error}") from error
                 scores = [self.rewards.failed(reward, self.problem, error)] * len(samples)

@@ -1,7 +1,7 @@
 """A run's folder: configuration, metric stream, rollout log, checkpoints, final model.
 
-config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl rollouts/step_000012.{jsonl,npz}
-checkpoints/step_000100/ final/
+config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl events.jsonl
+rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
+from covey.endings import CheckpointError
 from covey.store.commit import clear_leftovers, damage, discard, write_text
-from covey.types import CoveyError, Group
+from covey.types import Group
 
-STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl")
+STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
 
 
-class FolderBusy(CoveyError):
+class FolderBusy(CheckpointError):
     """Another process works in this run folder."""
-
-    code = 4
 
 
 class RunFolder:
@@ -44,6 +43,7 @@ class RunFolder:
         except BlockingIOError:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
+            self._lock.close()
             raise FolderBusy(f"{path}: {owner} works in this folder; wait for it or choose another") from None
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
@@ -53,7 +53,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Give the lock back."""
-        self._lock.close()
+        if not self._lock.closed:
+            self._lock.close()
 
     def append(self, stream: str, record: Mapping[str, Any]) -> None:
         """Add one JSON line to a stream. Non-finite numbers become null."""
@@ -77,7 +78,8 @@ class RunFolder:
             if (path := self.path / name).exists():
                 os.truncate(path, sizes.get(name, 0))
         for path in (self.path / "rollouts").iterdir():
-            if int(path.stem.rpartition("_")[2]) >= step:
+            number = path.stem.rpartition("_")[2]
+            if number.isdecimal() and int(number) >= step:
                 path.unlink()
 
     def write_rollouts(

@@ -59,8 +59,13 @@ class Optimizer:
             tensor.grad = None
 
     def step(self, step: int) -> float:
-        """One update at the learning rate of ``step``; returns the gradient's norm before clipping."""
+        """One update at the learning rate of ``step``; returns the gradient's norm before clipping.
+
+        A gradient that is not finite is not applied; ``clear`` it.
+        """
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.train.grad_clip))
+        if not math.isfinite(norm):
+            return norm
         for group in self.adam.param_groups:
             group["lr"] = learning_rate(step, self.train)
         self.adam.step()

@@ -10,6 +10,7 @@ from typing import Any
 
 from covey.config.load import Loaded
 from covey.console import RunConsole, duration
+from covey.endings import GuardStop
 from covey.evaluate import Evaluation
 from covey.insight.card import model_card
 from covey.insight.curve import write_curve
@@ -19,8 +20,10 @@ from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
 from covey.store.commit import committed_folder, write_text
 from covey.training import rl, supervised
-from covey.training.run import Run
-from covey.training.setup import refuse_other_config, set_up
+from covey.training.guards import check_weights
+from covey.training.resume import refuse_other_config
+from covey.training.run import Run, Session
+from covey.training.setup import ALONE, set_up
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
 RESULT = "result.json"
@@ -44,7 +47,9 @@ class Result:
         return {**asdict(self), "folder": str(self.folder)}
 
 
-def run_pipeline(loaded: Loaded, console: RunConsole, stop: StopSignal) -> list[Result]:
+def run_pipeline(
+    loaded: Loaded, console: RunConsole, stop: StopSignal, session: Session = ALONE
+) -> list[Result]:
     """Run all stages, each from the last one's final model, going on where an earlier try stopped.
 
     Raises Stopped, with everything saved, if a stop was requested.
@@ -52,8 +57,9 @@ def run_pipeline(loaded: Loaded, console: RunConsole, stop: StopSignal) -> list[
     stages, results = loaded.stages(), list[Result]()
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
-        refuse_other_config(placed)
-        results.append(_finished(placed) or run_stage(placed, console, stop))
+        done = _finished(placed)
+        refuse_other_config(placed, changes=session.changes)
+        results.append(done or run_stage(placed, console, stop, session))
     return results
 
 
@@ -74,32 +80,44 @@ def _finished(stage: Loaded) -> Result | None:
     return Result(**{**record, "folder": stage.config.output, "verdict": verdict})
 
 
-def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Result:
+def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Session = ALONE) -> Result:
     """One stage: measure, train, measure, write the model and the verdict."""
     config = loaded.config
-    run = set_up(loaded, console, stop)
+    run = set_up(loaded, console, stop, session)
     try:
         console.begin(f"{config.output.name} ({config.method})", config.train.steps, run.state.step)
         evaluations = {}
-        if run.test_set:
-            evaluations["before"] = run.first_evaluation()
-        LOOPS[config.method](run)
-        if run.test_set:
-            evaluations["after"] = run.evaluate()
-        return finish(run, evaluations)
+        with run.watchdog.watching():
+            if run.test_set:
+                evaluations["before"] = run.first_evaluation()
+            if not (run.state.step and run.housekeeping()):
+                LOOPS[config.method](run)
+            if run.test_set:
+                evaluations["after"] = run.evaluate()
+            return finish(run, evaluations)
     except Stopped as stopped:
         run.save()
         raise Stopped(
             f"{stopped}; saved after step {run.state.step} of {config.train.steps} in {config.output}"
         ) from None
+    except GuardStop as reason:
+        kept = run.folder.checkpoints()
+        last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
+        raise GuardStop(f"{reason}. {last}") from None
     finally:
         console.end()
         run.folder.close()
 
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
-    """Write `final/`, the learning curve and the result."""
+    """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     folder, config = run.folder.path, run.loaded.config
+    if not run.state.updates:
+        raise GuardStop(
+            f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach. "
+            "Look at rollouts/, make the problems easier or begin with a supervised stage"
+        )
+    check_weights(run.policy, str(folder / "final"))
     seconds = run.clock.total()
     verdict = judge(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = run.policy.decode((run.test_set or run.train_set)[0].tokens.tolist())

@@ -25,14 +25,16 @@ def report_step(
     """Log a step everywhere; returns its metrics."""
     groups = [*sampled.groups, *sampled.rejected]
     advantages = [row[: len(t)].numpy() for row, t in zip(batch.advantages, batch.tokens, strict=True)]
+    applied = [n for n in norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
         **verdict_metrics(groups, run.rewards.take_logged()),
         **gradient_shares(sampled.groups, np.array([np.abs(a).sum() for a in advantages])),
         **token_metrics(observed, run.algorithm),
         **sampled.metrics,
-        "optimizer/grad_norm": float(np.mean(norms)) if norms else 0.0,
+        "optimizer/grad_norm": float(np.mean(applied)) if applied else 0.0,
         "optimizer/updates": float(len(norms)),
+        "optimizer/skipped": float(len(norms) - len(applied)),
         "optimizer/lr": learning_rate(step, run.loaded.config.train),
     }
     if run.algorithm.kl is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from covey.objective.diagnostics import Observation, observe
 from covey.objective.loss import policy_loss
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts, sampling_params
+from covey.training.guards import fitting, update, watch
 from covey.training.report import report_step
 from covey.training.run import Run
 from covey.types import Group
@@ -26,18 +28,22 @@ def train(run: Run) -> None:
     rollouts = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, run.algorithm, config.seed)
     rollouts.resume(run.state.cursor, run.state.difficulty)
     for step in range(run.state.step, config.train.steps):
+        run.faults.at_step()
         with run.clock("rollout"):
             sampled = rollouts.sample(step, run.on_sample)
         with run.clock("prepare"):
-            batch = prepare(run, sampled.groups, step)
+            batch = fitting(run, prepare, sampled.groups, step)
         observed: list[Observation] = []
         norms: list[float] = []
         with run.clock("update"):
             for minibatch in updates(run, batch, step):
-                observed += [backward(run, micro) for micro in pieces(run, minibatch)]
-                norms.append(run.optimizer.step(step))
+                seen = fitting(run, gradient, minibatch)
+                norms.append(update(run, step, minibatch, [float(o["loss"]) for o in seen]))
+                observed += seen if isfinite(norms[-1]) else []
         run.advance(step + 1, **rollouts.position())
-        steer(run, report_step(run, step, sampled, batch, observed, norms))
+        metrics = report_step(run, step, sampled, batch, observed, norms)
+        watch(run, batch, metrics)
+        steer(run, metrics)
         if run.housekeeping():
             break
 
@@ -68,7 +74,8 @@ def score_batch(run: Run, policy: Policy, batch: Batch) -> tuple[Tensor, Tensor,
     """Log-probs, entropies and collision probabilities of all tokens under a policy, each (N, L)."""
     out = (torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape))
     start = 0
-    for micro in micro_batches(batch, run.loaded.config.train.tokens_per_micro_batch, 1):
+    for micro in micro_batches(batch, run.micro_tokens, 1):
+        run.watchdog.progress()
         scores = policy.score(micro.packed.to(policy.device), run.loaded.config.rollout.temperature)
         rows, columns = micro.packed.place.shape
         for store, values in zip(out, scores, strict=False):
@@ -92,13 +99,20 @@ def updates(run: Run, batch: Batch, step: int) -> Iterator[Batch]:
 
 def pieces(run: Run, minibatch: Batch) -> Iterator[MicroBatch]:
     """The micro-batches of an optimizer step; completions without any gradient are left out."""
-    config = run.loaded.config
-    budget = config.train.tokens_per_micro_batch
-    return micro_batches(minibatch, budget, config.rollout.max_tokens, skip_idle=run.algorithm.skips_idle)
+    longest = run.loaded.config.rollout.max_tokens
+    return micro_batches(minibatch, run.micro_tokens, longest, skip_idle=run.algorithm.skips_idle)
+
+
+def gradient(run: Run, minibatch: Batch) -> list[Observation]:
+    """Accumulate the gradient of an optimizer step."""
+    return [backward(run, micro) for micro in pieces(run, minibatch)]
 
 
 def backward(run: Run, micro: MicroBatch) -> Observation:
     """Add a micro-batch's share of the step's gradient."""
+    run.watchdog.progress()
+    if run.faults.hit("memory.full"):
+        raise MemoryError("out of memory on purpose")
     packed = micro.packed.to(run.policy.device)
     exact_kl = run.reference is not None and "full_kl" in run.algorithm.needs
     reference = run.reference.outputs(packed) if exact_kl and run.reference else None
@@ -119,5 +133,5 @@ def steer(run: Run, metrics: dict[str, float]) -> None:
         run.state.kl_coef = adaptive_kl(
             run.state.kl_coef, metrics["kl/completion_k1"], kl.target, seen, kl.horizon
         )
-    if entropy is not None and entropy.target is not None:
+    if entropy is not None and entropy.target is not None and isfinite(metrics.get("entropy", nan)):
         run.state.entropy_coef = adaptive_entropy(run.state.entropy_coef, metrics["entropy"], entropy.target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from covey.config.load import Loaded
 from covey.console import RunConsole
+from covey.endings import CheckpointError, OutOfRoom, disk_error, system_error
 from covey.evaluate import Evaluation, evaluate
+from covey.faults import Faults
 from covey.models.load import Reference, save_policy
 from covey.models.policy import Policy
 from covey.objective.algorithms import Algorithm
@@ -23,7 +26,9 @@ from covey.stopping import StopSignal
 from covey.store.commit import committed_folder
 from covey.store.folder import RunFolder
 from covey.training.clock import Clock
+from covey.training.guards import check_weights, free_for_save
 from covey.training.optimizer import Optimizer
+from covey.training.watchdog import Watchdog
 
 
 @dataclass
@@ -36,6 +41,29 @@ class State:
     entropy_coef: float = 0.0
     seconds: float = 0.0
     difficulty: dict[str, Any] = field(default_factory=dict)
+    updates: int = 0
+    """Optimizer steps that were applied."""
+    bad_updates: int = 0
+    """In a row, skipped because they were not finite."""
+    dead_steps: int = 0
+    """In a row, without any advantage."""
+    micro_tokens: int = 0
+    """What was left of tokens_per_micro_batch when memory ran out; 0: it never did."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a command wants its runs done, beside what the config says."""
+
+    strict: bool = False
+    """Refuse anything but an exact continuation."""
+    changes: bool = False
+    """Let settings be changed that end the exactness of a resumed run."""
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """What `covey resume` needs to give the same command again: config and settings."""
+    home: Path = Path()
+    """The whole run's folder, where that is kept; stages have theirs inside."""
+    faults: Faults = field(default_factory=Faults)
 
 
 @dataclass
@@ -53,16 +81,31 @@ class Run:
     train_set: list[Prompted]
     test_set: list[Prompted]
     optimizer: Optimizer
+    watchdog: Watchdog
+    session: Session = field(default_factory=Session)
     state: State = field(default_factory=State)
     clock: Clock = field(default_factory=Clock)
+    kl_level: int = 0
+    """How many of the KL guard's bounds the last step was above."""
 
     @property
     def algorithm(self) -> Algorithm:
         """How rewards become a gradient."""
         return self.loaded.algorithm
 
+    @property
+    def faults(self) -> Faults:
+        """Failures on purpose."""
+        return self.session.faults
+
+    @property
+    def micro_tokens(self) -> int:
+        """Tokens in the model at once."""
+        return self.state.micro_tokens or self.loaded.config.train.tokens_per_micro_batch
+
     def on_sample(self, done: int, total: int) -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""
+        self.watchdog.progress()
         self.stop.check()
         self.console.sampling(done, total)
 
@@ -97,32 +140,65 @@ class Run:
         self.folder.append("timings.jsonl", {"step": step, **times})
         return times
 
-    def save(self) -> Path:
-        """Commit a checkpoint: a model folder with the trainer's state beside it."""
-        self.state.seconds = self.clock.total()
+    def event(self, step: int, what: str, **details: Any) -> None:
+        """Note something out of the ordinary."""
+        self.folder.append("events.jsonl", {"step": step, "event": what, **details})
+
+    def save(self) -> None:
+        """Commit a checkpoint: a model folder with the trainer's state beside it.
+
+        Raises GuardStop if a weight is not finite, OutOfRoom if it cannot be written; either leaves
+        the checkpoints there were, in the worst case the newest one only.
+        """
         target = self.folder.path / "checkpoints" / f"step_{self.state.step:06d}"
-        if not target.exists():
+        if target.exists():
+            return
+        check_weights(self.policy, str(target))
+        self.state.seconds = self.clock.total()
+        keep = self.loaded.config.train.keep
+        try:
+            self._write_checkpoint(target)
+        except OutOfRoom:
+            if len(self.folder.checkpoints()) < 2:
+                raise
+            self.folder.rotate(1)
+            self._write_checkpoint(target)
+        self.folder.rotate(keep)
+
+    def _write_checkpoint(self, target: Path) -> None:
+        free_for_save(self, 0 if self.faults.hit("save.full") else shutil.disk_usage(target.parent).free)
+        try:
             with self.clock("save"), committed_folder(target) as folder:
                 save_policy(self.policy, folder, merged=False)
                 save_file(self.optimizer.state(), folder / "optimizer.safetensors")
+                self.faults.in_save()
                 if self.reference is not None and self.algorithm.moves_reference:
                     save_file(self.reference.state(), folder / "reference.safetensors")
                 state = {"state": asdict(self.state), "streams": self.folder.sizes()}
                 (folder / "trainer.json").write_text(json.dumps(state, indent=1))
-            self.folder.rotate(self.loaded.config.train.keep)
-        return target
+        except Exception as error:
+            if (system := system_error(error)) is None:
+                raise
+            raise disk_error(system, f"{target} could not be written") from None
 
     def advance(self, step: int, **changes: Any) -> None:
         """A step is complete: from here on a resume goes on after it."""
+        self.watchdog.progress()
         self.state = replace(self.state, step=step, **changes)
 
     def housekeeping(self) -> bool:
-        """Evaluate and save when it is time; True once the stage has reached its goal."""
+        """Evaluate and save when it is time; True once the stage has reached its goal.
+
+        Called again at the same step it does what a stop has left undone.
+        """
         train, every = self.loaded.config.train, self.loaded.config.eval.every
         done = self.state.step >= train.steps
         if every and self.state.step % every == 0 and not done:
-            self.console.doing("evaluating")
-            accuracy = self.evaluate().summary()["pass@1"].value
+            known = [r for r in self.folder.read("evals.jsonl") if r["step"] == self.state.step]
+            if not known:
+                self.console.doing("evaluating")
+            result = Evaluation.from_record(known[0]) if known else self.evaluate()
+            accuracy = result.summary()["pass@1"].value
             if train.stop_at is not None and accuracy >= train.stop_at:
                 return True
         if self.state.step % train.save_every == 0 and not done:
@@ -130,8 +206,20 @@ class Run:
         return False
 
     def restore(self) -> bool:
-        """Go back to the newest good checkpoint; False where there is none."""
+        """Go back to the newest good checkpoint; False where there is none.
+
+        Raises CheckpointError if there are only damaged ones or, in a strict session, any.
+        """
         checkpoint, complaints = self.folder.latest_checkpoint()
+        if complaints and (self.session.strict or checkpoint is None):
+            raise CheckpointError(
+                f"{'; '.join(complaints)}. Put the files back"
+                + (
+                    ", or leave out --strict to go on from the checkpoint before"
+                    if checkpoint is not None
+                    else ", or remove the run folder to begin again: there is no other checkpoint"
+                )
+            )
         for complaint in complaints:
             self.console.say(f"checkpoint passed over: {complaint}", "yellow")
         saved: dict[str, Any] = {"state": {}, "streams": {}}

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-import transformers
-import yaml
 
-from covey.config.load import Loaded, flatten, resolved, resolved_yaml
+from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
+from covey.endings import RECORD, START, CheckpointError
 from covey.models.load import Reference, load_policy
 from covey.models.policy import Policy
 from covey.rewards.base import Rewards, load_rewards
@@ -28,14 +26,15 @@ from covey.store.commit import write_text
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
 from covey.training.optimizer import Optimizer
-from covey.training.run import Run, State
-from covey.types import VERSION, ConfigError, DataError, Problem
+from covey.training.resume import changed_environment, changed_settings, environment, read_environment
+from covey.training.run import Run, Session, State
+from covey.training.watchdog import Watchdog
+from covey.types import DataError, Problem
 
-MAY_CHANGE = {"output", "train.save_every", "train.keep"}
-"""Settings under which a run may go on although they differ from those it was started with."""
+ALONE = Session()
 
 
-def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
+def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Session = ALONE) -> Run:
     """Build a run; if its folder holds an unfinished one of the same config, go on from there.
 
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
@@ -43,6 +42,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
     config = loaded.config
     source = load_problems(loaded)
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
+    rewards.rewards = tuple(replace(r, function=session.faults.around(r.function)) for r in rewards)
     source = checked(source, rewards, config, console)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
@@ -68,18 +68,61 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal) -> Run:
         train_set=train_set,
         test_set=test_set,
         optimizer=Optimizer(policy.parameters, config.train),
+        watchdog=Watchdog(config.output, config.guards.stall_minutes),
+        session=session,
         state=State(
             kl_coef=algorithm.kl.coef if algorithm.kl else 0.0,
             entropy_coef=algorithm.entropy.coef if algorithm.entropy else 0.0,
         ),
     )
-    write_text(run.folder.path / "config.yaml", resolved_yaml(loaded))
-    reference = run.reference.fingerprint() if run.reference is not None else None
-    record = {**environment(loaded, rewards), "reference": reference}
-    write_text(run.folder.path / "env.json", json.dumps(record, indent=1))
-    if run.restore():
-        console.say(f"going on after step {run.state.step} of {config.train.steps}")
+    try:
+        go_on(run)
+    except BaseException:
+        run.folder.close()
+        raise
     return run
+
+
+def go_on(run: Run) -> None:
+    """Restore the newest checkpoint, and say what differs from the process that left it."""
+    loaded, folder = run.loaded, run.folder.path
+    reference = run.reference.fingerprint() if run.reference is not None else None
+    now = {
+        **environment(loaded),
+        "sandbox": run.rewards.sandbox,
+        "data": fingerprint(run),
+        "reference": reference,
+    }
+    before = read_environment(loaded)
+    differences = changed_settings(loaded)
+    if before is not None:
+        differences += changed_environment(before, now)
+    harmful = [d for d in differences if d.verdict != "safe"]
+    if harmful and run.session.strict:
+        raise CheckpointError(
+            f"{folder}: {'; '.join(map(str, harmful))}. Go on as the run was begun, or leave out --strict"
+        )
+    if run.restore():
+        run.console.say(f"going on after step {run.state.step} of {loaded.config.train.steps}")
+        for difference in differences:
+            run.console.say(f"  {difference}", "yellow" if difference in harmful else "")
+        if harmful:
+            run.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
+    write_text(folder / "config.yaml", resolved_yaml(loaded))
+    write_text(folder / "env.json", json.dumps(now, indent=1))
+    if run.session.start:
+        write_text(run.session.home / START, json.dumps(run.session.start, indent=1))
+    (folder / RECORD).unlink(missing_ok=True)
+
+
+def fingerprint(run: Run) -> str:
+    """A hash of what the run learns from: prompts as tokens, in their order, with their columns."""
+    digest = hashlib.sha256()
+    for prompted in (*run.train_set, *run.test_set):
+        columns = {k: str(v) for k, v in prompted.problem.columns.items()}
+        digest.update(prompted.tokens.tobytes())
+        digest.update(json.dumps([prompted.problem.id, columns]).encode())
+    return digest.hexdigest()
 
 
 def checked(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
@@ -131,39 +174,3 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     if problems and not kept:
         raise DataError("no prompt is left: all are longer than the model's context allows")
     return kept
-
-
-def refuse_other_config(loaded: Loaded) -> None:
-    """Raise ConfigError if the output folder belongs to a run with other settings."""
-    path = loaded.config.output / "config.yaml"
-    if not path.exists():
-        return
-    before, now = yaml.safe_load(path.read_text()), resolved(loaded)
-    if changed := differences(dict(flatten(before)), dict(flatten(now))):
-        raise ConfigError(
-            f"{loaded.config.output} holds a run with other settings: {'; '.join(changed)}. "
-            "Choose another --output, or remove that folder to start afresh"
-        )
-
-
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Settings that differ, as 'key: old there, new here'."""
-    keys = [k for k in {**before, **now} if k not in MAY_CHANGE and before.get(k) != now.get(k)]
-    return [f"{k} is {before.get(k)} there, {now.get(k)} here" for k in keys]
-
-
-def environment(loaded: Loaded, rewards: Rewards) -> dict[str, Any]:
-    """What the numbers of a run depend on beside its config."""
-    config = loaded.config
-    return {
-        "folder": str(loaded.folder),
-        "covey": VERSION,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "platform": platform.platform(),
-        "device": config.device,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": config.threads or os.cpu_count(),
-        "sandbox": rewards.sandbox,
-    }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from covey.batching import micro_batches, supervised_batch
+from covey.batching import Batch, micro_batches, supervised_batch
 from covey.rng import key, permutation
 from covey.rollout import Prompted
+from covey.training.guards import fitting, update
 from covey.training.optimizer import learning_rate
 from covey.training.run import Run
 
@@ -16,24 +19,21 @@ def train(run: Run) -> None:
     config = run.loaded.config
     for step in range(run.state.step, config.train.steps):
         run.stop.check()
+        run.faults.at_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         chosen = [run.train_set[i] for i in rows]
         answers = [answer_tokens(run, prompted) for prompted in chosen]
         batch = supervised_batch([p.tokens for p in chosen], answers)
-        total = 0.0
         with run.clock("update"):
-            for micro in micro_batches(batch, config.train.tokens_per_micro_batch, 1):
-                scores = run.policy.score(micro.packed.to(run.policy.device), temperature=1.0)
-                loss = -scores.logprobs.sum() / micro.totals.tokens
-                loss.backward()
-                run.optimizer.accumulate()
-                total += float(loss.detach())
-            norm = run.optimizer.step(step)
+            losses = fitting(run, gradient, batch)
+            norm = update(run, step, batch, losses)
+        total = math.fsum(losses)
         run.advance(step + 1)
         run.clock.count("update", int(batch.mask.sum()))
         metrics = {
             "loss": total,
             "optimizer/grad_norm": norm,
+            "optimizer/skipped": float(not math.isfinite(norm)),
             "optimizer/lr": learning_rate(step, config.train),
         }
         times = run.log(step, metrics)
@@ -41,6 +41,21 @@ def train(run: Run) -> None:
         run.console.step(step + 1, -total, {"loss": f"{total:.3f}", "tokens/s": rate})
         if run.housekeeping():
             break
+
+
+def gradient(run: Run, batch: Batch) -> list[float]:
+    """Accumulate the gradient of a step; the losses of its micro-batches."""
+    losses = []
+    for micro in micro_batches(batch, run.micro_tokens, 1):
+        run.watchdog.progress()
+        if run.faults.hit("memory.full"):
+            raise MemoryError("out of memory on purpose")
+        scores = run.policy.score(micro.packed.to(run.policy.device), temperature=1.0)
+        loss = -scores.logprobs.sum() / micro.totals.tokens
+        loss.backward()
+        run.optimizer.accumulate()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def answer_tokens(run: Run, prompted: Prompted) -> np.ndarray:

@@ -1,0 +1,116 @@
+"""What must not change a bit: threads, reward workers. What must not grow: memory, files, threads.
+
+python benchmarks/reliability/same_bits.py hashes [--write]
+python benchmarks/reliability/same_bits.py soak [--steps 1000] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+from harness import CONFIGS, fingerprint, report, write_config
+
+WORKERS = """
+import covey.rewards.scorer, sys
+covey.rewards.scorer.SHARED_WIDTH = int(sys.argv[1])
+from covey.cli import main
+sys.exit(main(["train", *sys.argv[2:], "--json"]))
+"""
+SLOW = """
+import random, time
+from covey.rewards.contract import reward
+
+@reward(concurrent=True)
+def varied(completion):
+    time.sleep(random.Random().random() / 500)  # answers come in another order every time
+    return len(completion) + sum(map(ord, completion)) % 7
+"""
+
+
+def hashes(folder: Path) -> dict[str, object]:
+    """Every configuration with 1 and 2 threads, 1 and 8 reward workers, twice."""
+    distinct = {}
+    for i, (name, settings) in enumerate(CONFIGS.items()):
+        config = write_config(folder / str(i), settings)
+        (config.parent / "rewards.py").write_text(SLOW)
+        found = set()
+        for n, (threads, workers) in enumerate(((1, 1), (2, 1), (1, 8), (2, 8))):
+            run = config.parent / f"run{n}"
+            command = [sys.executable, "-c", WORKERS, str(workers), str(config), "--output", str(run)]
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            done = subprocess.run(
+                [*command, "--threads", str(threads)], env=environment, capture_output=True, check=False
+            )
+            assert done.returncode in (0, 1), done.stderr[-500:]
+            found.add(fingerprint(run))
+        distinct[name] = len(found)
+    return {
+        "runs": 4 * len(distinct),
+        "distinct hashes by config": distinct,
+        "ok": set(distinct.values()) == {1},
+    }
+
+
+def soak(folder: Path, steps: int) -> dict[str, object]:
+    """One long run; memory, open files and threads by the step, the first tenth left out."""
+    from covey.config.load import load
+    from covey.console import RunConsole
+    from covey.stopping import StopSignal
+    from covey.training.pipeline import run_pipeline
+
+    samples: list[tuple[int, int, int]] = []
+
+    class Watching(RunConsole):
+        """Notes what the process holds after every step."""
+
+        def step(self, *_: object) -> None:
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            samples.append((pages * 4, len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+
+    settings = {"algorithm": "grpo", "train": {"steps": steps, "save_every": steps, "lr": 1e-5}}
+    config = write_config(folder / "soak", {**settings, "eval": {"problems": 2, "samples": 1}})
+    loaded = load(config, ["--output", str(folder / "run")])
+    run_pipeline(loaded, Watching(quiet=True), StopSignal())
+    kept = np.array(samples[len(samples) // 10 :], dtype=float)
+    slope = float(np.polyfit(np.arange(len(kept)), kept[:, 0], 1)[0])
+    half = len(kept) // 2
+    later = float(np.polyfit(np.arange(half), kept[-half:, 0], 1)[0])
+    spread = {"open files": kept[:, 1], "threads": kept[:, 2]}
+    constant = {name: f"{int(v.min())} to {int(v.max())}" for name, v in spread.items()}
+    return {
+        "steps": steps,
+        "KiB per step": round(slope, 2),
+        "KiB per step, second half": round(later, 2),
+        "resident, MiB": f"{kept[0, 0] / 1024:.1f} to {kept[-1, 0] / 1024:.1f}",
+        **constant,
+        "ok": later < 1 and all(np.ptp(v) == 0 for v in spread.values()),
+    }
+
+
+def main() -> None:
+    """One of the two."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=("hashes", "soak"))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        figures = hashes(folder) if arguments.kind == "hashes" else soak(folder, arguments.steps)
+    names = {"hashes": "1 and 2 threads, 1 and 8 reward workers", "soak": "soak"}
+    report(names[arguments.kind], figures, arguments.write)
+    raise SystemExit(not json.loads(json.dumps(figures["ok"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""How a command ends: every failure has an exit code, one last line, and a record in the run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shlex
+import traceback
+from pathlib import Path
+
+from covey.types import CoveyError
+
+RECORD = "exit.json"
+"""In the run folder after every end but a good one."""
+START = "start.json"
+"""In the run folder: the config and settings that `covey resume` gives again."""
+
+
+class CheckpointError(CoveyError):
+    """No checkpoint that may be used, or another process at work in the folder."""
+
+    code = 4
+
+
+class GuardStop(CoveyError):
+    """A guard ended the run: numbers that are not finite, KL, entropy, no signal."""
+
+    code = 6
+
+
+class OutOfRoom(CoveyError):
+    """Disk or memory is used up, or the disk fails."""
+
+    code = 8
+
+
+STALLED = 7
+"""Exit code of the watchdog."""
+
+
+def as_error(error: BaseException) -> CoveyError:
+    """Any failure as one that says what to do; those that are nobody's fault but ours keep their trace."""
+    if isinstance(error, CoveyError):
+        return error
+    if (system := system_error(error)) is not None:
+        return disk_error(system)
+    if out_of_memory(error):
+        return OutOfRoom(
+            f"out of memory: {_first_line(error)}. Lower rollout.max_running, rollout.max_tokens or "
+            "train.tokens_per_micro_batch, or take a smaller model"
+        )
+    traceback.print_exception(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return CoveyError(
+        f"a bug in covey, or in code it was given: {type(error).__name__}: {_first_line(error)} "
+        f"({place.filename}:{place.lineno}). Please report it with the lines above"
+    )
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """The error of the operating system behind an exception; Rust's writers tell it in their text only."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+
+
+def disk_error(error: OSError, what: str = "") -> OutOfRoom:
+    """A failed read or write, with what the user can do about it."""
+    place = what or str(error.filename or "a file")
+    remedy = {
+        errno.ENOSPC: "Free some space and run the same command again",
+        errno.EDQUOT: "Your quota is used up; free some space and run the same command again",
+        errno.EROFS: "The file system is read-only; choose another --output",
+        errno.EACCES: "Choose an --output that you may write to",
+        errno.EMFILE: "Raise the limit on open files: ulimit -n 1024",
+    }.get(error.errno or 0, "See to the disk, then run the same command again")
+    return OutOfRoom(f"{place}: {error.strerror or error}. {remedy}")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on the CPU or a GPU."""
+    words = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
+    )
+
+
+def go_on(folder: Path) -> str:
+    """The command that continues a run."""
+    return f"covey resume {shlex.quote(str(folder))}"
+
+
+def record(folder: Path, error: CoveyError) -> None:
+    """Leave the end in the run folder, as far as the disk still allows."""
+    text = json.dumps({"exit_code": error.code, "error": str(error), "go_on": go_on(folder)}, indent=1)
+    with contextlib.suppress(OSError):
+        (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]

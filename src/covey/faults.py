@@ -1,0 +1,132 @@
+"""Failures on purpose: `--inject reward.hang@7,save.enospc@3,grad.nan@5` rehearses them in your own run.
+
+`place@N` strikes the N-th time that the run comes to the place, counted from 1 in every process;
+`place@N-M` all times from the N-th to the M-th.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, NoReturn
+
+from covey.types import ConfigError
+
+PLACES: Mapping[str, str] = {
+    "reward.hang": "a call of a reward function never returns",
+    "reward.raise": "it raises an exception",
+    "reward.exit": "it calls sys.exit",
+    "reward.inf": "it returns infinity",
+    "reward.none": "it returns None: not judged",
+    "reward.count": "it returns one value too many, or a list where one number is due",
+    "reward.text": "it returns a text",
+    "step.hang": "a step never ends",
+    "step.kill": "the process is killed (SIGKILL) at the start of a step",
+    "step.sigterm": "the process is asked to stop (SIGTERM) at the start of a step",
+    "memory.full": "the model runs out of memory in a micro-batch",
+    "loss.nan": "the loss of an update is not a number",
+    "grad.nan": "the gradient of an update is not a number",
+    "weights.nan": "a weight is not a number after an update",
+    "save.full": "there is no free space before a save",
+    "save.enospc": "the disk runs full while a checkpoint is written",
+    "save.eio": "the disk fails while a checkpoint is written",
+    "save.kill": "the process is killed (SIGKILL) while a checkpoint is written",
+}
+"""Where a failure can be had, and what happens there."""
+
+
+class Faults:
+    """The failures somebody asked for; nothing without."""
+
+    def __init__(self, wanted: str = "") -> None:
+        self.ranges = [_parsed(item) for item in wanted.split(",") if item.strip()]
+        self.seen: Counter[str] = Counter()
+
+    def hit(self, place: str) -> bool:
+        """Whether the failure of this place is due now. Every call counts as one visit."""
+        self.seen[place] += 1
+        return any(p == place and first <= self.seen[place] <= last for p, first, last in self.ranges)
+
+    def at_step(self) -> None:
+        """Strike at the start of a step."""
+        if self.hit("step.hang"):
+            hang()
+        if self.hit("step.kill"):
+            die()
+        if self.hit("step.sigterm"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def in_save(self) -> None:
+        """Strike while a checkpoint is written."""
+        if self.hit("save.enospc"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.hit("save.eio"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if self.hit("save.kill"):
+            die()
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A reward function that fails when it is due; the function itself if none was asked for."""
+        kinds = sorted({p.partition(".")[2] for p, *_ in self.ranges if p.startswith("reward.")})
+        if not kinds:
+            return function
+
+        @wraps(function)
+        def faulty(*arguments: Any, **named: Any) -> Any:
+            due = [kind for kind in kinds if self.hit(f"reward.{kind}")]
+            returned = function(*arguments, **named)
+            return _FAILURES[due[0]](returned) if due else returned
+
+        return faulty
+
+
+def die() -> NoReturn:
+    """End at once, as `kill -9` and a power cut do."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def hang() -> NoReturn:
+    """Never return."""
+    while True:
+        time.sleep(3600)
+
+
+def _raise(_: Any) -> NoReturn:
+    raise RuntimeError("a failure on purpose")
+
+
+def _instead(value: Any) -> Callable[[Any], Any]:
+    """``value`` for one completion; for a group of them, in the first place."""
+    return lambda returned: [value, *returned[1:]] if isinstance(returned, list) else value
+
+
+_FAILURES: Mapping[str, Callable[[Any], Any]] = {
+    "hang": lambda _: hang(),
+    "raise": _raise,
+    "exit": lambda _: sys.exit(0),
+    "inf": _instead(float("inf")),
+    "none": _instead(None),
+    "text": _instead("good"),
+    "count": lambda returned: [*returned, 0.0] if isinstance(returned, list) else [returned],
+}
+
+
+def _parsed(item: str) -> tuple[str, int, int]:
+    found = re.fullmatch(r"([a-z.]+)@([1-9]\d*)(?:-([1-9]\d*))?", item.strip())
+    if found is None:
+        raise ConfigError(f"--inject {item.strip()!r}: expected a place and a count, like grad.nan@5")
+    place, first, last = found.groups()
+    if place not in PLACES:
+        near = difflib.get_close_matches(place, PLACES, n=1)
+        known = f"did you mean {near[0]}?" if near else f"known: {', '.join(PLACES)}"
+        raise ConfigError(f"--inject {place}: no such place; {known}")
+    return place, int(first), int(last or first)

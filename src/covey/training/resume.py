@@ -1,0 +1,153 @@
+"""Going on under other settings, or on another machine: what differs, and whether exactness survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any, Literal
+
+import torch
+import transformers
+import yaml
+
+from covey.config.load import Loaded, flatten, resolved
+from covey.kernels.build import processor
+from covey.kernels.calls import available
+from covey.models.load import pick_device
+from covey.types import VERSION, ConfigError
+
+Verdict = Literal["safe", "breaks exactness", "refused"]
+
+VERDICTS: tuple[tuple[str, Verdict], ...] = (
+    ("output", "safe"),
+    ("train.save_every", "safe"),
+    ("train.keep", "safe"),
+    ("guards.kl_action", "breaks exactness"),
+    ("guards.*", "safe"),
+    ("threads", "safe"),  # what it means for the numbers is told by the environment
+    ("sandbox.*", "safe"),
+    # What the checkpoint holds, or what its position in the data means, is of another run.
+    ("model", "refused"),
+    ("method", "refused"),
+    ("seed", "refused"),
+    ("dtype", "refused"),
+    ("data.*", "refused"),
+    ("lora*", "refused"),
+    ("rollout.curriculum", "refused"),
+    ("rollout.adapt_group_size", "refused"),
+    ("algorithm.kl", "refused"),
+    ("algorithm.kl.refresh_*", "refused"),
+    ("train.batch_size", "refused"),
+    ("*", "breaks exactness"),
+)
+"""The first pattern that a setting's key matches says what a change of it does to a resumed run."""
+
+ENVIRONMENT = (
+    "covey",
+    "python",
+    "torch",
+    "transformers",
+    "machine",
+    "device",
+    "kernels",
+    "threads",
+    "data",
+    "reference",
+)
+"""What the bits of a run depend on beside its config. Threads count where torch's own kernels are used."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting or fact that is not what it was."""
+
+    name: str
+    before: Any
+    now: Any
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.before} there, {self.now} here ({self.verdict})"
+
+
+def verdict(key: str) -> Verdict:
+    """What a change of a setting does to a run that goes on.
+
+    >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
+    ('safe', 'breaks exactness', 'refused')
+    """
+    return next(v for pattern, v in VERDICTS if fnmatch(key, pattern))
+
+
+def changed_settings(loaded: Loaded) -> list[Difference]:
+    """Settings that are not those the output folder's run was started with."""
+    path = loaded.config.output / "config.yaml"
+    if not path.exists():
+        return []
+    before, now = (dict(flatten(c)) for c in (yaml.safe_load(path.read_text()), resolved(loaded)))
+    keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+    return [Difference(k, before.get(k), now.get(k), verdict(k)) for k in keys]
+
+
+def refuse_other_config(loaded: Loaded, changes: bool) -> None:
+    """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, go on."""
+    found = changed_settings(loaded)
+    refused = [d for d in found if d.verdict == "refused"]
+    harmful = [d for d in found if d.verdict != "safe"]
+    if refused or (harmful and not changes):
+        remedy = (
+            "Choose another --output, or remove that folder to start afresh"
+            if refused
+            else "Choose another --output, or go on with these changes by `covey resume "
+            f"{loaded.config.output} ...`"
+        )
+        raise ConfigError(
+            f"{loaded.config.output} holds a run with other settings: "
+            f"{'; '.join(map(str, harmful))}. {remedy}"
+        )
+
+
+def environment(loaded: Loaded) -> dict[str, Any]:
+    """What the numbers of a run depend on beside its config."""
+    config = loaded.config
+    device = pick_device(config.device)
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    return {
+        "folder": str(loaded.folder),
+        "covey": VERSION,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "platform": platform.platform(),
+        "machine": processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "kernels": "compiled" if available(dtype, device) else "torch",
+        "threads": config.threads or os.cpu_count(),
+    }
+
+
+def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Facts about machine and versions that are not what they were."""
+    same_for_any = before.get("kernels") == now.get("kernels") == "compiled"
+    return [
+        Difference(
+            name,
+            before.get(name),
+            now.get(name),
+            "safe" if name == "threads" and same_for_any else "breaks exactness",
+        )
+        for name in ENVIRONMENT
+        if before.get(name) != now.get(name)
+    ]
+
+
+def read_environment(loaded: Loaded) -> dict[str, Any] | None:
+    """What an earlier process of this run has recorded."""
+    try:
+        return json.loads((loaded.config.output / "env.json").read_text())
+    except (OSError, ValueError):
+        return None

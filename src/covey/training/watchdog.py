@@ -1,0 +1,64 @@
+"""The stall watchdog: a run in which nothing happens any more ends with the stacks of all its threads."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from covey.endings import STALLED, go_on, record
+from covey.types import CoveyError
+
+STACKS = "stacks.txt"
+
+
+class Watchdog:
+    """Waits for ``progress`` in a thread of its own; the main thread of a stalled run cannot help itself."""
+
+    def __init__(self, folder: Path, minutes: float) -> None:
+        self.folder, self.minutes = folder, minutes
+        self.idle = 0.0
+        self._over = threading.Event()
+
+    def progress(self) -> None:
+        """Something was done: a completion, a micro-batch, a step."""
+        self.idle = 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """End the process if there is no progress inside the block."""
+        thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self.progress()
+        if self.minutes:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            if self.minutes:
+                thread.join()
+
+    def _watch(self) -> None:
+        # Its own ticks are counted instead of the clock, so that a suspended process has not stalled.
+        tick = min(1.0, self.minutes * 6)
+        while not self._over.wait(tick):
+            self.idle += tick
+            if self.idle > 60 * self.minutes:
+                self._end()
+
+    def _end(self) -> None:
+        error = CoveyError(
+            f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); what every "
+            f"thread was doing is in {self.folder / STACKS}. Go on from the last "
+            f"checkpoint with: {go_on(self.folder)}"
+        )
+        error.code = STALLED
+        with (self.folder / STACKS).open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+        record(self.folder, error)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(STALLED)

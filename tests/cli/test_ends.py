@@ -1,0 +1,206 @@
+"""How `covey train` ends: exit codes, the last line, exit.json, and the command that goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from covey.cli import main
+
+REWARDS = """
+import time
+
+def varied(completion):
+    return len(completion) + sum(map(ord, completion)) % 7
+
+def slow(completion):
+    time.sleep(0.02)
+    return varied(completion)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    write(tmp_path)
+    return tmp_path
+
+
+def write(project: Path, reward: str = "varied", **train: object) -> None:
+    config = {
+        "output": str(project / "run"),
+        "data": {"task": "last_digit", "train_size": 64, "test_size": 8},
+        "rewards": [f"rewards.py:{reward}"],
+        "scoring": {"timeout": 0.3},
+        "rollout": {"group_size": 4, "prompts_per_step": 4, "max_tokens": 12},
+        "train": {"steps": 4, "lr": 1e-3, "save_every": 1, **train},
+        "eval": {"problems": 4, "samples": 1},
+        "threads": 1,
+    }
+    (project / "run.yaml").write_text(yaml.safe_dump(config))
+
+
+def train(project: Path, *options: str) -> int:
+    return main(["train", str(project / "run.yaml"), *options])
+
+
+def last(project: Path) -> dict:
+    return json.loads((project / "run" / "exit.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("inject", "code", "says"),
+    [
+        # A failing reward costs its completions as long as it is rare...
+        ("reward.hang@30", 0, "model"),
+        ("reward.raise@30", 0, "model"),
+        ("reward.exit@30", 0, "model"),
+        ("reward.none@30", 0, "model"),
+        # ... ends the run when it is not, and at once when the function breaks its contract.
+        ("reward.raise@30-999", 5, "could not be made (scoring.max_infra 0.2)"),
+        ("reward.exit@30-999", 5, "SystemExit"),
+        ("reward.raise@1", 5, ": RuntimeError: a failure on purpose"),
+        ("reward.hang@1", 5, "no answer within 0.3 s"),
+        ("reward.inf@30", 5, "a finite number or None is expected"),
+        ("reward.text@30", 5, "returned str 'good'"),
+        ("reward.count@30", 5, "returned list"),
+        ("grad.nan@2", 0, "model"),
+        ("grad.nan@1-3", 6, "was not finite"),
+        ("loss.nan@1-3", 6, "was not finite"),
+        ("weights.nan@2", 6, "nothing was written"),
+        ("memory.full@2", 0, "model"),
+        ("memory.full@1-99", 8, "even with one completion at a time"),
+        ("save.enospc@2", 8, "No space left on device. Free some space"),
+        ("save.eio@2", 8, "Input/output error. See to the disk"),
+        ("save.full@2", 8, "and 0 are free. Free some space"),
+        ("step.sigterm@3", 75, "stopped by SIGTERM; saved after step 2 of 4"),
+    ],
+)
+def test_every_failure_has_its_end(project: Path, capsys, inject: str, code: int, says: str) -> None:
+    assert train(project, "--inject", inject) == code
+    out, err = capsys.readouterr()
+    assert says in (err.strip().splitlines()[-1] if code else out)
+    assert "a bug in covey" not in err
+    if inject.endswith("@1"):
+        assert not (project / "run").exists()  # found in the rehearsal, before anything was begun
+    elif code:
+        assert last(project)["exit_code"] == code
+        assert last(project)["go_on"] == f"covey resume {project / 'run'}"
+    else:
+        assert not (project / "run" / "exit.json").exists()
+
+
+@pytest.mark.parametrize("inject", ["grad.nna@3", "grad.nan", "grad.nan@0", "reward", "grad.nan@x"])
+def test_a_mistake_in_inject_is_answered(project: Path, capsys, inject: str) -> None:
+    assert train(project, "--inject", inject) == 2
+    assert "--inject" in capsys.readouterr().err
+    assert not (project / "run").exists()
+
+
+def test_resume_gives_the_same_command_again(project: Path, capsys, monkeypatch) -> None:
+    assert train(project, "--train.lr", "5e-4", "--inject", "step.sigterm@3") == 75
+    assert f"Go on with: covey resume {project / 'run'}" in capsys.readouterr().err
+    monkeypatch.chdir(project.parent)  # from anywhere
+    assert main(["resume", str(project / "run")]) == 0
+    assert "going on after step 2 of 4" in capsys.readouterr().out
+    assert "lr: 0.0005" in (project / "run" / "config.yaml").read_text()
+    assert main(["resume", str(project)]) == 2
+    assert "no run in this folder" in capsys.readouterr().err
+
+
+def test_changes_are_shown_judged_and_need_resume(project: Path, capsys) -> None:
+    assert train(project, "--inject", "step.sigterm@3") == 75
+    assert train(project, "--train.lr", "0.5") == 2
+    assert "train.lr is 0.001 there, 0.5 here (breaks exactness)" in capsys.readouterr().err
+    assert train(project, "--train.keep", "9", "--inject", "step.sigterm@1") == 75
+    assert "train.keep is 2 there, 9 here (safe)" in capsys.readouterr().out
+    run = str(project / "run")
+    assert main(["resume", run, "--seed", "3"]) == 2
+    assert "seed is 0 there, 3 here (refused)" in capsys.readouterr().err
+    assert main(["resume", run, "--train.lr", "2e-3", "--strict"]) == 4
+    assert "leave out --strict" in capsys.readouterr().err
+    assert main(["resume", run, "--train.lr", "2e-3"]) == 0
+    assert "train.lr is 0.001 there, 0.002 here (breaks exactness)" in capsys.readouterr().out
+    events = (project / "run" / "events.jsonl").read_text()
+    assert "no longer exact" in events
+
+
+def test_another_machine_is_noticed(project: Path, capsys) -> None:
+    assert train(project, "--inject", "step.sigterm@3") == 75
+    path = project / "run" / "env.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0", "data": "other"}))
+    assert train(project, "--strict") == 4
+    err = capsys.readouterr().err
+    assert "torch is 1.0 there" in err
+    assert "data is other there" in err
+    assert train(project) == 0
+    assert "torch is 1.0 there" in capsys.readouterr().out
+
+
+def test_a_second_command_in_the_same_folder_is_refused(project: Path, capsys) -> None:
+    from covey.store.folder import RunFolder
+
+    assert train(project, "--inject", "step.sigterm@3") == 75
+    folder = RunFolder(project / "run")
+    assert train(project) == 4
+    assert "works in this folder" in capsys.readouterr().err
+    assert last(project)["exit_code"] == 75  # the other's record is left alone
+    folder.close()
+
+
+def spawn(project: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "covey.cli", "train", str(project / "run.yaml"), *options]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(600):
+        if path.exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError(path)
+
+
+def test_a_stalled_process_ends_with_its_stacks(project: Path) -> None:
+    process = spawn(project, "--inject", "step.hang@2", "--guards.stall_minutes", "0.02")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 7
+    assert "no progress for 0.02 minutes" in err.strip().splitlines()[-1]
+    assert "in hang" in (project / "run" / "stacks.txt").read_text()
+    assert last(project)["exit_code"] == 7
+
+
+def test_a_second_signal_exits_at_once(project: Path) -> None:
+    process = spawn(project, "--inject", "step.hang@2")
+    wait_for(project / "run" / "checkpoints" / "step_000001")
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert process.poll() is None
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGINT
+    assert time.monotonic() - sent < 5
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_said(project: Path, capsys) -> None:
+    (project / "run").mkdir(mode=0o500)
+    assert train(project) == 8
+    assert "may write to" in capsys.readouterr().err
+
+
+def test_errors_that_only_their_text_explains_are_understood() -> None:
+    from covey.endings import as_error
+
+    error = as_error(Exception("I/O error: No space left on device (os error 28)"))
+    assert error.code == 8
+    assert "Free some space" in str(error)

@@ -1,0 +1,50 @@
+"""Short forms of the campaigns in benchmarks/reliability, whose figures are in docs/reliability.md."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGNS = Path(__file__).parents[2] / "benchmarks" / "reliability"
+
+
+def campaign(name: str, *options: str) -> dict:
+    command = [sys.executable, "-W", "ignore", str(CAMPAIGNS / f"{name}.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_broken_configs_and_data_are_answered() -> None:
+    assert campaign("fuzz", "--trials", "150", "--seed", "1")["tracebacks"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal", ["KILL", "TERM"])
+def test_every_configuration_survives_signals(signal: str) -> None:
+    figures = campaign("kills", "--kills", "24", "--signal", signal)
+    assert figures["identical"] == figures["runs"]
+
+
+@pytest.mark.slow
+def test_every_damaged_file_is_noticed() -> None:
+    figures = campaign("disk", "damage")
+    assert figures["cases"] == figures["noticed and named"] == figures["fell back, identical"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@pytest.mark.parametrize("kind", ["calls", "errors"])
+def test_every_file_system_call_may_be_the_last(kind: str) -> None:
+    figures = campaign("disk", kind, "--every", "12")
+    assert figures["identical"] == figures["points"] > 10
+
+
+@pytest.mark.slow
+def test_threads_and_workers_change_no_bit() -> None:
+    assert campaign("same_bits", "hashes")["ok"]

@@ -1,0 +1,194 @@
+"""What ends a run before it does harm, and what the run folder is then good for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.train.test_runs import StopAt, fingerprint, interrupted, start
+
+from covey.endings import CheckpointError, GuardStop, OutOfRoom
+from covey.faults import Faults
+from covey.stopping import Stopped, StopSignal
+from covey.training.run import Session
+
+
+def read(folder: Path, stream: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / stream).read_text().splitlines()]
+
+
+def failing(faults: str) -> Session:
+    return Session(faults=Faults(faults))
+
+
+def finite(folder: Path) -> bool:
+    weights = [load_file(p) for p in folder.rglob("model.safetensors")]
+    return all(bool(w.isfinite().all()) for tensors in weights for w in tensors.values())
+
+
+@pytest.mark.parametrize("fault", ["grad.nan", "loss.nan"])
+@pytest.mark.parametrize("method", ["rl", "sft"])
+def test_an_update_that_is_not_finite_is_skipped_counted_and_kept(
+    tmp_path: Path, fault: str, method: str
+) -> None:
+    start(tmp_path / "run", session=failing(f"{fault}@2"), method=method)
+    skipped = [m["optimizer/skipped"] for m in read(tmp_path / "run", "metrics.jsonl")]
+    assert skipped == [0, 1, 0, 0]
+    assert finite(tmp_path / "run")
+    (event,) = read(tmp_path / "run", "events.jsonl")
+    assert event["event"] == "update skipped"
+    batch = load_file(tmp_path / "run" / "skipped" / f"{event['batch']}.safetensors")
+    assert {"advantages", "mask", "prompt.0", "tokens.0"} <= set(batch)
+    about = json.loads((tmp_path / "run" / "skipped" / f"{event['batch']}.json").read_text())
+    assert about["step"] == 1
+    assert bool(about["parameters"]) == (fault == "grad.nan")
+
+
+def test_three_skipped_updates_in_a_row_end_the_run_and_keep_the_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(GuardStop, match=r"updates in a row was not finite.*step_000004") as caught:
+        start(tmp_path / "run", session=failing("grad.nan@3-5"), train={"steps": 8})
+    assert caught.value.code == 6
+    assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {"step_000002", "step_000004"}
+    assert finite(tmp_path / "run")
+    start(tmp_path / "run", train={"steps": 8})
+    assert not any(m["optimizer/skipped"] for m in read(tmp_path / "run", "metrics.jsonl")[4:])
+
+
+def test_a_skipped_update_resumes_exactly(tmp_path: Path) -> None:
+    start(tmp_path / "whole", session=failing("grad.nan@2"))
+    with pytest.raises(Stopped):
+        start(tmp_path / "parts", StopAt(70), session=failing("grad.nan@2"))
+    assert read(tmp_path / "parts", "metrics.jsonl")[1]["optimizer/skipped"] == 1
+    start(tmp_path / "parts")
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
+    with pytest.raises(GuardStop, match="is not finite, so nothing was written"):
+        start(tmp_path / "run", session=failing("weights.nan@2"), train={"save_every": 2})
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
+    assert not list((tmp_path / "run").rglob(".tmp-*"))
+
+
+def test_a_learning_rate_that_destroys_the_model_never_reaches_the_disk(tmp_path: Path) -> None:
+    try:
+        start(tmp_path / "run", train={"lr": 1e30, "save_every": 1, "grad_clip": 1e30})
+    except GuardStop as stop:
+        assert stop.code == 6
+    assert finite(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        (lambda completion: 1.0, "100% of the groups were all right, 0% all wrong"),
+        (lambda completion: 0.0, "100% all wrong, 0% unscorable. The problems are too hard"),
+        (lambda completion: None, "100% unscorable. The rewards do not judge"),
+    ],
+    ids=["right", "wrong", "unscorable"],
+)
+def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, says: str) -> None:
+    with pytest.raises(GuardStop, match="for 3 steps no group had anything to teach") as caught:
+        start(tmp_path / "run", rewards=(reward,), guards={"dead_steps": 3}, train={"steps": 9})
+    assert says in str(caught.value)
+    assert len(read(tmp_path / "run", "metrics.jsonl")) == 3
+
+
+def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path) -> None:
+    with pytest.raises(GuardStop, match="not one changed a weight"):
+        start(tmp_path / "run", rewards=(lambda completion: 1.0,))
+    assert not (tmp_path / "run" / "final").exists()
+
+
+FAR = {"name": "grpo", "kl": {"coef": 1e-4}}
+
+
+def test_the_kl_guard_stops_beyond_its_bound(tmp_path: Path) -> None:
+    with pytest.raises(GuardStop, match=r"away from the reference, more than guards.kl_stop 1"):
+        start(tmp_path / "run", algorithm=FAR, train={"steps": 20, "lr": 0.05}, guards={"kl_stop": 1.0})
+    metrics = read(tmp_path / "run", "metrics.jsonl")
+    assert metrics[-1]["kl/completion_k1"] > 1
+    assert all(m["kl/completion_k1"] <= 1 for m in metrics[:-1])
+
+
+def test_the_kl_guard_raises_its_coefficient_and_a_resume_knows_it(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "algorithm": FAR,
+        "train": {"steps": 6, "lr": 0.01, "save_every": 3},
+        "guards": {"kl_warn": 0.01, "kl_act": 0.02, "kl_stop": None, "kl_action": "raise_coef"},
+    }
+    counter = StopAt()
+    start(tmp_path / "whole", counter, **settings)
+    coefficients = [m["kl/coef"] for m in read(tmp_path / "whole", "metrics.jsonl")]
+    assert coefficients[0] == 1e-4
+    assert coefficients[-1] > 1.5e-4
+    interrupted(tmp_path / "parts", counter.checks - 40, **settings)
+    start(tmp_path / "parts", **settings)
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_the_entropy_floor_stops(tmp_path: Path) -> None:
+    with pytest.raises(GuardStop, match=r"below guards.entropy_floor 100"):
+        start(tmp_path / "run", guards={"entropy_floor": 100.0})
+
+
+@pytest.mark.parametrize("method", ["rl", "sft"])
+def test_out_of_memory_splits_the_micro_batch_and_keeps_the_gradient(tmp_path: Path, method: str) -> None:
+    train = {"steps": 2, "tokens_per_micro_batch": 512}
+    start(tmp_path / "whole", train=train, method=method)
+    start(tmp_path / "split", train=train, method=method, session=failing("memory.full@1-2"))
+    events = [e["tokens_per_micro_batch"] for e in read(tmp_path / "split", "events.jsonl")]
+    assert events == [256, 128]
+    a, b = (load_file(tmp_path / n / "final" / "model.safetensors") for n in ("whole", "split"))
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], atol=2e-5, rtol=2e-4)
+    assert read(tmp_path / "whole", "metrics.jsonl")[0]["loss"] == pytest.approx(
+        read(tmp_path / "split", "metrics.jsonl")[0]["loss"], abs=1e-6
+    )
+
+
+def test_out_of_memory_with_a_single_completion_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(OutOfRoom, match=r"even with one completion at a time.*max_tokens") as caught:
+        start(tmp_path / "run", session=failing("memory.full@1-99"))
+    assert caught.value.code == 8
+
+
+@pytest.mark.parametrize("fault", ["save.full", "save.enospc", "save.eio"])
+def test_a_save_that_fails_once_is_tried_again_after_rotation(tmp_path: Path, fault: str) -> None:
+    start(tmp_path / "whole", train={"save_every": 1})
+    start(tmp_path / "run", session=failing(f"{fault}@3"), train={"save_every": 1})
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "run")
+
+
+@pytest.mark.parametrize("fault", ["save.full", "save.enospc", "save.eio"])
+def test_a_save_that_fails_leaves_a_folder_that_can_go_on(tmp_path: Path, fault: str) -> None:
+    start(tmp_path / "whole", train={"save_every": 1})
+    with pytest.raises(OutOfRoom) as caught:
+        start(tmp_path / "run", session=failing(f"{fault}@3-4"), train={"save_every": 1})
+    assert caught.value.code == 8
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]
+    start(tmp_path / "run", train={"save_every": 1})
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "run")
+
+
+def test_strict_refuses_a_damaged_checkpoint_and_so_does_a_run_without_a_good_one(tmp_path: Path) -> None:
+    counter = StopAt()
+    start(tmp_path / "whole", counter)
+    interrupted(tmp_path / "run", counter.checks - 1)
+    newest_first = sorted((tmp_path / "run" / "checkpoints").iterdir(), reverse=True)
+    for checkpoint, strict in zip(newest_first, (True, False), strict=True):
+        (checkpoint / "trainer.json").write_text("{}")
+        with pytest.raises(CheckpointError, match=r"trainer.json is not as it was written") as caught:
+            start(tmp_path / "run", session=Session(strict=strict))
+        assert caught.value.code == 4
+
+
+def test_time_is_up(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match=r"stopped after 0.0001 minutes; saved after step"):
+        start(tmp_path / "run", StopSignal(max_minutes=1e-4), train={"steps": 1000})
