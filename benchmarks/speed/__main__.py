@@ -5,7 +5,7 @@
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
 Printed are the median ratio with its range, CPU and wall seconds, the peak of resident memory, and the
 share of the matrix-product limit that is probed in the same run. `--write` keeps the table in
-benchmarks/results/speed.md. Peers that are not installed (`pip install 'covey[bench]'`) are left out.
+benchmarks/results/speed_CELLS.md. Peers that are not installed (`pip install 'covey[bench]'`) are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import subject
 import torch
 
 HERE = Path(__file__).parent
-RESULT = HERE.parent / "results/speed.md"
+RESULTS = HERE.parent / "results"
 PEERS = {
     "rollout": ["generate", "unshared", "covey:torch"],
     "update": ["trl", "covey:torch"],
@@ -73,7 +73,7 @@ class Worker:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            if line.startswith("{"):
+            if line.startswith('{"wall"'):  # trainers print their own dicts
                 return json.loads(line)
         raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
 
@@ -102,8 +102,8 @@ def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds
     sides = ["covey", *(p for p in PEERS[cell] if p != "trl" or importlib.util.find_spec("trl"))]
     workers = {side: Worker(cell, side, size, lengths, dtype, threads) for side in sides}
     samples: dict[str, list[Sample]] = {side: [] for side in sides}
-    for side in sides:
-        workers[side].run()  # warm-up
+    for side in sides if cell != "step" else ():
+        workers[side].run()  # warm-up; whole steps leave their start out themselves
     for _ in range(rounds):
         for side in sides:
             samples[side].append(workers[side].run())
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["fp32"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--write", action="store_true", help="write results/speed_CELLS.md")
     chosen = parser.parse_args()
     rows: list[Row] = []
     best = limit(chosen.threads)
@@ -235,7 +235,7 @@ def main() -> None:
     text = report(rows, best, chosen.threads, " ".join(["python benchmarks/speed", *sys.argv[1:]]))
     print(text)
     if chosen.write:
-        RESULT.write_text(text)
+        (RESULTS / f"speed_{'_'.join(chosen.cells)}.md").write_text(text)
 
 
 if __name__ == "__main__":
