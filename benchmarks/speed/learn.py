@@ -42,7 +42,7 @@ def run(command: list[Any]) -> tuple[str, float]:
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    if done.returncode not in (0, 3):
+    if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(map(str, command))} failed: {done.stderr[-800:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -63,7 +63,7 @@ class RunConsole:
         self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
         self.rewards, self.facts, self.activity, self.step_number = [], {}, "", first
         if self.console.is_terminal and not self.console.quiet:
-            self.live = Live(self._panel(), console=self.console, refresh_per_second=8, transient=True)
+            self.live = Live(self.panel(), console=self.console, refresh_per_second=8, transient=True)
             self.live.start()
 
     def sampling(self, done: int, total: int) -> None:
@@ -94,7 +94,7 @@ class RunConsole:
 
     def _refresh(self) -> None:
         if self.live is not None:
-            self.live.update(self._panel())
+            self.live.update(self.panel())
 
     def _time_left(self) -> str:
         done = self.step_number - self.first
@@ -103,7 +103,8 @@ class RunConsole:
         elapsed = time.monotonic() - self.started
         return f"{duration(elapsed / done * (self.steps - self.step_number))} left"
 
-    def _panel(self) -> RenderableType:
+    def panel(self) -> RenderableType:
+        """Stage, progress and time left; below them the reward's course and the facts of the last step."""
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=max(self.steps, 1), completed=self.step_number, width=30)
         count = f"step {self.step_number}/{self.steps}"

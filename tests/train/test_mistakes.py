@@ -145,3 +145,11 @@ def test_a_folder_of_another_run_is_refused(project: Path, capsys) -> None:
     found, error = run(project, capsys, train__lr=0.5, **mine)
     assert found == 2
     assert "train.lr is 1e-06 there, 0.5 here (breaks exactness)" in error
+
+
+def test_layers_of_other_architectures_cannot_be_recomputed(project, capsys) -> None:
+    save_policy(policy_of("gpt2"), project / "model")
+    code, error = run(project, capsys, model=str(project / "model"), train__recompute_layers=True)
+    assert code == 2
+    assert "train.recompute_layers: gpt2" in error
+    assert "tokens_per_micro_batch" in error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -46,16 +46,17 @@ def report_step(
     run.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
     run.clock.count("update", int(batch.mask.sum()) * run.loaded.config.train.inner_epochs)
     times = run.log(step, metrics)
-    run.console.step(
-        step + 1,
-        metrics["reward/mean"],
-        {
-            "reward": f"{metrics['reward/mean']:.3f}",
-            "right": f"{100 * metrics['accuracy']:.0f} %",
-            "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
-            "cut": f"{100 * metrics['length/truncated']:.0f} %",
-            "entropy": f"{metrics.get('entropy', float('nan')):.2f}",
-            "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
-        },
-    )
+    run.console.step(step + 1, metrics["reward/mean"], facts(metrics, times))
     return metrics
+
+
+def facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:
+    """What the console shows of a step."""
+    return {
+        "reward": f"{metrics['reward/mean']:.3f}",
+        "right": f"{100 * metrics['accuracy']:.0f} %",
+        "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
+        "cut": f"{100 * metrics['length/truncated']:.0f} %",
+        "entropy": f"{metrics.get('entropy', float('nan')):.2f}",
+        "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
+    }
