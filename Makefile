@@ -31,8 +31,13 @@ fix: $(READY)  ## repair what can be repaired automatically
 docs: $(READY)  ## check every page's links, commands, configs and paths
 	$(BIN)/python docs/check.py
 
-bench: $(READY)  ## the benchmarks that fit on a laptop; results go to benchmarks/results
-	$(BIN)/python benchmarks/demo_seeds.py
+bench: $(READY)  ## beside TRL and generate, then the demo over ten seeds, in about an hour; into benchmarks/results
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/speed --cells rollout --dtypes fp32 bf16 --write
+	$(BIN)/python benchmarks/speed --cells update --write
+	$(BIN)/python benchmarks/speed --cells step --rounds 1 --write
+	$(BIN)/python benchmarks/speed/learn.py --seeds 1 --write
+	$(BIN)/python benchmarks/demo_seeds.py --write
 
 mutants: $(READY)  ## would the tests notice? mistakes in the mathematics, one at a time, in about ten minutes
 	$(BIN)/python benchmarks/mutants.py --write
