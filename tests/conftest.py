@@ -23,8 +23,6 @@ from transformers import (
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 
-torch.set_num_threads(1)
-
 SMALL = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -85,6 +83,12 @@ def random_prompts(*lengths: int, seed: int = 0) -> list[np.ndarray]:
     """Prompts of random ids."""
     rng = np.random.default_rng(seed)
     return [rng.integers(5, 300, size=n) for n in lengths]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Runs set the number of threads for the whole process; no test shall depend on the one before."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

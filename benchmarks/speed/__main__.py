@@ -53,7 +53,6 @@ class Worker:
                 HERE / "sides.py",
                 cell,
                 name,
-                size,
                 lengths,
                 dtype,
                 str(threads),

@@ -78,11 +78,11 @@ def ours(folder: Path, seed: int, model: Path) -> tuple[float, int]:
 
 def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     """Train with TRL until the bar or the cap; prints seconds and steps as JSON."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     import datasets
+    import peer
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     from covey.models.policy import Policy
     from covey.rewards.answers import math_answer
@@ -129,8 +129,7 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     stop = Stop()
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model),
-        args=GRPOConfig(
-            output_dir=tempfile.mkdtemp(),
+        args=peer.settings(
             per_device_train_batch_size=32,
             steps_per_generation=4,
             num_generations=8,
@@ -138,17 +137,9 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
             max_steps=4000,
             learning_rate=rate,
             lr_scheduler_type="constant",
-            beta=0.0,
             epsilon_high=0.28,
             loss_type="dapo",
-            gradient_checkpointing=False,
-            bf16=False,
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
             logging_steps=1000,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
             seed=seed,
         ),
         train_dataset=datasets.Dataset.from_list(rows),

@@ -1,6 +1,6 @@
 """What is timed: one function per cell and side. Each prepares, then returns a callable -> useful tokens.
 
-A worker process runs exactly one of them: `python sides.py CELL SIDE SIZE LENGTHS DTYPE THREADS FOLDER`
+A worker process runs exactly one of them: `python sides.py CELL SIDE LENGTHS DTYPE THREADS FOLDER`
 answers every line on its input with a JSON line of seconds, CPU seconds, tokens and peak memory.
 """
 
@@ -46,7 +46,7 @@ def our_policy(folder: Path, dtype: str) -> Any:
 # --- rollout ------------------------------------------------------------------------------------------
 
 
-def rollout_covey(size: str, lengths: str, dtype: str, folder: Path, *, shared: bool = True) -> Work:
+def rollout_covey(lengths: str, dtype: str, folder: Path, *, shared: bool = True) -> Work:
     """Our sampler. ``shared`` off: every completion brings its own copy of the prompt."""
     from covey.rng import key
     from covey.sampling.base import Request, SamplingParams
@@ -54,7 +54,7 @@ def rollout_covey(size: str, lengths: str, dtype: str, folder: Path, *, shared: 
 
     policy, longest = our_policy(folder, dtype), subject.LENGTHS[lengths][1]
     streams = [[key(0, i, g) for g in range(subject.GROUP)] for i in range(subject.PROMPTS)]
-    pairs = list(zip(subject.prompts(size), streams, strict=True))
+    pairs = list(zip(subject.prompts(), streams, strict=True))
     requests = [Request(p, s) for p, s in pairs]
     if not shared:
         requests = [Request(p, [one]) for p, s in pairs for one in s]
@@ -71,10 +71,10 @@ def rollout_unshared(*arguments: Any) -> Work:
     return rollout_covey(*arguments, shared=False)
 
 
-def rollout_generate(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+def rollout_generate(lengths: str, dtype: str, folder: Path) -> Work:
     """Hugging Face generate: one left-padded batch of all completions."""
     model, longest = hf_model(folder, dtype), subject.LENGTHS[lengths][1]
-    prompts = [p for p in subject.prompts(size) for _ in range(subject.GROUP)]
+    prompts = [p for p in subject.prompts() for _ in range(subject.GROUP)]
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), model.config.pad_token_id)
     for row, prompt in zip(ids, prompts, strict=True):
@@ -102,7 +102,7 @@ def advantages() -> Tensor:
     return torch.from_numpy(np.random.default_rng(2).choice([-1.0, 0.7], subject.PROMPTS * subject.GROUP))
 
 
-def update_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+def update_covey(lengths: str, dtype: str, folder: Path) -> Work:
     """Our loss and gradient of the whole batch, in micro-batches as in training."""
     from dataclasses import replace
 
@@ -113,7 +113,7 @@ def update_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
 
     policy = our_policy(folder, dtype)
     groups = []
-    for i, (prompt, rows) in enumerate(zip(subject.prompts(size), subject.completions(lengths), strict=True)):
+    for i, (prompt, rows) in enumerate(zip(subject.prompts(), subject.completions(lengths), strict=True)):
         made = [Completion(t, np.zeros(len(t), np.float32), "", "stop") for t in rows]
         groups.append(Group(Problem(str(i), ""), prompt, tuple(made), np.zeros(len(rows)), {}))
     batch = collate(groups)
@@ -130,13 +130,13 @@ def update_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
     return work
 
 
-def update_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+def update_trl(lengths: str, dtype: str, folder: Path) -> Work:
     """TRL's loss on the same batch as one padded tensor, without gradient checkpointing."""
-    trainer = trl_trainer(size, lengths, dtype, folder, steps=1)
+    trainer = trl_trainer(lengths, dtype, folder, steps=1)
     trainer.current_gradient_accumulation_steps = 1  # set by train(), which is not called here
     model = trainer.model.train()
     rows = [r for rows in subject.completions(lengths) for r in rows]
-    prompts = [p for p in subject.prompts(size) for _ in range(subject.GROUP)]
+    prompts = [p for p in subject.prompts() for _ in range(subject.GROUP)]
     width, longest = max(map(len, prompts)), max(map(len, rows))
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     own = torch.zeros(len(rows), longest, dtype=torch.int64)
@@ -161,35 +161,24 @@ def update_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
     return work
 
 
-def trl_trainer(size: str, lengths: str, dtype: str, folder: Path, steps: int) -> Any:
-    """A GRPOTrainer at its fastest on a CPU: one batch, no checkpointing, no reference."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+def trl_trainer(lengths: str, dtype: str, folder: Path, steps: int) -> Any:
+    """A GRPOTrainer with the whole batch in one piece."""
     import datasets
+    import peer
     from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    count = subject.PROMPTS * subject.GROUP
-    settings = GRPOConfig(
-        output_dir=str(folder / "trl"),
-        per_device_train_batch_size=count,
+    settings = peer.settings(
+        per_device_train_batch_size=subject.PROMPTS * subject.GROUP,
         num_generations=subject.GROUP,
         max_completion_length=subject.LENGTHS[lengths][1],
         max_steps=steps,
         learning_rate=1e-6,
-        beta=0.0,
         loss_type="dr_grpo",
-        gradient_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
         logging_steps=1,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        optim="adamw_torch_fused",
     )
-    texts = [tokenizer.decode(p) for p in subject.prompts(size)]
+    texts = [tokenizer.decode(p) for p in subject.prompts()]
     rows = datasets.Dataset.from_dict({"prompt": texts * steps})
     return GRPOTrainer(
         model=hf_model(folder, dtype),
@@ -211,13 +200,13 @@ def parity(completions: list[str], **_: Any) -> list[float]:
 STEPS = 3
 
 
-def step_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+def step_covey(lengths: str, dtype: str, folder: Path) -> Work:
     """Sampling, judging, updating and logging: a run of a few steps, its start not counted."""
     import covey
 
     problems = folder / "problems.jsonl"
     tokenizer = our_policy(folder, dtype).tokenizer
-    texts = [tokenizer.decode(p) for p in subject.prompts(size)]
+    texts = [tokenizer.decode(p) for p in subject.prompts()]
     problems.write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
     runs = iter(range(1000))
 
@@ -248,7 +237,7 @@ def step_covey(size: str, lengths: str, dtype: str, folder: Path) -> Work:
     return work
 
 
-def step_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
+def step_trl(lengths: str, dtype: str, folder: Path) -> Work:
     """GRPOTrainer.train for as many steps."""
     from transformers import TrainerCallback
 
@@ -261,7 +250,7 @@ def step_trl(size: str, lengths: str, dtype: str, folder: Path) -> Work:
 
     def work() -> int:
         CLOCK["seconds"] = 0.0
-        trainer = trl_trainer(size, lengths, dtype, folder, STEPS)
+        trainer = trl_trainer(lengths, dtype, folder, STEPS)
         trainer.add_callback(Times())
         trainer.train()
         means = [r["completions/mean_length"] for r in trainer.state.log_history if "reward" in r]
@@ -276,9 +265,9 @@ CLOCK: dict[str, float] = {}
 
 def main() -> None:
     """Prepare, then run once for every line that comes in."""
-    cell, side, size, lengths, dtype, threads, folder = sys.argv[1:]
+    cell, side, lengths, dtype, threads, folder = sys.argv[1:]
     torch.set_num_threads(int(threads))
-    work = globals()[f"{cell}_{side}"](size, lengths, dtype, Path(folder))
+    work = globals()[f"{cell}_{side}"](lengths, dtype, Path(folder))
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in sys.stdin:
         CLOCK.clear()

@@ -54,10 +54,9 @@ def build(size: str, lengths: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def prompts(size: str) -> list[np.ndarray]:
+def prompts() -> list[np.ndarray]:
     """Ids of 24 to 48 tokens."""
     rng = np.random.default_rng(0)
-    del size
     return [rng.integers(10, 300, rng.integers(24, 49)) for _ in range(PROMPTS)]
 
 

@@ -12,8 +12,9 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from covey.api import sample, train
 from covey.rewards.contract import reward
-from covey.types import VERSION as __version__  # noqa: N811
-from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
+from covey.types import VERSION, Completion, CoveyError, Group, Problem, Score, StepRewards
+
+__version__ = VERSION
 
 __all__ = [
     "Completion",

@@ -205,7 +205,10 @@ class MicroBatch:
         """The (N, L) terms of the loss, on the scores' device."""
         device = scores.logprobs.device
         unpack = self.packed.unpack
-        move = lambda t: None if t is None else t.to(device)  # noqa: E731
+
+        def move(rows: Tensor | None) -> Tensor | None:
+            return None if rows is None else rows.to(device)
+
         logprobs, old = unpack(scores.logprobs), move(self.rows.old_logprobs)
         return Terms(
             logprobs=logprobs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -31,13 +30,6 @@ def lengths_in_groups() -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
     prompts = random_prompts(3, 17, 1, 40)
     groups = [random_prompts(*own, seed=s) for s, own in enumerate([(9, 1, 30), (), (2, 33), (17, 16, 15)])]
     return prompts, groups
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -71,7 +63,7 @@ def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sampled_log_probs_are_the_trainers_bits(name: str, dtype: torch.dtype, threads: None) -> None:
+def test_sampled_log_probs_are_the_trainers_bits(name: str, dtype: torch.dtype) -> None:
     policy = policy_of(name)
     policy.model.to(dtype)
     policy = Policy(policy.model, policy.tokenizer)
@@ -89,7 +81,7 @@ def test_sampled_log_probs_are_the_trainers_bits(name: str, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.dtype, threads: None) -> None:
+def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(67, 96).to(dtype), torch.randn(150, 96).to(dtype)
     packed = Packed.of(weight)

@@ -32,6 +32,19 @@ def test_a_right_step_passes(tmp_path: Path, capsys, algorithm: str) -> None:
     assert len(found) == 5
 
 
+def test_a_model_whose_rows_depend_on_their_company_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:
+    score = Policy.score
+
+    def crowded(self, packed, temperature, reference=None):
+        scores = score(self, packed, temperature, reference)
+        return scores._replace(logprobs=scores.logprobs * (1 + len(packed.place) / 1000))
+
+    monkeypatch.setattr(Policy, "score", crowded)
+    code, found = findings(tmp_path, capsys)
+    assert code == 1
+    assert "the importance ratio" in {f["claim"][:20] for f in found if not f["holds"]}
+
+
 def test_a_sampler_at_another_temperature_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:
     score = Policy.score
     monkeypatch.setattr(Policy, "score", lambda self, packed, t, ref=None: score(self, packed, t * 1.1, ref))

@@ -19,9 +19,6 @@ class CompiledOps:
 
     exact = True
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
     def embed(self, module: Any, tokens: Tensor) -> Tensor:
         """Rows of the table; their gradients are added in place."""
         return _apply(_Embed, tokens, module.weight) if type(module) is nn.Embedding else module(tokens)
@@ -188,5 +185,5 @@ def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int]) -> Ops:
     """
     fits = all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
     if fits and heads.queries // heads.keys <= LANES and available(weight.dtype, weight.device):
-        return CompiledOps(weight.dtype)
+        return CompiledOps()
     return TorchOps()

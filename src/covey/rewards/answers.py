@@ -16,7 +16,7 @@ from covey.rewards.extract import Completion, Rule, extract, hash4
 from covey.rewards.notation import SENTENCE, Node, clean, parse, too_large, value
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
-from covey.types import Score
+from covey.types import Score, Status
 
 LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
@@ -128,9 +128,14 @@ def _by_algebra(gold: str, found: str, ours: Node) -> Score:
     result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:equal", gold, found, limits=LIMITS)
     if result.kind != "ok":
         return Score(None if result.kind == "lost" else 0.0, fault(result), found, detail=result.text)
-    verdict = {"equal": (1.0, "ok"), "different": (0.0, "ok"), "answer": (0.0, "unparsable")}
-    points, status = verdict.get(result.value, (None, "bad_gold"))
-    return Score(points, status, found)  # type: ignore[arg-type]
+    verdicts: dict[Any, tuple[float, Status]] = {
+        "equal": (1.0, "ok"),
+        "different": (0.0, "ok"),
+        "answer": (0.0, "unparsable"),
+    }
+    if result.value not in verdicts:
+        return Score(None, "bad_gold", found)
+    return Score(*verdicts[result.value], found)
 
 
 def _is_plain(node: Node) -> bool:

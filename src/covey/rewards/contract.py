@@ -33,6 +33,8 @@ SAMPLE_ARGUMENTS = {
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
 CHILDREN = "covey.rewards.children"
+MARK = "__covey_reward__"
+"""Attribute of a function that holds what it declares."""
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Of a verifier in a child."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -73,7 +75,7 @@ def reward(**options: Any) -> Callable[[F], F]:
     """Declare weight, columns, timeout, isolate or requires of a reward function. Optional."""
 
     def mark(function: F) -> F:
-        function.__covey_reward__ = Options(**options)  # type: ignore[attr-defined]
+        setattr(function, MARK, Options(**options))
         return function
 
     return mark
@@ -94,7 +96,7 @@ class Reward:
     @property
     def options(self) -> Options:
         """What the function declares."""
-        return getattr(self.function, "__covey_reward__", Options())
+        return getattr(self.function, MARK, Options())
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:

@@ -86,8 +86,8 @@ class Endpoint:
 
     def _post(self, body: Mapping[str, Any], key: str, timeout: float) -> Any:
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=timeout) as reply:  # noqa: S310
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=timeout) as reply:
             return json.loads(reply.read(1 << 20))
 
 

@@ -56,7 +56,7 @@ COMPARATORS: Mapping[str, Callable[[Any, Any], bool]] = {
         if isinstance(a, list) and isinstance(b, list)
         else False
     ),
-    "any": lambda a, b: True,  # noqa: ARG005
+    "any": lambda *_: True,
 }
 
 
@@ -65,7 +65,7 @@ COMPARATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     example=lambda row, **_: "\n".join(
         f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
     ),
-    wrong=lambda row, **_: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',  # noqa: ARG005
+    wrong=lambda *_, **__: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',
 )
 def tool_calls(
     completion: Completion,

@@ -99,7 +99,7 @@ class ForkServer:
             python = [os.path.realpath(sys.executable), "-s", "-P", "-S", "-B", "-c", START]
             command = [*self.prefix, *python, json.dumps(self.options), str(theirs.fileno())]
             with theirs, tempfile.TemporaryFile() as complaints:
-                self.process = subprocess.Popen(  # noqa: S603
+                self.process = subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno()],
                     env=ENVIRONMENT,

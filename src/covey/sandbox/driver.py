@@ -83,7 +83,7 @@ def calls() -> None:
     random.seed(0)
     try:
         namespace: dict[str, Any] = {"__name__": "candidate"}
-        exec(compile(setup["code"], "candidate.py", "exec"), namespace)  # noqa: S102
+        exec(compile(setup["code"], "candidate.py", "exec"), namespace)
         function = resolve(namespace, setup["entry"])
     except BaseException as error:
         send(CHANNEL, failure(error))
@@ -118,11 +118,11 @@ def script() -> None:
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
     random.seed(0)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
-        exec(compile(setup["code"], "candidate.py", "exec"), namespace)  # noqa: S102
+        exec(compile(setup["code"], "candidate.py", "exec"), namespace)
         code = 0
     except SystemExit as leaving:
         code = 0 if leaving.code in (None, 0) else 1
@@ -138,7 +138,7 @@ def command() -> None:
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
     os.dup2(CHANNEL, 2)
-    os.execv(setup["argv"][0], setup["argv"])  # noqa: S606
+    os.execv(setup["argv"][0], setup["argv"])
 
 
 class StandIn:
@@ -191,9 +191,9 @@ def check() -> None:
         if "error" in loaded:
             raise BadReply(f"{loaded['error']}: {loaded.get('text')}")
         namespace: dict[str, Any] = {"__name__": "test"}
-        exec(compile(setup["setup"], "setup.py", "exec"), namespace)  # noqa: S102
+        exec(compile(setup["setup"], "setup.py", "exec"), namespace)
         namespace.update({setup["entry"]: candidate, "candidate": candidate})
-        exec(compile(setup["test"], "test.py", "exec"), namespace)  # noqa: S102
+        exec(compile(setup["test"], "test.py", "exec"), namespace)
         if callable(namespace.get("check")):
             namespace["check"](candidate)
         send(CHANNEL, {"passed": True, "calls": candidate.calls})

@@ -212,7 +212,7 @@ def serve(descriptor: int, options: dict[str, Any]) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stderr = open(1, "w", closefd=False)
     gc.collect()
     gc.freeze()
     Server(control, confinement).run()

@@ -94,36 +94,24 @@ class RunFolder:
         ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
         of rejected ones, which come after, are 0.
         """
-        name = self.path / "rollouts" / f"step_{step:06d}"
         groups = [*trained, *rejected]
         if not groups:
             return
-        advantages = [*advantages, *(np.zeros(len(c.tokens)) for g in rejected for c in g.completions)]
-        lines = []
+        name = self.path / "rollouts" / f"step_{step:06d}"
         completions = [c for g in groups for c in g.completions]
-        remaining = iter(advantages)
-        for number, group in enumerate(groups):
-            for sample, completion in enumerate(group.completions):
-                advantage = next(remaining)
-                lines.append(
-                    {
-                        "step": step,
-                        "group": number,
-                        "sample": sample,
-                        "trained": number < len(trained),
-                        "problem": group.problem.id,
-                        "prompt": group.problem.prompt,
-                        "completion": completion.text,
-                        "finish": completion.finish,
-                        "tokens": len(completion.tokens),
-                        "version": completion.version,
-                        "reward": _plain(float(group.rewards[sample])),
-                        "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
-                        "status": {k: v[sample].status for k, v in group.scores.items()},
-                        "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
-                        "advantage": float(advantage.mean()) if len(advantage) else 0.0,
-                    }
-                )
+        advantages = [*advantages, *(np.zeros(len(c.tokens)) for g in rejected for c in g.completions)]
+        places = [(number, sample) for number, g in enumerate(groups) for sample in range(len(g.completions))]
+        lines = [
+            {
+                "step": step,
+                "group": number,
+                "sample": sample,
+                "trained": number < len(trained),
+                **_row(groups[number], sample),
+                "advantage": float(advantage.mean()) if len(advantage) else 0.0,
+            }
+            for (number, sample), advantage in zip(places, advantages, strict=True)
+        ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         arrays = io.BytesIO()
         _save_arrays(
@@ -133,7 +121,7 @@ class RunFolder:
             tokens=np.concatenate([c.tokens for c in completions]),
             ends=np.cumsum([len(c.tokens) for c in completions]),
             logprobs=np.concatenate([c.logprobs for c in completions]),
-            advantages=np.concatenate(list(advantages)).astype(np.float32),
+            advantages=np.concatenate(advantages).astype(np.float32),
         )
         _replace(name.with_suffix(".npz"), arrays.getvalue())
         write_text(name.with_suffix(".jsonl"), text)
@@ -156,6 +144,23 @@ class RunFolder:
         """Remove all but the newest ``keep`` checkpoints."""
         for path in self.checkpoints()[:-keep]:
             discard(path)
+
+
+def _row(group: Group, sample: int) -> dict[str, Any]:
+    """What the log says of one completion."""
+    completion = group.completions[sample]
+    return {
+        "problem": group.problem.id,
+        "prompt": group.problem.prompt,
+        "completion": completion.text,
+        "finish": completion.finish,
+        "tokens": len(completion.tokens),
+        "version": completion.version,
+        "reward": _plain(float(group.rewards[sample])),
+        "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
+        "status": {k: v[sample].status for k, v in group.scores.items()},
+        "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -17,10 +17,9 @@ from covey.batching import Batch, micro_batches
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.models.load import weights_hash
-from covey.objective.loss import policy_loss
-from covey.rollout import Rollouts
+from covey.rollout import Rollouts, sampling_params
 from covey.stopping import StopSignal
-from covey.training.rl import backward, prepare, updates
+from covey.training.rl import backward, prepare, score_batch, updates
 from covey.training.run import Run
 from covey.training.setup import set_up
 
@@ -75,16 +74,19 @@ def _findings(run: Run, batch: Batch) -> Iterator[Finding]:
         difference < _tolerance(run, SAME),
         f"relative difference {difference:.1e} between one piece and {len(batch)}",
     )
-    ratio, gap = _first_ratio_and_gap(run, batch)
+    alone, together = (score_batch(run, run.policy, batch, tokens)[0] for tokens in (1, 1 << 30))
+    ratio = float((alone - together).where(batch.mask, 0.0).abs().max())
     yield Finding(
-        "the importance ratio is exactly 1 at the first inner step",
-        ratio == 0.0,
-        f"largest |log ratio| {ratio:.1e}",
+        "the importance ratio is 1 at the first inner step, whatever stands in the same micro-batch",
+        ratio == 0.0 if run.policy.exact else ratio < _tolerance(run, CLOSE),
+        f"largest |log ratio| {ratio:.1e}"
+        + (", where every bit has to be the same" if run.policy.exact else ""),
     )
-    truncated = run.loaded.config.rollout.top_p < 1 or run.loaded.config.rollout.top_k > 0
+    truncated = sampling_params(run.loaded.config.rollout).truncates
+    gap = float((together - batch.sampler_logprobs).where(batch.mask, 0.0).abs().max())
     yield Finding(
         "sampler and trainer agree about the log-probs of the sampled tokens",
-        truncated or gap < _tolerance(run, CLOSE),
+        truncated or (gap == 0.0 if run.policy.exact else gap < _tolerance(run, CLOSE)),
         f"largest difference {gap:.1e} nats"
         + (", top_p or top_k renormalise the sampler's" if truncated else ""),
     )
@@ -120,18 +122,6 @@ def _gradient(run: Run, batch: Batch, tokens: int, keep: bool = False) -> Tensor
     if not keep:
         run.optimizer.clear()
     return flat
-
-
-@torch.no_grad()
-def _first_ratio_and_gap(run: Run, batch: Batch) -> tuple[float, float]:
-    ratio = gap = 0.0
-    for micro in micro_batches(replace(batch, old_logprobs=None), 1 << 30, 1):
-        packed = micro.packed.to(run.policy.device)
-        terms = micro.terms(run.policy.score(packed, run.loaded.config.rollout.temperature))
-        policy_loss(run.algorithm, terms)
-        ratio = max(ratio, float(terms.log_ratio.abs().max()))
-        gap = max(gap, float(terms.gap.abs().max()))
-    return ratio, gap
 
 
 def _tolerance(run: Run, value: float) -> float:

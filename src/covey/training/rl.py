@@ -58,11 +58,11 @@ def prepare(run: Run, groups: Sequence[Group], step: int) -> Batch:
     if algorithm.old == "sampler" or (exact and (several_updates or algorithm.needs_old)):
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     elif several_updates or algorithm.needs_old:
-        logprobs, entropy, collision = score_batch(run, run.policy, batch)
+        logprobs, entropy, collision = score_batch(run, run.policy, batch, run.micro_tokens)
         batch = replace(batch, old_logprobs=logprobs, old_entropy=entropy, old_collision=collision)
     if run.reference is not None and "ref_logprobs" in algorithm.needs:
         with run.reference.active() as reference:
-            batch = replace(batch, ref_logprobs=score_batch(run, reference, batch)[0])
+            batch = replace(batch, ref_logprobs=score_batch(run, reference, batch, run.micro_tokens)[0])
     if "noise" in algorithm.needs:
         draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
         batch = replace(batch, noise=torch.from_numpy(draws).view(batch.mask.shape))
@@ -70,11 +70,11 @@ def prepare(run: Run, groups: Sequence[Group], step: int) -> Batch:
 
 
 @torch.no_grad()
-def score_batch(run: Run, policy: Policy, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs, entropies and collision probabilities of all tokens under a policy, each (N, L)."""
+def score_batch(run: Run, policy: Policy, batch: Batch, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs, entropies and collision probabilities under a policy, each (N, L), ``tokens`` at a time."""
     out = (torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape))
     start = 0
-    for micro in micro_batches(batch, run.micro_tokens, 1):
+    for micro in micro_batches(batch, tokens, 1):
         run.watchdog.progress()
         scores = policy.score(micro.packed.to(policy.device), run.loaded.config.rollout.temperature)
         rows, columns = micro.packed.place.shape

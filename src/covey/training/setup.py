@@ -47,6 +47,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
+    # Every empty tensor here is written whole; torch does not declare the attribute's type.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     rewards.extra["decode"] = policy.decode
