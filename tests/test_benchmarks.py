@@ -32,7 +32,7 @@ def test_every_preset_has_a_valid_config_with_as_many_completions(tmp_path: Path
     config = load(tmp_path / "run.yaml").config
     algorithm = config.algorithm if isinstance(config.algorithm, str) else config.algorithm["name"]
     assert (algorithm, config.seed, config.train.steps) == (name, 1, 50)
-    assert config.rollout.group_size * config.rollout.prompts_per_step == 128
+    assert config.rollout.group_size * config.rollout.prompts_per_step == 256
     assert (config.train.warmup_steps, config.eval.every) == (5, 10)
 
 
