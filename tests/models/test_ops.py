@@ -95,6 +95,15 @@ def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 95, 200])
+def test_training_and_sampling_make_the_same_product(dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(rows)
+    joined = Linear(torch.nn.Linear(33, 150, dtype=dtype), torch.nn.Linear(33, 10, bias=False, dtype=dtype))
+    x = torch.randn(rows, 33).to(dtype)
+    assert torch.equal(joined.product(x), joined.product_once(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 31, 600])
 def test_outer_sums_of_any_strides(dtype: torch.dtype, rows: int) -> None:
     torch.manual_seed(rows)

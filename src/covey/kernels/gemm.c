@@ -44,16 +44,19 @@ static inline units join16(const real *first, const real *second) { return load(
 /* Bytes of a packed weight. */
 long NAME(packed_size)(long N, long K) { return (N + PANEL - 1) / PANEL * PANEL * UNITS(K) * sizeof(unit); }
 
+/* Panel p of a weight (N, K). */
+static inline void pack_panel(const real *w, unit *panel, long p, long N, long K) {
+    for (long k = 0; k < UNITS(K); k++)
+        for (long i = 0; i < PANEL; i++) {
+            const real *x = w + (p * PANEL + i) * K + k * DOT;
+            panel[k * PANEL + i] = p * PANEL + i >= N ? 0 : (k + 1) * DOT > K ? last(x) : join(x, x + 1);
+        }
+}
+
 /* Pack a weight (N, K). */
 void NAME(pack_weight)(const real *w, unit *panels, long N, long K) {
 #pragma omp parallel for schedule(static)
-    for (long p = 0; p < (N + PANEL - 1) / PANEL; p++)
-        for (long k = 0; k < UNITS(K); k++)
-            for (long i = 0; i < PANEL; i++) {
-                const real *x = w + (p * PANEL + i) * K + k * DOT;
-                unit u = p * PANEL + i >= N ? 0 : (k + 1) * DOT > K ? last(x) : join(x, x + 1);
-                panels[(p * UNITS(K) + k) * PANEL + i] = u;
-            }
+    for (long p = 0; p < (N + PANEL - 1) / PANEL; p++) pack_panel(w, panels + p * UNITS(K) * PANEL, p, N, K);
 }
 
 static inline __attribute__((always_inline)) void product_tile(const real *x, long K, const unit *panel, const float *bias,
@@ -85,24 +88,41 @@ static inline __attribute__((always_inline)) void product_tile(const real *x, lo
         }
 }
 
+/* Rows m to end of C, one panel of its columns. */
+static inline void product_rows(const real *x, const unit *panel, const float *bias, real *c, long p, long m, long end,
+                                long N, long K) {
+    const float *own = bias ? bias + p * PANEL : NULL;
+    long columns = N - p * PANEL;
+    real *into = c + p * PANEL;
+    for (; m + ROWS <= end; m += ROWS) product_tile(x + m * K, K, panel, own, into + m * N, N, columns, ROWS);
+    switch (end - m) { /* constants, so that every case keeps its sums in registers */
+    case 5: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 5); break;
+    case 4: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 4); break;
+    case 3: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 3); break;
+    case 2: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 2); break;
+    case 1: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 1); break;
+    }
+}
+
 /* C (M, N) = X (M, K) W^T + bias; the bias (or NULL) has room for whole panels. */
 void NAME(product)(const real *x, const unit *panels, const float *bias, real *c, long M, long N, long K) {
     long across = (N + PANEL - 1) / PANEL, down = (M + TASK - 1) / TASK;
 #pragma omp parallel for schedule(dynamic)
     for (long task = 0; task < across * down; task++) {
         long p = task % across, m = task / across * TASK, end = m + TASK < M ? m + TASK : M;
-        const unit *panel = panels + p * UNITS(K) * PANEL;
-        const float *own = bias ? bias + p * PANEL : NULL;
-        long columns = N - p * PANEL;
-        real *into = c + p * PANEL;
-        for (; m + ROWS <= end; m += ROWS) product_tile(x + m * K, K, panel, own, into + m * N, N, columns, ROWS);
-        switch (end - m) { /* constants, so that every case keeps its sums in registers */
-        case 5: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 5); break;
-        case 4: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 4); break;
-        case 3: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 3); break;
-        case 2: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 2); break;
-        case 1: product_tile(x + m * K, K, panel, own, into + m * N, N, columns, 1); break;
-        }
+        product_rows(x, panels + p * UNITS(K) * PANEL, bias, c, p, m, end, N, K);
+    }
+}
+
+/* The same, and the same bits, from a weight (N, K) that is packed a panel at a time: for many rows, where a
+ * packed copy would only stand in memory. */
+void NAME(product_once)(const real *x, const real *w, const float *bias, real *c, long M, long N, long K) {
+#pragma omp parallel for schedule(dynamic)
+    for (long p = 0; p < (N + PANEL - 1) / PANEL; p++) {
+        unit *panel = aligned_alloc(64, UNITS(K) * PANEL * sizeof(unit));
+        pack_panel(w, panel, p, N, K);
+        product_rows(x, panel, bias, c, p, 0, M, N, K);
+        free(panel);
     }
 }
 

@@ -24,7 +24,7 @@ class CompiledOps:
         return _apply(_Embed, tokens, module.weight) if type(module) is nn.Embedding else module(tokens)
 
     def linear(self, layer: Linear, x: Tensor) -> Tensor:
-        """One product with a packed weight."""
+        """One product, from a packed weight where no gradient is wanted."""
         if not layer.plain:
             return TorchOps().linear(layer, x)
         if torch.is_grad_enabled():
@@ -68,7 +68,7 @@ class _LinearFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, layer: Linear, *_: Tensor) -> Tensor:
         ctx.layer = layer
         ctx.save_for_backward(x)
-        return layer.product(x)
+        return layer.product_once(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

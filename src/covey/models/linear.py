@@ -33,13 +33,20 @@ class Linear:
         return [len(m.weight) for m in self.modules]
 
     def product(self, x: Tensor) -> Tensor:
-        """x W^T + b with the compiled product. (T, in) -> (T, out)."""
+        """x W^T + b with the compiled product, from a packed copy that is kept. (T, in) -> (T, out)."""
         self._refresh()
         if self._forward is None:
-            weights = [m.weight.detach() for m in self.modules]
-            self._forward = Packed.of(weights[0] if len(weights) == 1 else torch.cat(weights))
+            self._forward = Packed.of(self._joined_weight())
             self._bias = self._joined_bias()
         return self._forward.product(x, self._bias)
+
+    def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The same bits without a copy, for training: its many rows hide the packing."""
+        self._forward = None
+        weight = self._joined_weight()
+        out = x.new_empty(len(x), len(weight)) if out is None else out
+        call("product_once", x, weight, self._joined_bias(), out, len(x), *weight.shape, dtype=x.dtype)
+        return out
 
     def product_back(self, grad: Tensor) -> Tensor:
         """grad W with the compiled sum. (T, out) -> (T, in)."""
@@ -54,6 +61,10 @@ class Linear:
         state = tuple(n for p in self.parameters for n in (p.data_ptr(), p._version))  # noqa: SLF001
         if state != self._state:
             self._state, self._forward, self._bias = state, None, None
+
+    def _joined_weight(self) -> Tensor:
+        weights = [m.weight.detach() for m in self.modules]
+        return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def _joined_bias(self) -> Tensor | None:
         if all(m.bias is None for m in self.modules):

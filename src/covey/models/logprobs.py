@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -93,12 +93,12 @@ class _ScoreFunction(torch.autograd.Function):
         ctx: Any, hidden: Tensor, layer: Linear, targets: Tensor, inverse: float, weight: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
-        for rows in _chunks(len(hidden), len(weight)):
-            logits = layer.product(hidden[rows])
+        room = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
+        for x, rows in _chunks(hidden, room):
+            logits = layer.product_once(x, room[: len(x)])
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
             call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
-            del logits  # before the next chunk's are made
-        ctx.save_for_backward(hidden, targets, entropy)
+        ctx.save_for_backward(hidden, targets, entropy, room)
         ctx.layer, ctx.inverse, ctx.weight = layer, inverse, weight
         ctx.mark_non_differentiable(collision)
         return logprobs, entropy, collision
@@ -107,28 +107,34 @@ class _ScoreFunction(torch.autograd.Function):
     def backward(
         ctx: Any, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
-        hidden, targets, entropy = ctx.saved_tensors
+        hidden, targets, entropy, room = ctx.saved_tensors
         weight = ctx.weight
         dhidden = torch.empty_like(hidden)
         dlogprob = dlogprob.contiguous()
         dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
 
         def add(into: Tensor | None) -> None:
-            for rows in _chunks(len(hidden), len(weight)):
-                logits = ctx.layer.product(hidden[rows])
+            for x, rows in _chunks(hidden, room):
+                logits = ctx.layer.product_once(x, room[: len(x)])
                 grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
                 parts = (targets[rows], ctx.inverse, *grads)
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
                 if into is not None:
-                    outer_sum(logits, hidden[rows], into)
-                del logits
+                    outer_sum(logits, x, into)
 
         if not weight.requires_grad:
             add(None)
         return dhidden, None, None, None, add_gradient(weight, add)
 
 
-def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    size = max(FEWEST_ROWS, CACHED_LOGITS // vocabulary)
-    return [slice(i, min(i + size, rows)) for i in range(0, rows, size)]
+def _chunk(rows: int, vocabulary: int) -> int:
+    """Rows whose logits are alive at once."""
+    return min(rows, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
+
+
+def _chunks(hidden: Tensor, room: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """Pieces of ``hidden`` whose logits fit into ``room``, and where they stand."""
+    for start in range(0, len(hidden), max(len(room), 1)):
+        rows = slice(start, start + len(room))
+        yield hidden[rows], rows
