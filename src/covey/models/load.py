@@ -119,6 +119,11 @@ class Reference:
         if self._adapter is None:
             self._policy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer)
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether it stands in memory beside the policy."""
+        return self._adapter is None
+
     @torch.no_grad()
     def refresh(self, policy: Policy, mix: float) -> None:
         """Move towards the policy: all the way with ``mix`` 1."""

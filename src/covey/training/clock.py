@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import torch
+
+from covey.training.memory import taken
 
 
 class Clock:
@@ -40,7 +43,7 @@ class Clock:
         lap = {f"seconds/{phase}": round(s, 4) for phase, s in self._phases.items()}
         for phase, tokens in self._counts.items():
             lap[f"tokens_per_second/{phase}"] = round(tokens / max(self._phases[phase], 1e-9), 1)
-        lap["memory/peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+        lap["memory/peak_mib"] = round(taken(torch.device("cpu")) / 2**20, 1)
         self._phases.clear()
         self._counts.clear()
         return lap

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from covey.stopping import StopSignal
 from covey.store.commit import write_text
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
+from covey.training.memory import forecast, memory_there, planned_tokens, shape_of, taken
 from covey.training.optimizer import Optimizer
 from covey.training.resume import changed_environment, changed_settings, environment, read_environment
 from covey.training.run import Run, Session, State
@@ -77,14 +79,36 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
         ),
     )
     try:
-        go_on(run)
+        roles = plan_memory(run)
+        go_on(run, roles)
     except BaseException:
         run.folder.close()
         raise
     return run
 
 
-def go_on(run: Run) -> None:
+def plan_memory(run: Run) -> dict[str, int]:
+    """Say what the run will take, and begin with micro-batches that fit; bytes by what takes them."""
+    config, device = run.loaded.config, run.policy.device
+    shape, there = shape_of(run.policy), memory_there(device)
+    copied = run.reference is not None and run.reference.has_weights
+    program = max(0, taken(device) - shape.parameters * shape.number * (1 + copied))
+    longest = max(len(p.tokens) for p in run.train_set)
+    expect = partial(forecast, shape, config, longest, reference=copied, program=program)
+    wanted = config.train.tokens_per_micro_batch
+    tokens = planned_tokens(expect(wanted), shape, config, there)
+    roles = expect(tokens)
+    total = sum(roles.values())
+    parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
+    style = "" if total <= there else "yellow"
+    run.console.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({parts})", style)
+    if tokens < wanted:
+        run.state.micro_tokens = tokens
+        run.console.say(f"train.tokens_per_micro_batch {wanted} does not fit: {tokens} are taken", "yellow")
+    return roles
+
+
+def go_on(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, and say what differs from the process that left it."""
     loaded, folder = run.loaded, run.folder.path
     reference = run.reference.fingerprint() if run.reference is not None else None
@@ -93,6 +117,7 @@ def go_on(run: Run) -> None:
         "sandbox": run.rewards.sandbox,
         "data": fingerprint(run),
         "reference": reference,
+        "memory": memory,
     }
     before = read_environment(loaded)
     differences = changed_settings(loaded)

@@ -1,0 +1,241 @@
+"""What a step costs, seconds and memory, over group size, length, vocabulary and model; what is predicted.
+
+    python benchmarks/cost.py [--threads 2] [--steps 3] [--only G32 V64k] [--write]
+
+Each cell is a run of `covey train` in a process of its own, from random weights that never end a completion.
+Memory is the run's own forecast (`env.json`), made before its first step. Seconds follow from the matrix
+products, the attention and the vocabulary that a cell has to go through, at rates fitted on the other cells.
+With --write the table and the curves go to benchmarks/results/cost.{md,svg}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from jinja2 import Template
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT / "benchmarks" / "speed"))
+
+import subject  # noqa: E402 - the neighbour's folder is no package
+
+GROUP, LENGTH = 8, 128
+BASE = dict(subject.SHAPES["5M"])
+CELLS: dict[str, tuple[str, float, Mapping[str, int], int, int]] = {
+    "base": ("", 0, {}, GROUP, LENGTH),
+    **{f"G{g}": ("group size", g, {}, g, LENGTH) for g in (2, 4, 16, 32)},
+    **{f"L{n}": ("completion length", n, {}, GROUP, n) for n in (32, 64, 256, 512)},
+    **{f"V{v}": ("vocabulary", v, {"vocab_size": v}, GROUP, LENGTH) for v in (1024, 16_384, 65_536, 151_936)},
+    **{
+        f"D{d}": ("width", d, {"hidden_size": d, "intermediate_size": 4 * d}, GROUP, LENGTH)
+        for d in (128, 512, 768)
+    },
+    **{f"N{n}": ("layers", n, {"num_hidden_layers": n}, GROUP, LENGTH) for n in (2, 8, 16)},
+}
+"""name -> what it varies and to what, the model's shape, group size, completion length."""
+BASE_VALUE = {
+    "group size": GROUP,
+    "completion length": LENGTH,
+    "vocabulary": BASE["vocab_size"],
+    "width": BASE["hidden_size"],
+    "layers": BASE["num_hidden_layers"],
+}
+
+
+class Cost(NamedTuple):
+    """What a cell cost, and what it had to do."""
+
+    rollout: float
+    update: float
+    """Seconds of a step."""
+    memory: float
+    forecast: float
+    """MB beside program and libraries."""
+    work: list[float]
+    """GFLOP of products and of attention, and giga-entries of logits, once through."""
+
+
+def worker(cell: str, steps: int, threads: int) -> None:
+    """Run a cell and print its cost as JSON."""
+    import covey
+
+    _, _, shape, group, length = CELLS[cell]
+    subject.SHAPES[cell] = {**BASE, **shape}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        subject.build(cell, "equal", folder)
+        rng = np.random.default_rng(0)
+        texts = [" + ".join(map(str, rng.integers(0, 40, 9))) for _ in range(subject.PROMPTS)]
+        (folder / "p.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
+        covey.train(
+            quiet=True,
+            model=name,
+            threads=threads,
+            data={"train": str(folder / "p.jsonl")},
+            rewards=[lambda completions, **_: [float(len(c) % 2) for c in completions]],
+            algorithm="dr_grpo",
+            rollout={"group_size": group, "prompts_per_step": subject.PROMPTS, "max_tokens": length},
+            train={"steps": steps, "lr": 1e-6, "save_every": 1000},
+            output=str(folder / "run"),
+        )
+        times = [json.loads(line) for line in (folder / "run/timings.jsonl").read_text().splitlines()]
+        metrics = json.loads((folder / "run/metrics.jsonl").read_text().splitlines()[-1])
+        roles = json.loads((folder / "run/env.json").read_text())["memory"]
+    program = roles.pop("program")
+    cost = Cost(
+        median(t["seconds/rollout"] for t in times[1:]),
+        median(t["seconds/update"] for t in times[1:]),
+        max(t["memory/peak_mib"] for t in times) * 2**20 / 1e6 - program / 1e6,
+        sum(roles.values()) / 1e6,
+        work_of(subject.SHAPES[cell], group, metrics["length/mean"]),
+    )
+    print(json.dumps(cost))
+
+
+def work_of(shape: Mapping[str, int], group: int, length: float, prompt: int = 36) -> list[float]:
+    """What the tokens of a step ask for, once through the model."""
+    d, f, layers, v = (
+        shape[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    )
+    heads, keys, width = 4, 2, 64  # of `subject.build`
+    rows = subject.PROMPTS * group
+    tokens = rows * length
+    weights = layers * (d * (2 * heads + 2 * keys) * width + 3 * d * f) + v * d
+    seen = rows * (length * prompt + length * length / 2)
+    return [2 * tokens * weights / 1e9, 4 * layers * heads * width * seen / 1e9, tokens * v / 1e9]
+
+
+def predicted(costs: Mapping[str, Cost], which: str) -> dict[str, float]:
+    """Seconds of every cell at rates that are fitted on all others, least squares of relative errors."""
+    found = {}
+    for name, cost in costs.items():
+        rest = [c for other, c in costs.items() if other != name]
+        seconds = np.array([getattr(c, which) for c in rest])
+        rates = np.linalg.lstsq(np.array([c.work for c in rest]) / seconds[:, None], np.ones(len(rest)))[0]
+        found[name] = float(rates @ cost.work)
+    return found
+
+
+def table(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown, a cell a row, every figure with what was predicted."""
+    lines = [
+        "| cell | rollout, s | predicted | update, s | predicted | memory, MB | forecast |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, cost in costs.items():
+        axis, value, *_ = CELLS[name]
+        cells = [f"{axis} {value:,.0f}" if axis else "base"]
+        for which in said:
+            found, wanted = said[which][name], getattr(cost, which)
+            figures = ("{:.2f}", "{:.2f}") if which != "memory" else ("{:,.0f}", "{:,.0f}")
+            cells += [figures[0].format(wanted), f"{figures[1].format(found)} ({found / wanted - 1:+.0%})"]
+        lines.append(f"| {' | '.join(cells)} |")
+    worst = {w: max(abs(said[w][n] / getattr(c, w) - 1) for n, c in costs.items()) for w in said}
+    return "\n".join(lines) + "\n\nLargest errors: " + ", ".join(f"{w} {e:.0%}" for w, e in worst.items())
+
+
+SVG = Template(
+    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ 40 + 165 * axes|length }} 470" role="img"
+     aria-label="Seconds and memory of a step over five variables: measured dots, predicted lines"
+     font-family="system-ui, sans-serif" font-size="11">
+<rect width="100%" height="100%" fill="#ffffff"/>
+{%- for p in panels %}
+<g transform="translate({{ p.x }},{{ p.y }})">
+<rect width="130" height="100" fill="none" stroke="#e4e7eb"/>
+<text x="0" y="-6" font-weight="600" fill="#1f2933">{{ p.title }}</text>
+<text x="-4" y="9" text-anchor="end" fill="#616e7c">{{ p.top }}</text>
+<text x="-4" y="100" text-anchor="end" fill="#616e7c">0</text>
+<polyline points="{{ p.line }}" fill="none" stroke="#0b69a3" stroke-width="1.5"/>
+{%- for x, y in p.dots %}
+<circle cx="{{ x }}" cy="{{ y }}" r="3" fill="#ba2525"/>
+{%- endfor %}
+<text x="0" y="114" fill="#616e7c">{{ p.first }}</text>
+<text x="130" y="114" text-anchor="end" fill="#616e7c">{{ p.last }} {{ p.axis }}</text>
+</g>
+{%- endfor %}
+</svg>
+"""
+)
+
+
+def picture(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) -> str:
+    """A row a quantity, a column a variable, each from 0; dots are measured, lines predicted."""
+    panels = []
+    titles = {"rollout": "rollout, s", "update": "update, s", "memory": "memory, MB"}
+    for column, (axis, base) in enumerate(BASE_VALUE.items()):
+        values = {n: CELLS[n][1] for n in costs if CELLS[n][0] == axis} | {"base": base}
+        names = sorted((n for n in values if n in costs), key=values.__getitem__)
+        for row, which in enumerate(said):
+            top = max(max(getattr(costs[n], which), said[which][n]) for n in names)
+            at = lambda n, v, top=top, values=values: (  # noqa: E731 - a place in the panel
+                round(130 * values[n] / max(values.values()), 1),
+                round(100 - 100 * v / top, 1),
+            )
+            panels.append(
+                {
+                    "x": 40 + 165 * column,
+                    "y": 30 + 150 * row,
+                    "title": titles[which],
+                    "axis": axis,
+                    "top": f"{top:.3g}" if top < 100 else f"{top:,.0f}",
+                    "first": 0,
+                    "last": f"{max(values.values()):,.0f}",
+                    "line": " ".join("{},{}".format(*at(n, said[which][n])) for n in names),
+                    "dots": [at(n, getattr(costs[n], which)) for n in names],
+                }
+            )
+    return SVG.render(axes=list(BASE_VALUE), panels=panels) + "\n"
+
+
+def main() -> None:
+    """Measure, predict, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/cost.{md,svg}")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.worker:
+        return worker(chosen.worker, chosen.steps, chosen.threads)
+    costs: dict[str, Cost] = {}
+    for cell in chosen.only:
+        command = [sys.executable, __file__, "--worker", cell, "--steps", chosen.steps]
+        command += ["--threads", chosen.threads]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{cell}: {done.stderr[-1000:]}")
+        costs[cell] = Cost(*json.loads(done.stdout.splitlines()[-1]))
+        print(cell, *(f"{figure:.3g}" for figure in costs[cell][:4]), flush=True)
+    said = {which: predicted(costs, which) for which in ("rollout", "update")}
+    said["memory"] = {name: cost.forecast for name, cost in costs.items()}
+    text = (
+        f"# What a step costs\n\n{dt.date.today()}, {platform.machine()}, {chosen.threads} threads, Python "
+        f"{platform.python_version()}. `python benchmarks/cost.py {' '.join(sys.argv[1:])}`\n\n"
+        f"Base: 5M parameters, {subject.PROMPTS} prompts, {GROUP} completions each of {LENGTH} tokens, fp32; "
+        "each other cell changes one thing. Memory is the peak above program and libraries.\n\n"
+        f"{table(costs, said)}.\n\n![Measured dots, predicted lines](cost.svg)\n"
+    )
+    print(text)
+    if chosen.write:
+        (RESULTS / "cost.md").write_text(text)
+        (RESULTS / "cost.svg").write_text(picture(costs, said))
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Memory of a run before its first step, by what takes it, and the micro-batch that fits into it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from covey.config.schema import Config
+from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
+from covey.models.policy import Policy
+
+USABLE = 0.9
+"""Share of the memory that a run is planned to fill."""
+
+
+class Shape(NamedTuple):
+    """What a model's memory depends on."""
+
+    parameters: int
+    trained: int
+    vocabulary: int
+    layers: int
+    width: int
+    queries: int
+    keys: int
+    head: int
+    inner: int
+    number: int
+    """Bytes of a weight and of an activation."""
+    exact: bool
+    """Whether the compiled operations do the work."""
+
+
+def shape_of(policy: Policy) -> Shape:
+    """The shape of a policy's model."""
+    config, parameters = policy.model.config, list(policy.model.parameters())
+    queries = config.num_attention_heads
+    return Shape(
+        parameters=sum(p.numel() for p in parameters),
+        trained=sum(p.numel() for p in policy.parameters),
+        vocabulary=config.vocab_size,
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        queries=queries,
+        keys=getattr(config, "num_key_value_heads", None) or queries,
+        head=getattr(config, "head_dim", None) or config.hidden_size // queries,
+        inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        number=parameters[0].element_size(),
+        exact=policy.exact,
+    )
+
+
+def token_bytes(shape: Shape, recompute: bool) -> int:
+    """What a packed token leaves behind in every layer for the backward pass: the residual stream twice and
+    both norms, the heads before and after their rotation, the attention's output, gate, up and their product,
+    4 D + 2 (H + 2 K) E + H E + 3 F numbers; with ``recompute`` what enters the layer, 2 D.
+    """
+    return shape.number * shape.layers * (2 * shape.width if recompute else _layer_numbers(shape))
+
+
+def _layer_numbers(s: Shape) -> int:
+    return 4 * s.width + 2 * (s.queries + 2 * s.keys) * s.head + s.queries * s.head + 3 * s.inner
+
+
+def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
+    """An update's memory beside weights, gradient and optimizer, for a micro-batch of ``tokens``.
+
+    Beside what the layers leave behind: what passes through one layer, forward and back, about 4 F + 6 D +
+    4 (H + 2 K) E numbers a token as measured (with ``recompute`` also the layer's own, built anew), and the
+    logits of a chunk, of which torch's head holds four copies.
+    """
+    passing = 4 * shape.inner + 6 * shape.width + 4 * (shape.queries + 2 * shape.keys) * shape.head
+    if recompute:
+        passing += _layer_numbers(shape)
+    if shape.exact:
+        logits = min(tokens, max(FEWEST_ROWS, CACHED_LOGITS // shape.vocabulary)) * shape.vocabulary
+    else:
+        logits = 4 * min(tokens * shape.vocabulary, CHUNK_LOGITS)
+    return tokens * (token_bytes(shape, recompute) + passing * shape.number) + 4 * logits
+
+
+def sampling_bytes(shape: Shape, slots: int, prompt: int, completion: int) -> int:
+    """Keys and values of ``slots`` completions with prompts of ``prompt`` tokens, and the packed weights."""
+    number = 4 if shape.exact else shape.number  # the compiled operations keep them in float32
+    cache = 2 * shape.layers * slots * (prompt + completion) * shape.keys * shape.head * number
+    packed = (shape.parameters - shape.vocabulary * shape.width) * shape.number if shape.exact else 0
+    return cache + packed
+
+
+def forecast(
+    shape: Shape, config: Config, prompt: int, tokens: int, reference: bool, program: int
+) -> dict[str, int]:
+    """Bytes of a run by what takes them. They add up: allocators keep what sampling has taken.
+
+    ``prompt`` is the longest prompt, ``tokens`` the micro-batch, ``program`` what was there before.
+    """
+    rollout, rl = config.rollout, config.method == "rl"
+    rows = rollout.group_size * rollout.prompts_per_step if rl else config.train.batch_size
+    slots = min(rollout.max_running, rows if rl else config.eval.problems * config.eval.samples)
+    most = rows * (prompt + rollout.max_tokens)
+    masters = 4 if shape.number < 4 else 0  # float32 copies of low-precision weights
+    return {
+        "program": program,
+        "weights": shape.parameters * shape.number,
+        "reference": shape.parameters * shape.number if reference else 0,
+        "gradient": shape.trained * 4,
+        "optimizer": shape.trained * (8 + masters),
+        "sampling": sampling_bytes(shape, slots, prompt, rollout.max_tokens),
+        "update": update_bytes(shape, min(tokens, most), config.train.recompute_layers),
+    }
+
+
+def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, there: int) -> int:
+    """The micro-batch in tokens whose update fits into ``there`` bytes: the configured one, or halves of it."""
+    others = sum(roles.values()) - roles["update"]
+    tokens, recompute = config.train.tokens_per_micro_batch, config.train.recompute_layers
+    while tokens > 1 and others + update_bytes(shape, tokens, recompute) > USABLE * there:
+        tokens //= 2
+    return tokens
+
+
+def memory_there(device: torch.device) -> int:
+    """Bytes of the device, or of the machine as far as this process may use them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(file).read_text()))
+        except (OSError, ValueError):  # not there, or `max`
+            continue
+    return min(limits)
+
+
+def taken(device: torch.device) -> int:
+    """The most bytes this process has taken so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

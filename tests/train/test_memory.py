@@ -1,0 +1,99 @@
+"""What a run will take, said before it takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import covey
+from covey.config.schema import Config
+from covey.training import memory, setup
+from covey.training.memory import Shape, forecast, planned_tokens, sampling_bytes, token_bytes, update_bytes
+
+SHAPE = Shape(
+    parameters=10_000,
+    trained=10_000,
+    vocabulary=100,
+    layers=2,
+    width=32,
+    queries=4,
+    keys=2,
+    head=16,
+    inner=64,
+    number=4,
+    exact=True,
+)
+CONFIG = Config.model_validate(
+    {
+        "model": "tiny",
+        "rollout": {"group_size": 4, "prompts_per_step": 2, "max_tokens": 20},
+        "train": {"tokens_per_micro_batch": 1000},
+    }
+)
+
+
+def test_what_a_token_leaves_behind() -> None:
+    # 4 D = 128, 2 (H + 2 K) E = 256, H E = 64, 3 F = 192: 640 numbers a layer, 2 layers of 4 bytes.
+    assert token_bytes(SHAPE, recompute=False) == 640 * 2 * 4
+    assert token_bytes(SHAPE, recompute=True) == 2 * 32 * 2 * 4
+
+
+def test_an_update_holds_one_chunk_of_logits_however_many_tokens() -> None:
+    per_token = update_bytes(SHAPE, 200_001, False) - update_bytes(SHAPE, 200_000, False)
+    # What stays, and 4 F + 6 D + 4 (H + 2 K) E = 256 + 192 + 512 numbers on their way; no logits.
+    assert per_token == token_bytes(SHAPE, False) + 960 * 4
+    assert update_bytes(SHAPE, 1000, True) < update_bytes(SHAPE, 1000, False)
+
+
+def test_a_cache_has_a_key_and_a_value_for_every_place() -> None:
+    cache = 2 * 2 * 8 * (5 + 20) * 2 * 16 * 4
+    assert sampling_bytes(SHAPE, 8, 5, 20) == cache + (10_000 - 100 * 32) * 4
+    assert sampling_bytes(SHAPE._replace(exact=False, number=2), 8, 5, 20) == cache // 2
+
+
+def test_without_a_reference_none_is_paid_for() -> None:
+    without, with_one = (forecast(SHAPE, CONFIG, 5, 1000, own, 0) for own in (False, True))
+    assert (without["reference"], with_one["reference"]) == (0, without["weights"])
+    assert forecast(SHAPE._replace(number=2), CONFIG, 5, 1000, False, 0)["optimizer"] == 10_000 * 12
+
+
+def test_a_step_of_few_tokens_does_not_take_a_whole_micro_batch() -> None:
+    roles = forecast(SHAPE, CONFIG, 5, 1000, False, 0)
+    assert roles["update"] == update_bytes(SHAPE, 2 * 4 * (5 + 20), False)
+
+
+@pytest.mark.parametrize("share", [2.0, 0.5, 0.01])
+def test_the_planned_micro_batch_fits(share: float) -> None:
+    roles = forecast(SHAPE, CONFIG, 5, 1000, False, 0)
+    others = sum(roles.values()) - roles["update"]
+    there = int((others + share * update_bytes(SHAPE, 1000, False)) / memory.USABLE) + 1
+    tokens = planned_tokens(roles, SHAPE, CONFIG, there)
+    assert others + update_bytes(SHAPE, tokens, False) <= memory.USABLE * there
+    assert tokens == 1000 if share > 1 else tokens < 1000
+
+
+def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "model": "tiny",
+        "data": {"task": "last_digit"},
+        "method": "sft",
+        "rollout": {"max_tokens": 40},
+        "train": {"steps": 1, "lr": 1e-3},
+        "eval": {"problems": 4, "samples": 1},
+    }
+    covey.train(**settings, output=str(tmp_path / "roomy"))
+    roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
+    assert roles["weights"] == roles["gradient"] > 0 == roles["reference"]
+    little = sum(roles.values()) - roles["update"] // 2
+    monkeypatch.setattr(setup, "memory_there", lambda _: int(little / memory.USABLE))
+    covey.train(**settings, output=str(tmp_path / "tight"))
+    said = capsys.readouterr().out
+    assert "memory: about" in said
+    assert "train.tokens_per_micro_batch 8192 does not fit" in said
+    metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("roomy", "tight")]
+    losses = [json.loads(m)["loss"] for m in metrics]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
