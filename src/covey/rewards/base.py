@@ -14,7 +14,7 @@ from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring
 from covey.config.usercode import load_function
-from covey.rewards import answers, code, formats, gym, judge, language, length, steps, structured
+from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
 from covey.rewards.contract import PROVIDED, Reward, RewardError
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
@@ -38,6 +38,7 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         steps.calculations,
         steps.step_labels,
         gym.gym_answer,
+        smt.smt,
         language.language_consistency,
         length.soft_overlong,
         length.cosine_length,
