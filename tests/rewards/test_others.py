@@ -191,7 +191,7 @@ def test_language_is_a_share_of_words_and_formulas_do_not_count() -> None:
     assert language_consistency("x = 4").status == "not_applicable"
 
 
-GERMAN = "zuerst zählen wir beide Zahlen zusammen und teilen sie dann durch drei"
+GERMAN = "zuerst zählen wir beide Zahlen zusammen und teilen das Ergebnis durch drei"
 
 
 def test_languages_of_one_script_are_told_apart_if_asked_for() -> None:
