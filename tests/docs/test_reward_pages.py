@@ -10,7 +10,7 @@ import yaml
 
 from covey.cli import main
 from covey.config.schema import Config, Sandbox
-from covey.rewards.base import BUILT_IN, load_rewards
+from covey.rewards.base import BUILT_IN, LEARNED, load_rewards
 from covey.sandbox.base import SandboxUnavailable
 from covey.sandbox.choice import choose
 
@@ -56,4 +56,4 @@ def test_there_is_something_to_run() -> None:
 
 
 def test_every_built_in_reward_is_explained() -> None:
-    assert not [name for name in BUILT_IN if f"`{name}`" not in REWARDS]
+    assert not [name for name in (*BUILT_IN, *LEARNED) if f"`{name}`" not in REWARDS]

@@ -93,6 +93,18 @@ def test_the_judge_is_told_what_is_untrusted(stub: Stub) -> None:
     assert mark not in other  # nobody can close the quotation of a text that is not written yet
 
 
+def test_a_judge_may_be_asked_about_each_step(stub: Stub) -> None:
+    stub.replies = [verdicts(True, True, True, False)]
+    text, criteria = "<think>2+2 = 4\n\nso the answer must be", {"Is it right?": 3.0, "Is it short?": 1.0}
+    score = ask(stub, text, criteria=criteria, split_by="paragraphs", token_ends=[10, 40])
+    assert score.value == 0.75
+    assert score.steps == ((0, 1, 1.0), (1, 2, 0.5))
+    _, user = (m["content"] for m in stub.asked[0]["messages"])
+    name = user.partition("4. Step ")[2].partition(":")[0]
+    assert name.endswith("-2") and f"Step {name}: so the answer" in user
+    assert ask(stub, " \n\n ", split_by="paragraphs").status == "no_answer"
+
+
 def test_short_and_empty_answers_get_nothing_without_asking(stub: Stub) -> None:
     stub.replies = [verdicts(True)]
     for text in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from tests.fakes import completion
 from covey.rewards.base import load_rewards, score
 from covey.rewards.children import strict_json
 from covey.rewards.formats import answer_format, regex_match, think_format
-from covey.rewards.language import language_consistency
+from covey.rewards.language import identifier, language_consistency
 from covey.rewards.structured import json_schema, tool_calls
-from covey.types import Problem
+from covey.types import ConfigError, Problem
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,29 @@ def test_language_is_a_share_of_words_and_formulas_do_not_count() -> None:
     mixed = language_consistency(english + " потом мы делим их").value
     assert mixed == pytest.approx(12 / 16)
     assert language_consistency("x = 4").status == "not_applicable"
+
+
+GERMAN = "zuerst zählen wir beide Zahlen zusammen und teilen das Ergebnis durch drei"
+
+
+def test_languages_of_one_script_are_told_apart_if_asked_for() -> None:
+    pytest.importorskip("py3langid")
+    english = "first we add the two numbers and then we divide them by three"
+    for text, value in ((english, 1.0), (GERMAN, 0.0), (english + " потом мы делим их", 13 / 17)):
+        assert language_consistency(text, detect=True).value == pytest.approx(value)
+    assert language_consistency(GERMAN, language="de", detect=True).value == 1.0
+    assert language_consistency("我们先把两个数字加起来然后除以三", language="zh", detect=True).value == 1.0
+    half = language_consistency(f"{english}. {GERMAN}.", detect=True).value
+    assert half == pytest.approx(0.5, abs=0.2)
+    with pytest.raises(ConfigError, match="'eng' is unknown; known are ar, cs"):
+        language_consistency(english, language="eng")
+
+
+def test_without_the_detector_its_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    identifier.cache_clear()
+    with pytest.raises(ConfigError, match=r"covey\[language\]"):
+        language_consistency(GERMAN, detect=True)
 
 
 def test_format_pays_only_where_an_answer_was_found() -> None:

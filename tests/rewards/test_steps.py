@@ -16,7 +16,8 @@ from tests.fakes import completion
 from covey.models.tiny import build_tokenizer
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import token_ends
-from covey.rewards.steps import calculated, calculations, right, split, token_spans
+from covey.rewards.preflight import check_golds
+from covey.rewards.steps import calculated, calculations, right, split, step_labels, token_spans
 from covey.types import Completion, Problem, StepRewards
 
 WORKED = "48/2 = <<48/2=24>>24 clips\n48+24 = <<48+24=72>>72 clips\n#### 72"
@@ -30,6 +31,7 @@ WORKED = "48/2 = <<48/2=24>>24 clips\n48+24 = <<48+24=72>>72 clips\n#### 72"
         ("numbered", "So\n1. a 3. b\n2) go\nStep 3: end", ["So\n", "1. a 3. b\n", "2) go\n", "Step 3: end"]),
         ("tool_calls", "<tool_call>1</tool_call> so <tool_call>2</tool_call>",
          ["<tool_call>1</tool_call>", " so <tool_call>2</tool_call>"]),
+        ("code_blocks", "So\n```python\nx\n\ny\n```\nand\n", ["So\n", "```python\nx\n\ny\n```\n", "and\n"]),
         ("paragraphs", "", []),
     ],
 )  # fmt: skip
@@ -128,6 +130,26 @@ def test_steps_reach_the_group_as_token_ends() -> None:
     assert group.steps[0].ends[-1] == len(completions[0].tokens) - 1
     assert group.steps[2] == StepRewards([], [])
     assert math.isfinite(group.steps[1].total)
+
+
+LABELS = {"48/2 = <<48/2=24>>24 clips": 1, "48+24 =  <<48+24=72>>72 clips": -1, "#### 72": 0}
+
+
+def test_labels_of_people_are_found_by_the_text_of_a_step() -> None:
+    score = step_labels(WORKED, LABELS, [20, 50, len(WORKED)], total="mean")
+    assert (score.value, score.parts) == (0.5, {"steps": 3.0})
+    assert [value for *_, value in score.steps] == [1.0, -1.0, 0.0]
+    assert step_labels(WORKED, {"#### 72": 1}, []).value == 1.0
+    unknown = step_labels("nobody has seen this", LABELS, [20])
+    assert (unknown.value, unknown.status) == (None, "not_applicable")
+
+
+@pytest.mark.parametrize("labels", [None, ["right"], {"a": 2}, {"a": "1"}, {"a": float("nan")}])
+def test_labels_that_are_none_are_found_before_training(labels: object) -> None:
+    good = Problem("good", "?", {"step_labels": LABELS})
+    bad = Problem("bad", "?", {"step_labels": labels})
+    _, found = check_golds([good, bad], load_rewards(["step_labels"], Path()), most=0.5)
+    assert list(found) == ["bad"] and "-1, 0 or 1" in found["bad"]
 
 
 def test_without_a_tokenizer_there_are_no_steps_but_a_value() -> None:

@@ -65,12 +65,17 @@ def load_policy(
     return policy
 
 
-def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def source_of(name: str, folder: Path) -> str:
+    """A model folder, relative to ``folder`` or not, or a hub id. Raises ConfigError."""
     local = folder / name if (folder / name).is_dir() else Path(name)
     looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (local / "config.json").is_file():
         raise ConfigError(f"model: {local} is no model folder (it has no config.json)")
-    source = str(local) if local.is_dir() else name
+    return str(local) if local.is_dir() else name
+
+
+def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    source = source_of(name, folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring
 from covey.config.usercode import load_function
-from covey.rewards import answers, code, formats, gym, judge, language, length, steps, structured
+from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
 from covey.rewards.contract import PROVIDED, Reward, RewardError
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
@@ -35,7 +36,9 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         code.compiles,
         judge.judge,
         steps.calculations,
+        steps.step_labels,
         gym.gym_answer,
+        smt.smt,
         language.language_consistency,
         length.soft_overlong,
         length.cosine_length,
@@ -45,6 +48,8 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         length.majority_vote,
     )
 }
+LEARNED = dict.fromkeys(("reward_model", "process_reward_model"), "covey.models.reward")
+"""Rewards that load torch, and where they live: imported when a config names one."""
 
 
 def load_rewards(
@@ -105,6 +110,8 @@ def _load(spec: Any, folder: Path) -> Reward:
         raise ConfigError(
             f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], reward.parameters)}"
         )
+    if "config_folder" in reward.parameters:
+        return replace(reward, settings={**settings, "config_folder": folder})
     return reward
 
 
@@ -115,4 +122,7 @@ def _function(target: Any, folder: Path) -> Callable[..., Any]:
         return load_function(target, folder)
     if isinstance(target, str) and target in BUILT_IN:
         return BUILT_IN[target]
-    raise ConfigError(f"rewards: {target!r} is unknown{hint(str(target), BUILT_IN)}; or module.py:function")
+    if isinstance(target, str) and target in LEARNED:
+        return getattr(importlib.import_module(LEARNED[target]), target)
+    known = (*BUILT_IN, *LEARNED)
+    raise ConfigError(f"rewards: {target!r} is unknown{hint(str(target), known)}; or module.py:function")

@@ -30,7 +30,7 @@ GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "trainer_state", 
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "solution_str", "ground_truth", "data_source", "extra_info"
 }  # fmt: skip
-PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox"}
+PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
 CHILDREN = "covey.rewards.children"
 MARK = "__covey_reward__"
@@ -146,8 +146,6 @@ class Reward:
                 "completion": texts[0],
                 "solution_str": completions[0].text,
             }
-            if "token_ends" in self.parameters:
-                available["token_ends"] = token_ends(completions[0].tokens.tolist(), extra["decode"])
         else:
             available = {
                 **{k: [v] * len(texts) for k, v in problem.columns.items()},
@@ -155,6 +153,9 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
+        if "token_ends" in self.parameters:
+            ends = [token_ends(c.tokens.tolist(), extra["decode"]) for c in completions]
+            available["token_ends"] = ends[0] if self.per_sample else ends
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
         asked = {n: v for n, v in extra.items() if n in self.parameters}

@@ -23,7 +23,8 @@ from typing import Any
 
 from covey.rewards.children import strict_json
 from covey.rewards.contract import reward
-from covey.rewards.extract import Completion, after_reasoning, text_of
+from covey.rewards.extract import LONGEST, Completion, after_reasoning, text_of
+from covey.rewards.steps import Split, Total, score_steps, split
 from covey.types import Score
 
 INSTRUCTIONS = """You check an answer against criteria. Between the lines {mark} stands text by an \
@@ -51,7 +52,7 @@ class Endpoint:
 
     async def verdicts(self, body: Mapping[str, Any], count: int, key: str, policy: Policy) -> list[bool]:
         """The judge's answers. Raises JudgeFailed."""
-        name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        name = _hash(json.dumps(body, sort_keys=True))
         if name in self.cache:
             return self.cache[name]
         for attempt in range(policy.tries):
@@ -127,29 +128,45 @@ def endpoint(url: str) -> Endpoint:
 async def judge(
     completion: Completion,
     prompt: Any,
+    token_ends: Sequence[int] = (),
     *,
     url: str,
     model: str,
     criteria: Sequence[str] | Mapping[str, float] = ("Is the answer right and complete?",),
     reference: str | None = None,
+    split_by: Split | None = None,
+    total: Total = "min",
     key_variable: str = "",
     patience: Mapping[str, float] | None = None,
 ) -> Score:
     """The weighted share of ``criteria`` that a language model says the completion meets.
 
-    ``reference``, a setting or a column, is shown to it. The key is read from the environment
-    variable ``key_variable``. ``patience``: tries, pause, timeout, breaker, rest, budget.
+    With ``split_by`` each step of the completion is asked about, its reasoning included, and the value
+    is that of ``score_steps``. ``reference``, a setting or a column, is shown to the judge. The key is
+    read from the environment variable ``key_variable``. ``patience``: tries, pause, timeout, breaker,
+    rest, budget.
     """
-    spoken = after_reasoning(text_of(completion))
+    text = text_of(completion)
+    spoken = after_reasoning(text) if split_by is None else text[:LONGEST]
     if spoken is None or sum(any(c.isalnum() for c in word) for word in spoken.split()) < EMPTY_WORDS:
         return Score(0.0, "no_answer")
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
-    body = request_body(model, prompt, spoken, list(weights), reference)
+    spans = split(spoken, split_by) if split_by is not None else []
+    asked, shown = list(weights), spoken
+    if spans:
+        # Named by a hash of the text: no step can pretend to be another one.
+        names = [f"Step {_hash(spoken)[:6]}-{n}" for n in range(1, len(spans) + 1)]
+        asked = [f"{name}: {c}" for name in names for c in weights]
+        shown = "\n".join(f"{n}: {spoken[a:b].strip()}" for n, (a, b) in zip(names, spans, strict=True))
+    body = request_body(model, prompt, shown, asked, reference)
     key = os.environ.get(key_variable, "") if key_variable else ""
-    found = await endpoint(url).verdicts(body, len(weights), key, Policy(**(patience or {})))
-    met = dict(zip(weights, map(float, found), strict=True))
-    total = sum(weights.values())
-    return Score(sum(weights[c] * met[c] for c in weights) / total, parts={c[:40]: v for c, v in met.items()})
+    found = await endpoint(url).verdicts(body, len(asked), key, Policy(**(patience or {})))
+    each = len(weights)
+    met = [dict(zip(weights, found[n : n + each], strict=True)) for n in range(0, len(found), each)]
+    shares = [sum(weights[c] * ok for c, ok in m.items()) / sum(weights.values()) for m in met]
+    if spans:
+        return score_steps(spans, shares, token_ends, total)
+    return Score(shares[0], parts={c[:40]: float(ok) for c, ok in met[0].items()})
 
 
 def request_body(
@@ -157,7 +174,7 @@ def request_body(
 ) -> dict[str, Any]:
     """What the judge is sent. The same question gives the same bytes, so that it can be cached."""
     task = prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
-    mark = "-----" + hashlib.sha256((task + answer).encode(errors="replace")).hexdigest()[:24] + "-----"
+    mark = f"-----{_hash(task + answer)[:24]}-----"
     asked = "\n".join(f"{number}. {text}" for number, text in enumerate(criteria, start=1))
     told = f"Task:\n{task}\n\n" + (f"Reference answer:\n{reference}\n\n" if reference else "")
     rules = INSTRUCTIONS.format(mark=mark, count=len(criteria))
@@ -170,3 +187,7 @@ def request_body(
         ],
         "response_format": {"type": "json_object"},
     }
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()

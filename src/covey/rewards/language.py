@@ -1,12 +1,15 @@
-"""A reward for staying in one language, by the script of what is written."""
+"""A reward for staying in one language: by the script of what is written, or by its words too."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
+from itertools import pairwise
+from typing import Any
 
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, Completion, text_of
-from covey.types import Score
+from covey.types import ConfigError, Score
 
 NOT_PROSE = re.compile(r"```[^`]*(?:```|$)|`[^`\n]*`|\$\$?[^$]*\$\$?|\\[a-zA-Z]+|<[a-z_/]+>|https?://\S+")
 HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -29,18 +32,46 @@ FEWEST = 10
 """Words below which nothing is said: the language of `x = 4` is not known."""
 
 
+PIECE = 8
+"""Words that a language is detected from, at least: of fewer it is often a guess."""
+
+
 @reward(weight=0.1, concurrent=True, shape=True)
-def language_consistency(completion: Completion, *, language: str = "en") -> Score:
+def language_consistency(completion: Completion, *, language: str = "en", detect: bool = False) -> Score:
     """Share of words in the script of ``language``; formulas, code and tags do not count.
 
-    DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not told apart. None
-    where there are too few words.
+    DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not told apart, but with
+    ``detect`` those of the Latin one are: words count in pieces whose language py3langid finds to be
+    the one asked for. None where there are too few words.
 
     >>> language_consistency("we add two and three, \u6240\u4ee5 so it is five").value
     0.8181818181818182
     """
+    if language not in LATIN and language not in SCRIPTS:
+        known = ", ".join(sorted(LATIN | SCRIPTS.keys()))
+        raise ConfigError(f"language_consistency: language {language!r} is unknown; known are {known}")
     script = re.compile(f"[{SCRIPTS['latin' if language in LATIN else language]}]+")
     words = WORD.findall(NOT_PROSE.sub(" ", text_of(completion)[:LONGEST]))
     if len(words) < FEWEST:
         return Score(None, "not_applicable")
-    return Score(sum(script.fullmatch(w) is not None for w in words) / len(words))
+    fitting = [w for w in words if script.fullmatch(w)]
+    if detect and language in LATIN:
+        count = len(fitting) // PIECE or 1
+        edges = [n * len(fitting) // count for n in range(count + 1)]
+        pieces = [fitting[a:b] for a, b in pairwise(edges)]
+        fitting = [w for p in pieces if identifier().classify(" ".join(p))[0] == language for w in p]
+    return Score(len(fitting) / len(words))
+
+
+@cache
+def identifier() -> Any:
+    """py3langid, to choose among the languages of the Latin script. Raises ConfigError."""
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError:
+        raise ConfigError(
+            "language_consistency: detect needs py3langid: pip install 'covey[language]'"
+        ) from None
+    found = LanguageIdentifier.from_model_file(MODEL_FILE)
+    found.set_languages(sorted(LATIN))
+    return found

@@ -24,7 +24,7 @@ from covey.rewards.contract import CHILDREN, Reward, RewardError
 from covey.rewards.lanes import SHARED_WIDTH, Lanes, Task
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
-from covey.types import Completion, Group, Problem, Score, StepRewards
+from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
 
 ANSWERED = ("ok", "ambiguous")
 Call = tuple[Reward, Sequence[int], Task, Callable[[], None]]
@@ -189,6 +189,8 @@ class Pending:
         for reward, samples, task, relieve in self.calls:
             try:
                 returned = task.wait(relieve)
+            except CoveyError:
+                raise  # a user's mistake, not a failure of what judges
             except (Exception, SystemExit) as error:
                 if self.strict:
                     raise reward.broken(self.problem, f"{type(error).__name__}: {error}") from error

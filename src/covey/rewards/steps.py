@@ -1,4 +1,4 @@
-"""Process rewards: where the steps of a completion end, in characters and in tokens, and one verifier.
+"""Process rewards: where the steps of a completion end, in characters and in tokens, and two verifiers.
 
 A reward that asks for ``token_ends`` gets, for each token, where its text ends in the completion. With
 it spans of characters become spans of tokens, whatever the tokenizer does with spaces and bytes.
@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from covey.rewards.compare import decimals
 from covey.rewards.contract import reward
@@ -20,12 +20,14 @@ from covey.rewards.notation import number
 from covey.types import Score
 
 Span = tuple[int, int]
-Split = Literal["paragraphs", "lines", "numbered", "tool_calls"]
+Split = Literal["paragraphs", "lines", "numbered", "tool_calls", "code_blocks"]
+Total = Literal["min", "mean", "last"]
 STARTS: Mapping[Split, re.Pattern[str]] = {
     "paragraphs": re.compile(r"\n[ \t]*\n\s*"),
     "lines": re.compile(r"\n\s*"),
     "numbered": re.compile(r"\n\s*(?=(?:step\s*)?\d{1,3}[.):])|^(?=(?:step\s*)?\d{1,3}[.):])", re.IGNORECASE),
     "tool_calls": re.compile(r"(?<=</tool_call>)"),
+    "code_blocks": re.compile(r"^(?=```\w)|^```[ \t]*\n", re.MULTILINE),
 }
 """What stands between two steps."""
 MOST = 200
@@ -66,32 +68,70 @@ def calculations(
     token_ends: list[int],
     *,
     split_by: Split = "lines",
-    total: Literal["min", "mean", "last"] = "min",
+    total: Total = "min",
 ) -> Score:
     r"""Whether the annotations `<<48/2=24>>` of a completion, as GSM8K has them, are right.
 
-    Steps get 1 if all of theirs are right, -1 if one is wrong, 0 without any; the value is 1 for a
-    right step and 0 for a wrong one, over all annotated steps: the least (`min`), the mean or the last.
+    A step is right if all of its annotations are; ``total`` as in ``score_steps``.
 
     >>> calculations("48/2 = <<48/2=24>>24\n24+1 = <<24+1=26>>26", []).value
     0.0
     """
     text = text_of(completion)[:LONGEST]
     spans = split(text, split_by)
-    verdicts = [_verdict(text[a:b]) for a, b in spans]
-    known = [float(v > 0) for v in verdicts if v]
+    found = [[right(m[1], m[2]) for m in ANNOTATION.finditer(text[a:b])] for a, b in spans]
+    return score_steps(spans, [float(all(f)) if f else None for f in found], token_ends, total)
+
+
+def _check_labels(rows: Sequence[Mapping[str, Any]], **_: Any) -> list[str | None]:
+    return [
+        None
+        if isinstance(labels, Mapping) and all(label in (-1, 0, 1) for label in labels.values())
+        else "column 'step_labels' has to be {text of a step: -1, 0 or 1}"
+        for labels in (row.get("step_labels") for row in rows)
+    ]
+
+
+@reward(concurrent=True, check_golds=_check_labels)
+def step_labels(
+    completion: Completion,
+    step_labels: Mapping[str, float],
+    token_ends: list[int],
+    *,
+    split_by: Split = "lines",
+    total: Total = "min",
+) -> Score:
+    r"""Labels that people gave to steps, from a column: {text of a step: -1 wrong, 0 neutral, 1 right}.
+
+    A step is looked up by its text, white space aside. One that nobody has labelled says nothing, and a
+    completion without a labelled one is not judged.
+
+    >>> step_labels("2+2 = 4\n4+1 = 6", {"2+2 = 4": 1, "4+1 = 6": -1}, [], total="mean").value
+    0.5
+    """
+    known = {" ".join(step.split()): (1 + label) / 2 for step, label in step_labels.items()}
+    text = text_of(completion)[:LONGEST]
+    spans = split(text, split_by)
+    values = [known.get(" ".join(text[a:b].split())) for a, b in spans]
+    judged = any(v is not None for v in values)
+    return score_steps(spans, values, token_ends, total) if judged else Score(None, "not_applicable")
+
+
+def score_steps(
+    spans: Sequence[Span], values: Sequence[float | None], token_ends: Sequence[int], total: Total
+) -> Score:
+    """Steps from 0, wrong, to 1, right, None where nothing is known -> what a process reward returns.
+
+    Its value is the least of the known ones (`min`), their mean or the `last`. As step rewards they
+    lie between -1 and 1, unknown ones at 0.
+    """
+    known = [v for v in values if v is not None]
     if not known:
         return Score(0.0, "no_answer")
     value = {"min": min(known), "mean": sum(known) / len(known), "last": known[-1]}[total]
-    places = token_spans(spans, token_ends)
-    steps = tuple((a, b, float(v)) for (a, b), v in zip(places, verdicts, strict=True) if b > a)
+    places = zip(token_spans(spans, token_ends), values, strict=True)
+    steps = tuple((a, b, 0.0 if v is None else 2 * v - 1) for (a, b), v in places if b > a)
     return Score(value, parts={"steps": float(len(known))}, steps=steps)
-
-
-def _verdict(step: str) -> int:
-    """1 if all annotations of a step are right, -1 if one is wrong, 0 without any."""
-    found = [right(m[1], m[2]) for m in ANNOTATION.finditer(step)]
-    return 0 if not found else 1 if all(found) else -1
 
 
 def right(expression: str, result: str) -> bool:

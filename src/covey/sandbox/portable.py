@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -121,8 +122,11 @@ class Remote(Batch):
         """Run a program; ``ok`` with its output if it ended with status 0."""
         order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
         try:
-            answer = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
-        except (OSError, ValueError, RecursionError) as error:
+            said = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
+            if len(said) > 8 * limits.output:  # only the program's own output makes an answer that long
+                return Result("flood", text=f"more than {limits.output} characters of output")
+            answer = json.loads(said)
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
             return Result("lost", text=f"{type(error).__name__}: {error}")
         run = answer.get("run_result") if isinstance(answer, dict) else None
         if not isinstance(run, dict) or answer.get("status") == "SandboxError":
@@ -136,15 +140,17 @@ class Remote(Batch):
             return Result("crashed", output, f"exit status {run.get('return_code')}")
         return Result("ok", output)
 
-    def _post(self, order: dict[str, Any], limits: Limits) -> Any:
+    def _post(self, order: dict[str, Any], limits: Limits) -> bytes:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)
-        for attempt in (0, 1, 2):
+        pause = self.pause
+        while True:
             try:
                 with urllib.request.urlopen(request, timeout=limits.wall + self.OVERHEAD) as reply:
-                    return json.loads(reply.read(8 * limits.output))
+                    return bytes(reply.read(8 * limits.output + 1))
             except urllib.error.HTTPError as error:
-                if attempt == 2 or (error.code < 500 and error.code != 429):
+                error.close()
+                if pause > 2 * self.pause or (error.code < 500 and error.code != 429):
                     raise
-                time.sleep(self.pause * 2**attempt)
-        return None
+                time.sleep(pause)
+                pause *= 2

@@ -1,0 +1,176 @@
+"""Learned reward models as rewards: one value for a completion, or one for each of its steps.
+
+Rewards of the light rooms must not load torch, so `rewards/base.py` imports this file only where a
+config names one of its functions. They run in the trainer's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+from covey.models.load import pick_device, source_of
+from covey.rewards.contract import reward
+from covey.rewards.extract import LONGEST, Completion, text_of
+from covey.rewards.steps import Split, Total, score_steps, split
+from covey.types import ConfigError, Messages, Score
+
+Kind = Literal["reward_model", "process_reward_model"]
+CLASSES = {
+    "reward_model": (AutoModelForSequenceClassification, (1,)),
+    "process_reward_model": (AutoModelForTokenClassification, (1, 2)),
+}
+"""The class that loads it, and how many outputs it may have."""
+AT_ONCE = 8
+"""Texts in the model at once."""
+
+
+class RewardModel:
+    """A model with a head for values, and its tokenizer."""
+
+    def __init__(self, kind: Kind, name: str, folder: Path, device: str) -> None:
+        source, place = source_of(name, folder), pick_device(device)
+        loader, outputs = CLASSES[kind]
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(source)
+            dtype = torch.float32 if place.type == "cpu" else "auto"
+            model, found = loader.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"{kind}: {name!r} could not be loaded: {str(error).strip()[:300]}") from None
+        if found["missing_keys"]:
+            raise ConfigError(
+                f"{kind}: {name!r} is none: it has no {', '.join(sorted(found['missing_keys']))}, "
+                "so its verdicts would be random"
+            )
+        if model.config.num_labels not in outputs:
+            raise ConfigError(
+                f"{kind}: {name!r} gives {model.config.num_labels} numbers where "
+                f"{' or '.join(map(str, outputs))} is expected"
+            )
+        if self.tokenizer.pad_token_id is None:
+            raise ConfigError(f"{kind}: the tokenizer of {name!r} has no pad_token; set one in its folder")
+        model.config.pad_token_id = self.tokenizer.pad_token_id  # where sequence heads look for the end
+        self.model = model.eval().to(place)
+        positions = getattr(model.config, "max_position_embeddings", 1 << 30)
+        self.context = min(int(positions), int(self.tokenizer.model_max_length))
+
+    def ids(self, text: str, special: bool = False) -> list[int]:
+        """Token ids of a text."""
+        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def conversation(self, prompt: str | Messages, completion: Completion) -> list[int]:
+        """A prompt and its answer as the model was trained to read them."""
+        if isinstance(prompt, str):
+            return self.ids(prompt + text_of(completion), special=True)
+        return self.ids(self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False))
+
+    def worked(
+        self, prompt: str | Messages, steps: Sequence[str], separator: str
+    ) -> tuple[list[int], list[int]]:
+        """A prompt and steps, each closed by ``separator``: the ids, and where each step ends in them."""
+        if isinstance(prompt, str):
+            begin = self.tokenizer.bos_token_id
+            ids = [*([] if begin is None else [begin]), *self.ids(prompt)]
+        else:
+            template = self.tokenizer.apply_chat_template
+            ids = self.ids(template(prompt, tokenize=False, add_generation_prompt=True))
+        ends = []
+        for step in steps:
+            ids += [*self.ids(step.strip()), *self.ids(separator)]
+            ends.append(len(ids) - 1)
+        return ids, ends
+
+    @torch.no_grad()
+    def outputs(self, texts: Sequence[list[int]]) -> list[Tensor | None]:
+        """What the model says of each text, float32 on the CPU; None for one it has no room for."""
+        said: list[Tensor | None] = [None] * len(texts)
+        fitting = [n for n, ids in enumerate(texts) if 0 < len(ids) <= self.context]
+        for start in range(0, len(fitting), AT_ONCE):
+            chosen = fitting[start : start + AT_ONCE]
+            ids = [torch.tensor(texts[n], device=self.model.device) for n in chosen]
+            padded = pad_sequence(ids, batch_first=True, padding_value=self.tokenizer.pad_token_id)
+            real = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+            logits = self.model(input_ids=padded, attention_mask=real).logits
+            for n, row in zip(chosen, logits.float().cpu(), strict=True):
+                said[n] = row
+        return said
+
+
+loaded = cache(RewardModel)
+
+
+@reward(timeout=1800.0, shape=True)
+def reward_model(
+    prompts: Sequence[str | Messages],
+    completions: Sequence[Completion],
+    config_folder: Path,
+    *,
+    model: str,
+    device: str = "auto",
+) -> list[Score]:
+    """The number a sequence classifier with one output gives to prompt and completion, as it is.
+
+    ``model``: a folder or hub id. Texts longer than it can read are not judged.
+    """
+    judge = loaded("reward_model", model, config_folder, device)
+    texts = [judge.conversation(p, c) for p, c in zip(prompts, completions, strict=True)]
+    return [
+        unread(judge, ids) if row is None else Score(float(row)) if row.isfinite() else broken(row)
+        for ids, row in zip(texts, judge.outputs(texts), strict=True)
+    ]
+
+
+@reward(timeout=1800.0, shape=True)
+def process_reward_model(
+    prompts: Sequence[str | Messages],
+    completions: Sequence[Completion],
+    token_ends: Sequence[Sequence[int]],
+    config_folder: Path,
+    *,
+    model: str,
+    split_by: Split = "paragraphs",
+    separator: str = "\n",
+    total: Total = "min",
+    device: str = "auto",
+) -> list[Score]:
+    """The probability a token classifier gives each step of being right; see ``score_steps``.
+
+    The model reads the prompt and the steps, each followed by ``separator``, and is asked at the last
+    token of each separator: with two outputs the softmax's second, with one its sigmoid.
+    """
+    judge = loaded("process_reward_model", model, config_folder, device)
+    texts = [text_of(c)[:LONGEST] for c in completions]
+    spans = [split(text, split_by) for text in texts]
+    read = [
+        judge.worked(prompt, [text[a:b] for a, b in cuts], separator)
+        for prompt, text, cuts in zip(prompts, texts, spans, strict=True)
+    ]
+    scores = []
+    for (ids, places), row, cuts, ends in zip(
+        read, judge.outputs([ids for ids, _ in read]), spans, token_ends, strict=True
+    ):
+        if row is None:
+            scores.append(unread(judge, ids))
+            continue
+        said = row[places]
+        right = said.sigmoid()[:, 0] if said.shape[1] == 1 else said.softmax(1)[:, 1]
+        finite = bool(right.isfinite().all())
+        scores.append(score_steps(cuts, right.tolist(), ends, total) if finite else broken(said))
+    return scores
+
+
+def unread(judge: RewardModel, ids: Sequence[int]) -> Score:
+    """For a text that the model has no room for."""
+    return Score(None, "not_applicable", detail=f"{len(ids)} tokens; the model reads {judge.context}")
+
+
+def broken(said: Tensor) -> Score:
+    """For a model that says no number."""
+    return Score(None, "infra_error", detail=f"the reward model says {said.flatten().tolist()[:4]}")

@@ -1,0 +1,111 @@
+"""Formulas judged by Z3, in a killable child: equivalent to a given one, or a witness of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from covey.rewards.answers import FORMS
+from covey.rewards.contract import LIMITS, fault, reward
+from covey.rewards.extract import Completion, Rule, extract
+from covey.sandbox.client import verifier_server
+from covey.types import Score, Status
+
+HERE = "covey.rewards.smt"
+WORDS = {"true": True, "false": False}
+Ask = Literal["equivalent", "witness"]
+VERDICTS: Mapping[str, tuple[float | None, Status]] = {
+    "yes": (1.0, "ok"), "no": (0.0, "ok"), "unreadable": (0.0, "unparsable"),
+    "undecided": (0.0, "timeout"), "bad gold": (None, "bad_gold"),
+}  # fmt: skip
+ASSIGNMENT = re.compile(
+    r"\s*([A-Za-z_]\w*)\s*=\s*(true|false|-?\d{1,300}(?:/[1-9]\d*|\.\d+)?)\s*(?:[,;\n]|$)"
+)
+
+
+def _example(row: Mapping[str, Any], ask: Ask = "equivalent", rule: Rule = "answer_tag") -> str | None:
+    return FORMS[rule].format(row["formula"]) if ask == "equivalent" else None
+
+
+@reward(
+    concurrent=True,
+    requires=("z3",),
+    example=_example,
+    wrong=lambda row, rule="answer_tag", **_: FORMS[rule].format(f"(not {row['formula']})"),
+)
+def smt(
+    completion: Completion,
+    declarations: str,
+    formula: str,
+    *,
+    ask: Ask = "equivalent",
+    rule: Rule = "answer_tag",
+) -> Score:
+    """1 if the answer says the same as ``formula``, or makes it true, else 0; both in SMT-LIB.
+
+    `equivalent`: the answer is one formula over the same ``declarations``. `witness`: it gives each of
+    their constants a value, `x = 3, y = -1/2, p = true`. What Z3 cannot decide in time is 0.
+    """
+    found = extract(completion, rule)
+    if found is None:
+        return Score(0.0, "no_answer")
+    server = verifier_server("z3", HERE)
+    result = server.call(f"{HERE}:verdict", declarations, formula, found, ask, limits=LIMITS)
+    if result.kind != "ok":
+        return Score(None if result.kind == "lost" else 0.0, fault(result), found[:500], detail=result.text)
+    return Score(*VERDICTS[result.value], found[:500])
+
+
+def verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
+    """What Z3 finds; called in a child."""
+    import z3
+
+    gold = _term(declarations, formula)
+    if gold is None:
+        return "bad gold"
+    if ask == "equivalent":
+        said = _term(declarations, answer) if is_one_term(answer) else None
+        if said is None:
+            return "unreadable"
+        claim = gold == said
+    else:
+        found = ASSIGNMENT.findall(answer)
+        given = dict(found)
+        constants = {str(c): c for c in z3.z3util.get_vars(gold) if z3.is_arith(c) or z3.is_bool(c)}
+        rest = ASSIGNMENT.sub("", answer).strip()
+        if rest or len(given) < len(found) or not constants.keys() <= given.keys():
+            return "unreadable"
+        try:
+            pairs = [(c, c.sort().cast(WORDS.get(given[n], given[n]))) for n, c in constants.items()]
+        except z3.Z3Exception:
+            return "unreadable"  # a fraction for a whole number
+        claim = z3.substitute(gold, *pairs)
+    solver = z3.Solver()
+    solver.add(z3.Not(claim))
+    return {"unsat": "yes", "sat": "no"}.get(str(solver.check()), "undecided")
+
+
+def _term(declarations: str, text: str) -> Any:
+    """A formula over declared constants; None if it is none."""
+    import z3
+
+    try:
+        (found,) = z3.parse_smt2_string(f"{declarations}(assert {text})")
+    except (z3.Z3Exception, ValueError):
+        return None
+    return found
+
+
+def is_one_term(text: str) -> bool:
+    """Whether a text cannot reach beyond the place it is put in: one word, or one balanced pair.
+
+    >>> is_one_term("(and p (not q))"), is_one_term("p"), is_one_term("true) (assert false")
+    (True, True, False)
+    """
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth < 0 or character in '|";' or (depth == 0 and place < len(text) - 1 and text[0] == "("):
+            return False
+    return depth == 0 and (text.startswith("(") or text.isidentifier())

@@ -1,0 +1,144 @@
+"""Reward models and process reward models as rewards, on tiny ones made on the spot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen3Config
+
+from covey.cli import main
+from covey.models.reward import AT_ONCE, loaded
+from covey.models.tiny import build_tokenizer
+from covey.rewards.base import load_rewards
+from covey.types import Completion, ConfigError, Group, Problem
+from tests.conftest import SMALL
+from tests.train.test_runs import start
+
+CLASSES = {
+    "reward_model": AutoModelForSequenceClassification,
+    "process_reward_model": AutoModelForTokenClassification,
+}
+WORKED = "1+2 = 3\n\n3+4 = 7\n\nso 7"
+CHAT = [{"role": "user", "content": "1+2+4="}]
+
+
+def saved(folder: Path, kind: str, outputs: int = 1) -> Any:
+    """A random model in a folder, and itself."""
+    torch.manual_seed(0)
+    config = Qwen3Config(**SMALL, head_dim=32, num_labels=outputs)
+    config.vocab_size = 512
+    model = CLASSES[kind].from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5.0)
+    model.save_pretrained(folder)
+    build_tokenizer([WORKED] * 3).save_pretrained(folder)
+    return model
+
+
+def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **settings: Any) -> Group:
+    """A group under a config in ``folder`` whose model stands beside it."""
+    tokenizer = build_tokenizer([WORKED] * 3)
+    rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder)
+    rewards.extra["decode"] = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+    completions = []
+    for text in texts:
+        tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
+        completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
+    return rewards.judge(Problem("p", prompt), np.array([1]), completions, strict=True)
+
+
+@pytest.mark.parametrize("prompt", ["1+2+4=", CHAT], ids=["text", "chat"])
+def test_a_reward_model_says_what_it_says_of_each_text_alone(tmp_path: Path, prompt: Any) -> None:
+    model, tokenizer = saved(tmp_path / "judge", "reward_model"), build_tokenizer([WORKED] * 3)
+    texts = [WORKED[:n] for n in range(1, AT_ONCE + 4)]
+    group = judged(tmp_path, "reward_model", texts, prompt)
+    for text, value in zip(texts, group.rewards, strict=True):
+        whole = (
+            prompt + text
+            if isinstance(prompt, str)
+            else tokenizer.apply_chat_template(
+                [*CHAT, {"role": "assistant", "content": text}], tokenize=False
+            )
+        )
+        expected = model(torch.tensor([tokenizer.encode(whole)])).logits.item()
+        assert value == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert len(set(group.rewards)) > 2
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_process_reward_model_is_asked_at_the_end_of_each_step(tmp_path: Path, outputs: int) -> None:
+    model = saved(tmp_path / "judge", "process_reward_model", outputs)
+    tokenizer = build_tokenizer([WORKED] * 3)
+    group = judged(tmp_path, "process_reward_model", [WORKED, "so 7", ""])
+    ids, ends = tokenizer.encode("1+2+4="), []
+    for step in WORKED.split("\n\n"):
+        ids += tokenizer.encode(step) + tokenizer.encode("\n")
+        ends.append(len(ids) - 1)
+    logits = model(torch.tensor([ids])).logits[0, ends]
+    right = logits.sigmoid()[:, 0] if outputs == 1 else logits.softmax(1)[:, 1]
+    assert group.rewards[0] == pytest.approx(right.min().item(), abs=1e-4)
+    assert group.steps is not None
+    assert list(group.steps[0].values) == pytest.approx((2 * right - 1).tolist(), abs=1e-4)
+    assert group.steps[0].ends[-1] == len(group.completions[0].tokens) - 1
+    assert [s.status for s in group.scores["process_reward_model"]] == ["ok", "ok", "no_answer"]
+    mean = judged(tmp_path, "process_reward_model", [WORKED], total="mean")
+    assert mean.rewards[0] == pytest.approx(right.mean().item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_a_model_cannot_judge_is_left_out_and_never_zero(tmp_path: Path, kind: str) -> None:
+    saved(tmp_path / "judge", kind)
+    group = judged(tmp_path, kind, ["1+2 = 3 " * 200, "3"])
+    assert [s.status for s in group.scores[kind]] == ["not_applicable", "ok"]
+    assert np.isnan(group.rewards).tolist() == [True, False]
+    with torch.no_grad():
+        next(loaded(kind, "judge", tmp_path, "auto").model.parameters()).fill_(float("nan"))
+    group = judged(tmp_path, kind, ["3", WORKED])
+    assert [s.status for s in group.scores[kind]] == ["infra_error"] * 2
+    assert np.isnan(group.rewards).all()
+
+
+def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "other", "reward_model", outputs=3)
+    config = json.loads((tmp_path / "other/config.json").read_text())
+    for name, kind, says in [
+        ("nowhere/at/all", "reward_model", "no model folder"),
+        ("no-such-model", "reward_model", "could not be loaded"),
+        ("other", "reward_model", "gives 3 numbers where 1 is expected"),
+        ("other", "process_reward_model", "is none: it has no score.bias"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            loaded(kind, name, tmp_path, "cpu")
+    torch.manual_seed(0)
+    from transformers import Qwen3ForCausalLM
+
+    Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="is none: it has no score"):
+        loaded("reward_model", "other", tmp_path, "cpu")
+
+
+def test_a_missing_model_ends_a_command_before_its_work(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("done.jsonl").write_text('{"completion": "4", "prompt": "2+2="}')
+    assert main(["score", "done.jsonl", "reward_model"]) == 3  # it needs its setting
+    assert "needs column or setting 'model'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"no-such-model.*could not be loaded"):
+        start(tmp_path / "run", rewards=({"reward_model": {"model": "no-such-model"}},))
+
+
+def test_a_run_trains_on_both(tmp_path: Path) -> None:
+    saved(tmp_path / "outcome", "reward_model")
+    saved(tmp_path / "process", "process_reward_model", outputs=2)
+    rewards = (
+        {"process_reward_model": {"model": str(tmp_path / "process"), "split_by": "lines"}},
+        {"reward_model": {"model": str(tmp_path / "outcome"), "weight": 0.1}},
+    )
+    start(tmp_path / "run", rewards=rewards, algorithm="grpo_process", train={"steps": 2})
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["optimizer/grad_norm"] > 0 for line in lines)

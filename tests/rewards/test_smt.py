@@ -1,0 +1,75 @@
+"""Formulas are judged by what they say, and none reaches beyond its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fakes import completion
+
+from covey.rewards.base import load_rewards
+from covey.rewards.canaries import watch
+from covey.rewards.smt import smt
+from covey.types import Problem
+
+pytest.importorskip("z3")
+DECLARED = "(declare-const x Int)(declare-const y Int)(declare-const p Bool)"
+FORMULA = "(and (> x 2) (< y x) p)"
+
+
+def judged(answer: str, formula: str = FORMULA, **settings: str) -> tuple[float | None, str]:
+    score = smt(f"<answer>{answer}</answer>", DECLARED, formula, **settings)
+    return score.value, score.status
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ("(and p (>= x 3) (not (>= y x)))", (1.0, "ok")),
+        ("(let ((z y)) (and p (>= x 3) (< z x)))", (1.0, "ok")),
+        ("(and p (> x 2))", (0.0, "ok")),
+        ("p", (0.0, "ok")),
+        ("x", (0.0, "unparsable")),
+        ("(and p q)", (0.0, "unparsable")),
+        ("true)(assert false", (0.0, "unparsable")),
+        (f"{FORMULA} (assert false)", (0.0, "unparsable")),
+        ("(> x 2)) ; (", (0.0, "unparsable")),
+        ('(include "/etc/passwd")', (0.0, "unparsable")),
+        ("(" * 9000 + ")" * 9000, (0.0, "unparsable")),
+        ("", (0.0, "no_answer")),
+    ],
+)
+def test_a_formula_may_be_written_in_any_way(answer: str, verdict: tuple[float, str]) -> None:
+    assert judged(answer) == verdict
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ("x = 3, y = -2, p = true", (1.0, "ok")),
+        ("p=true\ny=2\nx=3", (1.0, "ok")),
+        ("x = 3, y = 3, p = true", (0.0, "ok")),
+        ("x = 3, p = true", (0.0, "unparsable")),
+        ("x = 3, y = 2, y = 9, p = true", (0.0, "unparsable")),
+        ("x = 3, y = 1/2, p = true", (0.0, "unparsable")),
+        ("x = 3, y = 2, p = 1", (0.0, "unparsable")),
+        ("x = 3, y = 2, p = true, whatever else", (0.0, "unparsable")),
+        (FORMULA, (0.0, "unparsable")),
+    ],
+)
+def test_a_witness_makes_the_formula_true(answer: str, verdict: tuple[float, str]) -> None:
+    assert judged(answer, ask="witness") == verdict
+
+
+def test_what_cannot_be_decided_ends_in_time_and_a_broken_gold_is_no_verdict(impatient, monkeypatch) -> None:
+    monkeypatch.setattr("covey.rewards.smt.LIMITS", impatient)
+    cubes = "(= (+ (* x x x) (* y y y)) (+ 33 (* (- 8866128975287528) (* x y))))"
+    assert judged("false", cubes)[0] == 0.0
+    assert judged("p", "(and p") == (None, "bad_gold")
+
+
+def test_it_has_canaries() -> None:
+    row = {"declarations": DECLARED, "formula": FORMULA}
+    rewards, problem = load_rewards(["smt"], Path()), Problem("p", "?", row)
+    watch(rewards, [rewards.judge(problem, np.array([1]), [completion("x")])])
