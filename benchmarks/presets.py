@@ -46,13 +46,10 @@ PRESETS: dict[str, tuple[Settings, str]] = {
         "clip ten times its paper's: at lr 2e-4 instead of 1e-6 one update goes beyond 4e-4",
     ),
     "cispo": ({}, "weights capped at 5"),
-    "rloo": (
-        {"train.updates_per_batch": 1, "train.lr": 4.0e-4},
-        "one update per batch, since it has no ratio to correct further ones; lr x 2 for a quarter of them",
-    ),
+    "rloo": ({}, "no ratio, so the last of four updates per batch are a little off-policy"),
     "reinforce_pp": (
         {"rollout.group_size": 1, "rollout.prompts_per_step": 256},
-        "one completion per prompt, as many completions",
+        "one completion per prompt, as many completions; its KL stands in the reward",
     ),
     "max_rl": (
         {"rollout.group_size": 16, "rollout.prompts_per_step": 16, "rewards": [VERDICT]},
@@ -114,8 +111,6 @@ def config_of(name: str, seed: int, steps: int, model: Path) -> dict[str, Any]:
     base = {k: v for k, v in DEMO.items() if k != "stages"}
     config = merged(base, DEMO["stages"][1])
     algorithm = {**DEMO["stages"][1]["algorithm"], "name": name}
-    if PRESETS[name][0].get("rollout.group_size") == 1:  # its KL stands in the reward, as published
-        algorithm["kl"] = {"refresh_every": algorithm["kl"]["refresh_every"]}
     config = merged(config, {"seed": seed, "model": str(model), "algorithm": algorithm, "train.steps": steps})
     return merged(config, {"eval": EVAL, "train.save_every": 1000, **PRESETS[name][0]})
 
@@ -223,7 +218,7 @@ def report(
         f"Python {platform.python_version()}. `{command}`\n\n"
         f"The demo's task, {len(starts)} seed{'s' * (len(starts) > 1)}, {arguments.steps} steps of 256 "
         "completions; lr "
-        f"{DEMO['stages'][1]['train']['lr']:g} falling linearly and four updates per batch, unless said "
+        f"{DEMO['stages'][1]['train']['lr']:g}, four updates per batch and a KL of .1, unless said "
         f"otherwise. Accuracy on {EVAL['problems']} held-out problems every {EVAL['every']} steps; the cold "
         f"starts solve {spread(starts, mean(starts), 100)} % greedily. The bars are greedy accuracies. "
         "Ranges are over seeds; steps to the bar are a median, accuracies a mean. One small task says which "
