@@ -46,7 +46,7 @@ PRESETS: dict[str, tuple[Settings, str]] = {
         "clip ten times its paper's: at lr 2e-4 instead of 1e-6 one update goes beyond 4e-4",
     ),
     "cispo": ({}, "weights capped at 5"),
-    "rloo": ({}, "no ratio, so the last of four updates per batch are a little off-policy"),
+    "rloo": ({"algorithm.ratio": "token"}, "weighted by the ratio of tokens, for four updates per batch"),
     "reinforce_pp": (
         {"rollout.group_size": 1, "rollout.prompts_per_step": 256},
         "one completion per prompt, as many completions; its KL stands in the reward",
