@@ -87,12 +87,13 @@ class CacheEngine:
         prompts = [self.prompts[r] for r in requests]
         packed = pack(prompts, [[] for _ in prompts]).to(self.policy.device)
         rotation, ops = self.decoder.rotation(packed.positions), self.decoder.ops
+        attention = ops.attention(packed.sequences)
         kept: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
             q, k, v = ops.split_heads(qkv, heads, rotation)
             kept.append((k, v))
-            return ops.attend(q, k, v, packed.sequences).flatten(1)
+            return attention(q, k, v).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
         ends = np.cumsum([len(p) for p in prompts])
