@@ -1,4 +1,4 @@
-"""Benchmarks: configs are valid, table and picture say what the curves say, a GPU that is not there is missed."""
+"""Benchmarks: configs are valid, table and picture say what the curves say, no GPU is no benchmark of it."""
 
 from __future__ import annotations
 

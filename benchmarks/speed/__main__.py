@@ -174,9 +174,9 @@ def report(rows: Sequence[Row], best: Mapping[str, float], threads: int, command
         ),
         "",
         (
-            "Useful tokens a second; CPU seconds per 1,000 tokens; peak memory of the process, resident or on "
-            "the GPU (in brackets: before the work); how many times longer it takes than covey, median and "
-            "range of the turns; share of the matrix-product limit of this run "
+            "Useful tokens a second; CPU seconds per 1,000 tokens; peak memory of the process, resident or "
+            "on the GPU (in brackets: before the work); how many times longer it takes than covey, "
+            "median and range of the turns; share of the matrix-product limit of this run "
             f"({best['fp32']:.0f} GFLOP/s fp32, {best['bf16']:.0f} bf16), counting 2 FLOP a parameter and "
             "sampled token, 6 a trained one, attention left out."
         ),

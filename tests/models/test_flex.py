@@ -121,6 +121,23 @@ def test_compiled_it_is_the_same_for_packings_of_all_lengths() -> None:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PACKINGS)
+def test_on_a_gpu_values_and_gradients_are_those_of_padded_attention(name: str) -> None:
+    packed = packing(name).to(torch.device("cuda"))
+    torch.manual_seed(0)
+    shapes = [(len(packed.tokens), n, 64) for n in (6, 2, 2)]
+    inputs = [torch.randn(s, device="cuda", dtype=torch.bfloat16, requires_grad=True) for s in shapes]
+    weights = torch.randn(shapes[0], device="cuda", dtype=torch.bfloat16)
+
+    def run(ops: Ops) -> list[torch.Tensor]:
+        out = ops.attention(packed.sequences)(*inputs)
+        return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
+
+    for expected, got in zip(run(TorchOps()), run(FlexOps()), strict=True):
+        assert float((got - expected).norm()) < 1e-2 * float(expected.norm()) + 1e-3
+
+
 def test_a_gpu_gets_it_and_another_device_does_not() -> None:
     heads = Heads(4, 2, 32)
     with FakeTensorMode():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.cache import CacheEngine, _step, _TorchCache
-from covey.sampling.graphs import Replayed, Work
+from covey.sampling.graphs import Replayed, Work, cuda_recorder
 from covey.sampling.local import LocalSampler, _Running
 from covey.training.optimizer import Optimizer
 from tests.conftest import CONFIGS, policy_of, random_prompts
@@ -140,6 +142,80 @@ def test_a_step_waits_for_no_value(params: SamplingParams) -> None:
             int(cache.lengths.max())
         with pytest.raises(DynamicOutputShapeException):
             _ = logits[logits > 0]
+
+
+class FakeCuda:
+    """torch.cuda as far as recording needs it; it notes what happens in which order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        self.log.append(name)
+        yield
+        self.log.append(f"end {name}")
+
+    def device(self, device: torch.device) -> AbstractContextManager[None]:
+        assert device.index == 1
+        return nullcontext()
+
+    def stream(self, stream: SimpleNamespace) -> AbstractContextManager[None]:
+        return self.within("side stream")
+
+    def graph(self, graph: SimpleNamespace, **settings: object) -> AbstractContextManager[None]:
+        assert settings["pool"] == "pool"
+        return self.within("recording")
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def current_stream(self) -> None:
+        self.log.append("main stream")
+
+    def Stream(self) -> SimpleNamespace:  # noqa: N802 - torch's name
+        return SimpleNamespace(wait_stream=lambda _: self.log.append("waits"))
+
+    def CUDAGraph(self) -> SimpleNamespace:  # noqa: N802 - torch's name
+        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+
+
+def test_work_is_recorded_after_a_first_call_without_deterministic_forms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = FakeCuda()
+    monkeypatch.setattr(torch, "cuda", cuda)
+    result = torch.ones(2)
+
+    def work() -> Tensor:
+        assert not torch.are_deterministic_algorithms_enabled()
+        cuda.log.append("work")
+        return result
+
+    before = torch.get_deterministic_debug_mode()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        replay = cuda_recorder(torch.device("cuda", 1))(work)
+        assert torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.set_deterministic_debug_mode(before)
+    first = ["main stream", "waits", "side stream", "work", "end side stream"]
+    assert cuda.log == [*first, "recording", "work", "end recording"]
+    assert replay() is result
+    assert cuda.log[-1] == "replay" and cuda.log.count("work") == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slots", [3, 64])
+def test_on_a_gpu_recorded_steps_draw_what_direct_ones_draw(slots: int) -> None:
+    policy = policy_of("qwen3")
+    policy = Policy(policy.model.cuda(), policy.tokenizer)
+    policy.end_ids = list(range(0, 300, 12))
+    direct = sampled(ReplayingSampler(policy, slots, lambda work: work), SamplingParams(50))
+    recorded = sampled(LocalSampler(policy, slots), SamplingParams(50))
+    for who, completion in direct.items():
+        assert np.array_equal(recorded[who].tokens, completion.tokens)
+        np.testing.assert_allclose(recorded[who].logprobs, completion.logprobs, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "compiled", "replayed"])
