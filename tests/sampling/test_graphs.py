@@ -64,7 +64,8 @@ class ReplayingSampler(LocalSampler):
         engine = super()._engine(requests, params, slots)
         assert isinstance(engine, CacheEngine)
         reach = max(len(r.prompt) for r in requests) + params.max_tokens
-        engine.step = Replayed(engine.step, self.record, slots, reach, self.policy.device)
+        direct = _step(self.policy, self.policy.decoder, engine.cache)
+        engine.step = Replayed(direct, self.record, slots, reach, self.policy.device)
         self.seen = weakref.ref(engine.cache)
         return engine
 

@@ -42,7 +42,7 @@ class CacheEngine:
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
-            self.step = Replayed(self.step, recorder, slots, longest + max_tokens, policy.device)
+            self.step = Replayed(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
         self.owners: list[int] = []
         self.lengths: list[int] = []
         self.logits: dict[int, Tensor] = {}
@@ -117,6 +117,10 @@ class CacheEngine:
             self.logits[r] = first
 
 
+def _rounded(count: int) -> int:
+    return -(-count // ROUNDING) * ROUNDING
+
+
 def _step(policy: Policy, decoder: Decoder, cache: _Cache) -> Step:
     # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
     return lambda tokens, reach: policy.head(decoder(tokens, cache.step(len(tokens), reach)))
@@ -153,7 +157,7 @@ class _TorchCache:
 
     def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
         heads, weight = decoder.layers[0].heads, decoder.embed.weight
-        reach = -(-(longest + max_tokens) // ROUNDING) * ROUNDING
+        reach = _rounded(longest + max_tokens)
         shape = (len(decoder.layers), slots, reach, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
         self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
@@ -206,7 +210,7 @@ class _CompiledCache:
 
     def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
         heads, weight = decoder.layers[0].heads, decoder.embed.weight
-        p, s = (-(-n // ROUNDING) * ROUNDING for n in (max(longest, 1), max_tokens))
+        p, s = _rounded(max(longest, 1)), _rounded(max_tokens)
         layers, k, e = len(decoder.layers), heads.keys, heads.width
         places = slots + 1  # one more than runs at once: the last prompt waits for its other completions
         # In float32 whatever the model's dtype: converting at every read costs more than the memory.
