@@ -1,13 +1,15 @@
-"""The comparison of presets: its configs are valid, its table and picture say what the curves say."""
+"""Benchmarks: configs are valid, table and picture say what the curves say, no GPU is no benchmark of it."""
 
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 import yaml
 
 from covey.config.load import load
@@ -49,3 +51,18 @@ def test_the_table_says_what_the_curves_say() -> None:
     drawn = BENCH.picture({"grpo": [fast, slow], "dapo": [slow]})
     assert drawn.count("<polyline") == 3
     assert "0.0,50.0 90.0,20.0 180.0,5.0" in drawn
+
+
+def test_a_gpu_is_measured_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(__file__).parents[1] / "benchmarks" / "speed"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["speed", "--gpu"])
+    speed = runpy.run_path(str(folder / "__main__.py"))
+    with pytest.raises(SystemExit):
+        speed["main"]()
+    assert "--gpu measures on a GPU, and torch finds none here" in capsys.readouterr().err
+    sizes = {size: speed["subject"].matrix_parameters(size) for size in ("0.5B", "1.5B")}
+    assert sizes == pytest.approx({"0.5B": 0.494e9, "1.5B": 1.544e9}, rel=1e-3)

@@ -1,11 +1,14 @@
 """Speed beside peers, cell by cell in one run.
 
     python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--threads 2] [--write]
+    python benchmarks/speed --gpu [--write]
 
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
 Printed are the median ratio with its range, CPU and wall seconds, the peak of resident memory, and the
-share of the matrix-product limit that is probed in the same run. `--write` keeps the table in
-benchmarks/results/speed_CELLS.md. Peers that are not installed (`pip install 'covey[bench]'`) are left out.
+share of the matrix-product limit that is probed in the same run. `--gpu` measures models of 0.5B and 1.5B
+parameters on a GPU, 256 completions of 256 tokens, and memory there. `--write` keeps the table in
+benchmarks/results/speed_CELLS.md, or speed_gpu.md. Peers that are not installed (`pip install
+'covey[bench]'`) are left out.
 """
 
 from __future__ import annotations
@@ -42,9 +45,7 @@ Sample = Mapping[str, float]
 class Worker:
     """One side of a cell in a process of its own."""
 
-    def __init__(self, cell: str, side: str, size: str, lengths: str, dtype: str, threads: int) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        subject.build(size, lengths, Path(self.folder.name))
+    def __init__(self, cell: str, side: str, lengths: str, dtype: str, threads: int, folder: str) -> None:
         name, _, variant = side.partition(":")
         environment = {**os.environ, **({"BENCH_TORCH_ONLY": "1"} if variant else {})}
         self.process = subprocess.Popen(
@@ -56,7 +57,7 @@ class Worker:
                 lengths,
                 dtype,
                 str(threads),
-                self.folder.name,
+                folder,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -81,7 +82,6 @@ class Worker:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
-        self.folder.cleanup()
 
 
 class Row(NamedTuple):
@@ -98,16 +98,19 @@ class Row(NamedTuple):
 
 def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds: int) -> list[Row]:
     """Covey and its peers, taking turns."""
-    sides = ["covey", *(p for p in PEERS[cell] if p != "trl" or importlib.util.find_spec("trl"))]
-    workers = {side: Worker(cell, side, size, lengths, dtype, threads) for side in sides}
+    peers = [p for p in PEERS[cell] if p != "trl" or importlib.util.find_spec("trl")]
+    sides = ["covey", *(p for p in peers if p != "covey:torch" or subject.device() == "cpu")]
     samples: dict[str, list[Sample]] = {side: [] for side in sides}
-    for side in sides if cell != "step" else ():
-        workers[side].run()  # warm-up; whole steps leave their start out themselves
-    for _ in range(rounds):
-        for side in sides:
-            samples[side].append(workers[side].run())
-    for worker in workers.values():
-        worker.close()
+    with tempfile.TemporaryDirectory() as folder:
+        subject.build(size, lengths, dtype, Path(folder))
+        workers = {side: Worker(cell, side, lengths, dtype, threads, folder) for side in sides}
+        for side in sides if cell != "step" or subject.device() == "cuda" else ():
+            workers[side].run()  # warm-up; on a CPU whole steps leave their start out themselves
+        for _ in range(rounds):
+            for side in sides:
+                samples[side].append(workers[side].run())
+        for worker in workers.values():
+            worker.close()
     name = f"{cell} {size} {lengths} {dtype}"
     return [_row(name, side, samples[side], samples["covey"]) for side in sides]
 
@@ -134,12 +137,13 @@ def limit(threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     best = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        x, w = torch.randn(2048, 1024).to(dtype), torch.randn(2048, 1024).to(dtype)
+        n, k = (8192, 8192) if subject.device() == "cuda" else (2048, 1024)
+        x, w = (torch.randn(n, k).to(subject.device(), dtype) for _ in range(2))
         products = [lambda x=x, w=w: x @ w.t()]
         if available(dtype, x.device):
             packed = Packed.of(w)
             products.append(lambda x=x, p=packed: p.product(x, None))
-        best[name] = max(2 * 2048 * 1024 * 2048 / _fastest(p) / 1e9 for p in products)
+        best[name] = max(2 * n * k * n / _fastest(p) / 1e9 for p in products)
     return best
 
 
@@ -148,22 +152,15 @@ def _fastest(work: Any) -> float:
     for _ in range(12):
         began = time.perf_counter()
         work()
+        if subject.device() == "cuda":
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return min(times)
 
 
 def work_per_token(cell: str, size: str) -> float:
     """GFLOP of matrix products per useful token: 2 a parameter to sample, 6 to train, both for a step."""
-    shape = subject.SHAPES[size]
-    model_folder = tempfile.TemporaryDirectory()
-    subject.build(size, "equal", Path(model_folder.name))
-    from safetensors import safe_open
-
-    with safe_open(Path(model_folder.name) / "model.safetensors", "pt") as file:
-        counts = [torch.Size(file.get_slice(n).get_shape()).numel() for n in file.keys()]  # noqa: SIM118 - it is no mapping
-    model_folder.cleanup()
-    parameters = sum(counts) - shape["vocab_size"] * shape["hidden_size"]  # the embedding is looked up
-    return {"rollout": 2, "update": 6, "step": 8}[cell] * parameters / 1e9
+    return {"rollout": 2, "update": 6, "step": 8}[cell] * subject.matrix_parameters(size) / 1e9
 
 
 def report(rows: Sequence[Row], best: Mapping[str, float], threads: int, command: str) -> str:
@@ -177,11 +174,11 @@ def report(rows: Sequence[Row], best: Mapping[str, float], threads: int, command
         ),
         "",
         (
-            "Useful tokens a second; CPU seconds per 1,000 tokens; peak resident memory of the process (in "
-            "brackets: before the work); how many times longer it takes than covey, median and range of the "
-            f"turns; share of the matrix-product limit of this run ({best['fp32']:.0f} GFLOP/s fp32, "
-            f"{best['bf16']:.0f} bf16), counting 2 FLOP a parameter and sampled token, 6 a trained one, "
-            "attention left out."
+            "Useful tokens a second; CPU seconds per 1,000 tokens; peak memory of the process, resident or "
+            "on the GPU (in brackets: before the work); how many times longer it takes than covey, "
+            "median and range of the turns; share of the matrix-product limit of this run "
+            f"({best['fp32']:.0f} GFLOP/s fp32, {best['bf16']:.0f} bf16), counting 2 FLOP a parameter and "
+            "sampled token, 6 a trained one, attention left out."
         ),
         "",
         "| cell | side | tokens/s | CPU s / 1k | peak MiB | times covey's | of the limit |",
@@ -198,7 +195,9 @@ def report(rows: Sequence[Row], best: Mapping[str, float], threads: int, command
 
 
 def processor() -> str:
-    """Its name, as far as the system tells."""
+    """Its name, as far as the system tells; the GPU's where that is measured."""
+    if subject.device() == "cuda":
+        return torch.cuda.get_device_name()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -213,20 +212,29 @@ def main() -> None:
     )
     parser.add_argument("--cells", nargs="+", default=list(PEERS))
     parser.add_argument("--sizes", nargs="+", default=["5M"])
-    parser.add_argument("--lengths", nargs="+", default=list(subject.LENGTHS))
+    parser.add_argument("--lengths", nargs="+", default=["equal", "ragged"])
     parser.add_argument("--dtypes", nargs="+", default=["fp32"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--gpu", action="store_true", help="the models and lengths for a GPU")
     parser.add_argument("--write", action="store_true", help="write results/speed_CELLS.md")
     chosen = parser.parse_args()
+    if chosen.gpu:
+        if not torch.cuda.is_available():
+            parser.error(
+                "--gpu measures on a GPU, and torch finds none here; leave it out to measure the CPU"
+            )
+        os.environ["BENCH_DEVICE"] = "cuda"
+        chosen.sizes, chosen.lengths, chosen.dtypes = ["0.5B", "1.5B"], ["256"], ["bf16"]
     rows: list[Row] = []
     best = limit(chosen.threads)
     for cell in chosen.cells:
         for size in chosen.sizes:
             for lengths in chosen.lengths:
                 for dtype in chosen.dtypes:
-                    rows += measure(cell, size, lengths, dtype, chosen.threads, chosen.rounds)
-                    print(*rows[-len(PEERS[cell]) - 1 :], sep="\n", flush=True)
+                    measured = measure(cell, size, lengths, dtype, chosen.threads, chosen.rounds)
+                    print(*measured, sep="\n", flush=True)
+                    rows += measured
     best = {
         name: max(value, again)
         for (name, value), again in zip(best.items(), limit(chosen.threads).values(), strict=True)
@@ -234,7 +242,8 @@ def main() -> None:
     text = report(rows, best, chosen.threads, " ".join(["python benchmarks/speed", *sys.argv[1:]]))
     print(text)
     if chosen.write:
-        (RESULTS / f"speed_{'_'.join(chosen.cells)}.md").write_text(text)
+        name = "gpu" if chosen.gpu else "_".join(chosen.cells)
+        (RESULTS / f"speed_{name}.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,16 @@ import torch
 from torch import Tensor
 
 Work = Callable[[], int]
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ROWS = 32 if subject.device() == "cuda" else subject.PROMPTS * subject.GROUP
+"""Completions that TRL has in the model at once."""
 
 
 def hf_model(folder: Path, dtype: str) -> Any:
-    """The Hugging Face model of a folder, for inference."""
+    """The Hugging Face model of a folder, for inference, on the benchmark's device."""
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype]).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=subject.DTYPES[dtype])
+    return model.eval().to(subject.device())
 
 
 def our_policy(folder: Path, dtype: str) -> Any:
@@ -79,6 +81,7 @@ def rollout_generate(lengths: str, dtype: str, folder: Path) -> Work:
     ids = torch.full((len(prompts), width), model.config.pad_token_id)
     for row, prompt in zip(ids, prompts, strict=True):
         row[width - len(prompt) :] = torch.from_numpy(prompt)
+    ids = ids.to(subject.device())
     mask = (ids != model.config.pad_token_id).long()
     end = model.config.eos_token_id
 
@@ -123,7 +126,7 @@ def update_covey(lengths: str, dtype: str, folder: Path) -> Work:
     def work() -> int:
         policy.model.zero_grad()
         for micro in micro_batches(batch, 16_384, 256, skip_idle=True):
-            terms = micro.terms(policy.score(micro.packed, 1.0))
+            terms = micro.terms(policy.score(micro.packed.to(policy.device), 1.0))
             policy_loss(algorithm, terms).total.backward()
         return int(batch.mask.sum())
 
@@ -131,7 +134,7 @@ def update_covey(lengths: str, dtype: str, folder: Path) -> Work:
 
 
 def update_trl(lengths: str, dtype: str, folder: Path) -> Work:
-    """TRL's loss on the same batch as one padded tensor, without gradient checkpointing."""
+    """TRL's loss on the same batch, padded, without gradient checkpointing."""
     trainer = trl_trainer(lengths, dtype, folder, steps=1)
     trainer.current_gradient_accumulation_steps = 1  # set by train(), which is not called here
     model = trainer.model.train()
@@ -150,19 +153,22 @@ def update_trl(lengths: str, dtype: str, folder: Path) -> Work:
         "completion_ids": own,
         "completion_mask": mask,
         "advantages": advantages().float(),
-        "num_items_in_batch": mask.sum(),
     }
+    inputs = {name: tensor.to(subject.device()).split(ROWS) for name, tensor in inputs.items()}
+    total = mask.sum().to(subject.device())
 
     def work() -> int:
         model.zero_grad()
-        trainer._compute_loss(model, inputs).backward()  # noqa: SLF001 - the thing to be timed
-        return int(mask.sum())
+        for rows in zip(*inputs.values(), strict=True):
+            piece = dict(zip(inputs, rows, strict=True), num_items_in_batch=total)
+            trainer._compute_loss(model, piece).backward()  # noqa: SLF001 - the thing to be timed
+        return int(total)
 
     return work
 
 
 def trl_trainer(lengths: str, dtype: str, folder: Path, steps: int) -> Any:
-    """A GRPOTrainer with the whole batch in one piece."""
+    """A GRPOTrainer, ``ROWS`` completions at a time."""
     import datasets
     import peer
     from transformers import AutoTokenizer
@@ -170,7 +176,9 @@ def trl_trainer(lengths: str, dtype: str, folder: Path, steps: int) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     settings = peer.settings(
-        per_device_train_batch_size=subject.PROMPTS * subject.GROUP,
+        use_cpu=subject.device() == "cpu",
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=subject.PROMPTS * subject.GROUP // ROWS,
         num_generations=subject.GROUP,
         max_completion_length=subject.LENGTHS[lengths][1],
         max_steps=steps,
@@ -216,6 +224,7 @@ def step_covey(lengths: str, dtype: str, folder: Path) -> Work:
             quiet=True,
             model=str(folder),
             dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
+            device=subject.device(),
             data={"train": str(problems)},
             rewards=[parity],
             algorithm={"name": "dr_grpo"},
@@ -263,22 +272,31 @@ CLOCK: dict[str, float] = {}
 """Seconds that a side measured itself, where its start is not to be counted."""
 
 
+def peak_mib() -> float:
+    """The most memory that was ever in use: of the GPU where one is measured, else of the process."""
+    if subject.device() == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def main() -> None:
     """Prepare, then run once for every line that comes in."""
     cell, side, lengths, dtype, threads, folder = sys.argv[1:]
     torch.set_num_threads(int(threads))
     work = globals()[f"{cell}_{side}"](lengths, dtype, Path(folder))
-    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    base = peak_mib()
     for _ in sys.stdin:
         CLOCK.clear()
         cpu, wall = time.process_time(), time.perf_counter()
         tokens = work()
+        if subject.device() == "cuda":
+            torch.cuda.synchronize()
         row = {
             "wall": CLOCK.get("seconds", time.perf_counter() - wall),
             "cpu": time.process_time() - cpu,
             "tokens": tokens,
-            "base_mib": base / 1024,
-            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "base_mib": base,
+            "peak_mib": peak_mib(),
         }
         print(json.dumps(row), flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,47 +11,67 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from covey.models.tiny import build_tokenizer
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_NAMES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 SHAPES = {
-    "5M": {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4},
-    "80M": {"vocab_size": 16384, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 10},
-    "wide": {"vocab_size": 151_936, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2},
+    "5M": (4096, 256, 1024, 4, 4, 2, 64),
+    "80M": (16384, 768, 2304, 10, 12, 4, 64),
+    "wide": (151_936, 256, 1024, 2, 4, 2, 64),
+    "0.5B": (151_936, 896, 4864, 24, 14, 2, 64),
+    "1.5B": (151_936, 1536, 8960, 28, 12, 2, 128),
 }
-LENGTHS = {"equal": (0.0, 128), "ragged": (1 / 64, 256)}
+LENGTHS = {"equal": (0.0, 128), "ragged": (1 / 64, 256), "256": (0.0, 256)}
 """Probability that a token ends a completion, and the longest completion."""
-PROMPTS, GROUP = 16, 8
 
 
-def build(size: str, lengths: str, folder: Path) -> None:
+def device() -> str:
+    """What is measured: the parent process says so to its workers."""
+    return os.environ.get("BENCH_DEVICE", "cpu")
+
+
+PROMPTS, GROUP = 32 if device() == "cuda" else 16, 8
+
+
+def config(size: str, **tokens: int | None) -> Qwen3Config:
+    """The shape of a model."""
+    shape = dict(zip(_NAMES, SHAPES[size], strict=True))
+    return Qwen3Config(**shape, **tokens, max_position_embeddings=1024, tie_word_embeddings=False)
+
+
+def matrix_parameters(size: str) -> int:
+    """Parameters that a token is multiplied with: all but the embedding, which is looked up."""
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config(size))
+    return sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
+
+
+def build(size: str, lengths: str, dtype: str, folder: Path) -> None:
     """Write a Hugging Face folder whose completions end with the wanted probability at every token.
 
     All embeddings share a direction that the head's row of the end token reads.
     """
     torch.manual_seed(0)
-    shape = SHAPES[size]
-    heads = 12 if size == "80M" else 4
     tokenizer = build_tokenizer([f"{i} + {j}" for i in range(40) for j in range(40)], vocab_size=400)
-    config = Qwen3Config(
-        **shape,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 3 if size == "80M" else 2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    model = Qwen3ForCausalLM(config)
-    width, vocabulary = shape["hidden_size"], shape["vocab_size"]
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model = Qwen3ForCausalLM(config(size, eos_token_id=end, pad_token_id=padding, bos_token_id=None))
+    vocabulary, width = model.lm_head.weight.shape
     direction = torch.randn(width)
     direction /= direction.norm()
     share = LENGTHS[lengths][0]
     wanted = float(np.log(share / (1 - share) * vocabulary)) if share else -30.0
     with torch.no_grad():
         model.model.embed_tokens.weight += 20 * direction
-        model.lm_head.weight[tokenizer.eos_token_id] = direction * wanted / width**0.5
-        model.lm_head.weight[tokenizer.pad_token_id] = -direction * 30 / width**0.5
-    model.save_pretrained(folder)
+        model.lm_head.weight[end] = direction * wanted / width**0.5
+        model.lm_head.weight[padding] = -direction * 30 / width**0.5
+    model.to(DTYPES[dtype]).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,17 @@ HARD: list[dict[str, Any]] = [
     {"algorithm": "dr_grpo", "lora": {"rank": 4}},
     {"algorithm": "gspo", "dtype": "bfloat16", "train": {"updates_per_batch": 2}},
 ]
+NAMES = ["grpo", "dapo", "refresh", "lora", "bfloat16"]
+EIGHT_BIT = pytest.param(
+    {"dtype": "bfloat16", "train": {"optimizer": "adamw_8bit"}},
+    id="8-bit",
+    marks=pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"),
+)
 
 
-@pytest.mark.parametrize("settings", HARD, ids=["grpo", "dapo", "refresh", "lora", "bfloat16"])
+@pytest.mark.parametrize(
+    "settings", [*(pytest.param(s, id=n) for s, n in zip(HARD, NAMES, strict=True)), EIGHT_BIT]
+)
 def test_stopping_and_going_on_gives_the_same_bits(tmp_path: Path, settings: dict[str, Any]) -> None:
     counter = StopAt()
     start(tmp_path / "whole", counter, **settings)

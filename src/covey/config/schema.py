@@ -68,6 +68,9 @@ class Train(Section):
     """How the policy is updated."""
 
     steps: int = Field(200, ge=1, description="Training steps: rollout batches, or batches of rows.")
+    optimizer: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw", description="adamw_8bit keeps the moments in 2 bytes a weight instead of 8."
+    )
     lr: float = Field(1e-6, ge=0, description="AdamW learning rate after warm-up.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field(

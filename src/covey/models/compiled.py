@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from covey.kernels.calls import LANES, WIDEST_HEAD, available, call
+from covey.models.flex import FlexOps
 from covey.models.linear import Linear, add_gradient, outer_sum
-from covey.models.ops import Heads, Norm, Ops, Rotation, Sequences, TorchOps
+from covey.models.ops import Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 
 
 class CompiledOps:
@@ -40,9 +41,9 @@ class CompiledOps:
         weights = (n.weight if n else None for n in (heads.query_norm, heads.key_norm))
         return _apply(_SplitHeads, qkv, *weights, heads, rotation)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    def attention(self, sequences: Sequences) -> Attention:
         """No padding; sixteen queries at a time."""
-        return _apply(_Attend, q, k, v, sequences)
+        return lambda q, k, v: _apply(_Attend, q, k, v, sequences)
 
     def silu_mul(self, both: Tensor) -> Tensor:
         """One pass over the row."""
@@ -179,11 +180,11 @@ class _SiluMul(torch.autograd.Function):
 
 
 def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int]) -> Ops:
-    """The compiled operations where they exist for this model, else torch's.
+    """The compiled operations where they exist for this model, else torch's, on a GPU with FlexAttention.
 
     ``widths`` are all sizes that vectors run over: they must be multiples of 16.
     """
     fits = all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
     if fits and heads.queries // heads.keys <= LANES and available(weight.dtype, weight.device):
         return CompiledOps()
-    return TorchOps()
+    return FlexOps() if weight.device.type == "cuda" else TorchOps()

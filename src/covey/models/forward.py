@@ -101,10 +101,10 @@ class Decoder:
 
     def packed(self, positions: Tensor, sequences: Sequences) -> Attend:
         """Attention over packed sequences: a completion sees its group's prompt and itself."""
-        rotation = self.rotation(positions)
+        rotation, attention = self.rotation(positions), self.ops.attention(sequences)
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
-            return self.ops.attend(*self.ops.split_heads(qkv, heads, rotation), sequences).flatten(1)
+            return attention(*self.ops.split_heads(qkv, heads, rotation)).flatten(1)
 
         return attend
 

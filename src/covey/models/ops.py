@@ -6,6 +6,7 @@ D width, F feed-forward width, H query heads, K key/value heads, E head width, S
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -40,6 +41,10 @@ class Rotation(NamedTuple):
     positions: Tensor
 
 
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q (T, H, E), k and v (T, K, E) -> (T, H, E)."""
+
+
 class Ops(Protocol):
     """What a decoder needs."""
 
@@ -62,8 +67,8 @@ class Ops(Protocol):
         """(T, (H + 2K) E) -> q (T, H, E), k (T, K, E), v (T, K, E), normed and rotated."""
         ...
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
-        """Causal attention of every sequence within [its prompt | itself]. -> (T, H, E)."""
+    def attention(self, sequences: Sequences) -> Attention:
+        """Causal attention of every sequence within [its prompt | itself], for all layers."""
         ...
 
     def silu_mul(self, both: Tensor) -> Tensor:
@@ -109,13 +114,18 @@ class TorchOps:
         cos, sin = (table[rotation.positions][:, None] for table in (rotation.cos, rotation.sin))
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    def attention(self, sequences: Sequences) -> Attention:
         """Padded blocks of similar length through scaled_dot_product_attention."""
-        out = torch.zeros_like(q)
-        for rows in padded_rows(sequences.spans):
-            mixed = grouped_attention(q[rows.queries], k[rows.keys], v[rows.keys], rows.mask)
-            out = out.index_put((rows.queries[rows.real],), mixed[rows.real])
-        return out
+        blocks = padded_rows(sequences.spans)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = torch.zeros_like(q)
+            for rows in blocks:
+                mixed = grouped_attention(q[rows.queries], k[rows.keys], v[rows.keys], rows.mask)
+                out = out.index_put((rows.queries[rows.real],), mixed[rows.real])
+            return out
+
+        return attend
 
     def silu_mul(self, both: Tensor) -> Tensor:
         """As the Hugging Face modules compute it."""

@@ -13,18 +13,21 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.calls import call
 from covey.models.forward import Attend, Decoder
-from covey.models.ops import Heads, grouped_attention
+from covey.models.ops import Heads
 from covey.models.packing import pack
 from covey.models.policy import Policy
+from covey.sampling.graphs import Replayed, Step, cuda_recorder
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that go through the model at once."""
 ROUNDING = 64
-"""Cache lengths are multiples of this, so that vectors may read past the last token."""
+"""Cache lengths are multiples of this, so that vectors may read past the last token and kernels find
+aligned rows."""
 
 
 class CacheEngine:
@@ -34,8 +37,14 @@ class CacheEngine:
         assert policy.decoder is not None, "the modules engine serves architectures we do not know"
         self.policy, self.decoder, self.prompts, self.slots = policy, policy.decoder, prompts, slots
         kind = _CompiledCache if policy.decoder.ops.exact else _TorchCache
-        self.cache: _Cache = kind(policy.decoder, slots, max(map(len, prompts), default=0), max_tokens)
+        longest = max(map(len, prompts), default=0)
+        self.cache: _Cache = kind(policy.decoder, slots, longest, max_tokens)
+        self.step: Step = _step(policy, policy.decoder, self.cache)
+        if policy.device.type == "cuda":
+            recorder = cuda_recorder(policy.device)
+            self.step = Replayed(self.step, recorder, slots, _rounded(longest + max_tokens), policy.device)
         self.owners: list[int] = []
+        self.lengths: list[int] = []
         self.logits: dict[int, Tensor] = {}
 
     def room(self, running: int) -> int:
@@ -50,6 +59,7 @@ class CacheEngine:
         for r in requests:
             self.cache.start(len(self.owners), r)
             self.owners.append(r)
+            self.lengths.append(len(self.prompts[r]))
         first = torch.stack([self.logits[r] for r in requests])
         # Requests come in order: only the last one may still have completions waiting.
         self.logits = {requests[-1]: self.logits[requests[-1]]}
@@ -58,15 +68,18 @@ class CacheEngine:
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
-        hidden = self.decoder(tokens, self.cache.step(len(self.owners)))
-        return self.policy.head(hidden)
+        self.lengths = [n + 1 for n in self.lengths]
+        logits = self.step(tokens, max(self.lengths))
+        self.cache.grow(len(self.owners))
+        return logits
 
     def leave(self, slot: int) -> None:
         """Free a slot: the last running one moves into it."""
         last = len(self.owners) - 1
         self.cache.move(last, slot)
-        self.owners[slot] = self.owners[last]
-        self.owners.pop()
+        for facts in (self.owners, self.lengths):
+            facts[slot] = facts[last]
+            facts.pop()
         self._forget()
 
     def _forget(self) -> None:
@@ -87,12 +100,13 @@ class CacheEngine:
         prompts = [self.prompts[r] for r in requests]
         packed = pack(prompts, [[] for _ in prompts]).to(self.policy.device)
         rotation, ops = self.decoder.rotation(packed.positions), self.decoder.ops
+        attention = ops.attention(packed.sequences)
         kept: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
             q, k, v = ops.split_heads(qkv, heads, rotation)
             kept.append((k, v))
-            return ops.attend(q, k, v, packed.sequences).flatten(1)
+            return attention(q, k, v).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
         ends = np.cumsum([len(p) for p in prompts])
@@ -101,6 +115,15 @@ class CacheEngine:
             span = slice(end - len(prompt), end)
             self.cache.place(r, [(k[span], v[span]) for k, v in kept])
             self.logits[r] = first
+
+
+def _rounded(count: int) -> int:
+    return -(-count // ROUNDING) * ROUNDING
+
+
+def _step(policy: Policy, decoder: Decoder, cache: _Cache) -> Step:
+    # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
+    return lambda tokens, reach: policy.head(decoder(tokens, cache.step(len(tokens), reach)))
 
 
 class _Cache(Protocol):
@@ -112,8 +135,12 @@ class _Cache(Protocol):
         """A completion of a placed prompt begins in a slot."""
         ...
 
-    def step(self, running: int) -> Attend:
-        """Attention of one new token per running slot; each slot is then one token longer."""
+    def step(self, rows: int, reach: int) -> Attend:
+        """Attention of a new token in each of the first slots, over at most ``reach`` positions."""
+        ...
+
+    def grow(self, rows: int) -> None:
+        """The first slots are a token longer."""
         ...
 
     def move(self, source: int, target: int) -> None:
@@ -130,13 +157,14 @@ class _TorchCache:
 
     def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
         heads, weight = decoder.layers[0].heads, decoder.embed.weight
-        shape = (len(decoder.layers), slots, longest + max_tokens, heads.keys, heads.width)
+        reach = _rounded(longest + max_tokens)
+        shape = (len(decoder.layers), slots, reach, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
         self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
-        self.span = torch.arange(longest + max_tokens, device=weight.device)
-        self.decoder = decoder
+        self.span = torch.arange(reach, device=weight.device)
+        self.ops, self.tables = decoder.ops, decoder.rotation(self.lengths, reach)
         self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def place(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
@@ -149,21 +177,23 @@ class _TorchCache:
             self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
         self.lengths[slot] = length
 
-    def step(self, running: int) -> Attend:
-        position, rows = self.lengths[:running].clone(), self.rows[:running]
-        reach = int(position.max()) + 1
+    def step(self, rows: int, reach: int) -> Attend:
+        slots, position = self.rows[:rows], self.lengths[:rows]
         visible = (self.span[:reach] <= position[:, None])[:, None, None]
-        rotation = self.decoder.rotation(position)
-        self.lengths[:running] += 1
+        rotation = self.tables._replace(positions=position)
 
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
-            q, k, v = self.decoder.ops.split_heads(qkv, heads, rotation)
+            q, k, v = self.ops.split_heads(qkv, heads, rotation)
             keys, values = self.keys[layer], self.values[layer]
-            keys[rows, position], values[rows, position] = k, v
-            seen_keys, seen_values = keys[:running, :reach], values[:running, :reach]
-            return grouped_attention(q[:, None], seen_keys, seen_values, visible)[:, 0].flatten(1)
+            keys[slots, position], values[slots, position] = k, v
+            together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
+            keys, values = (x[:rows, :reach].transpose(1, 2) for x in (keys, values))
+            return F.scaled_dot_product_attention(together, keys, values, visible).flatten(1)
 
         return attend
+
+    def grow(self, rows: int) -> None:
+        self.lengths[:rows] += 1
 
     def move(self, source: int, target: int) -> None:
         length = int(self.lengths[source])
@@ -180,7 +210,7 @@ class _CompiledCache:
 
     def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
         heads, weight = decoder.layers[0].heads, decoder.embed.weight
-        p, s = (-(-n // ROUNDING) * ROUNDING for n in (max(longest, 1), max_tokens))
+        p, s = _rounded(max(longest, 1)), _rounded(max_tokens)
         layers, k, e = len(decoder.layers), heads.keys, heads.width
         places = slots + 1  # one more than runs at once: the last prompt waits for its other completions
         # In float32 whatever the model's dtype: converting at every read costs more than the memory.
@@ -205,23 +235,23 @@ class _CompiledCache:
         self.prompt[slot], self.prompt_length[slot] = self.places[request]
         self.drawn[slot] = 0
 
-    def step(self, running: int) -> Attend:
-        drawn = self.drawn[:running].clone()
-        self.drawn[:running] += 1
-
+    def step(self, rows: int, _reach: int) -> Attend:
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
-            out = qkv.new_empty(running, heads.queries * heads.width)
+            out = qkv.new_empty(rows, heads.queries * heads.width)
             norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
             eps = heads.query_norm.eps if heads.query_norm else 0.0
-            who = (self.prompt, self.prompt_length, drawn)
+            who = (self.prompt, self.prompt_length, self.drawn)
             shared = (self.prompt_keys[layer], self.prompt_values[layer])
             own = (self.own_keys[layer], self.own_values[layer])
-            sizes = (running, heads.queries, heads.keys, heads.width, *self.sizes)
+            sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes)
             inputs = (qkv, *norms, eps, self.tables.cos, self.tables.sin, *who, *shared, *own)
             call("decode_attend", *inputs, self.scale, out, *sizes, dtype=self.dtype)
             return out
 
         return attend
+
+    def grow(self, rows: int) -> None:
+        self.drawn[:rows] += 1
 
     def move(self, source: int, target: int) -> None:
         for store in (*self.own_keys, *self.own_values, self.prompt, self.prompt_length, self.drawn):

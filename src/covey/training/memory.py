@@ -105,12 +105,13 @@ def forecast(
     slots = min(rollout.max_running, rows if rl else config.eval.problems * config.eval.samples)
     most = rows * (prompt + rollout.max_tokens)
     masters = 4 if shape.number < 4 else 0  # float32 copies of low-precision weights
+    moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     return {
         "program": program,
         "weights": shape.parameters * shape.number,
         "reference": shape.parameters * shape.number if reference else 0,
         "gradient": shape.trained * 4,
-        "optimizer": shape.trained * (8 + masters),
+        "optimizer": shape.trained * (moments + masters),
         "sampling": sampling_bytes(shape, slots, prompt, rollout.max_tokens),
         "update": update_bytes(shape, min(tokens, most), config.train.recompute_layers),
     }

@@ -1,14 +1,16 @@
-"""AdamW with a schedule, gradient clipping, and float32 master weights under low precision."""
+"""AdamW, in float32 or with 8-bit moments, with a schedule, clipping, and float32 master weights."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from covey.config.schema import Train
+from covey.types import ConfigError
 
 
 def learning_rate(step: int, train: Train) -> float:
@@ -28,6 +30,20 @@ def learning_rate(step: int, train: Train) -> float:
     return train.lr * factors[train.schedule]
 
 
+def adamw(masters: Sequence[Tensor], train: Train) -> torch.optim.Optimizer:
+    """The optimizer a config asks for. Raises ConfigError where its library is missing."""
+    settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "weight_decay": train.weight_decay}
+    if train.optimizer == "adamw":
+        return torch.optim.AdamW(masters, fused=True, **settings)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise ConfigError(
+            f"train.optimizer: {train.optimizer} needs bitsandbytes: pip install 'covey[adam8bit]'"
+        ) from None
+    return AdamW8bit(masters, **settings)
+
+
 class Optimizer:
     """Applies accumulated gradients. bfloat16 weights are kept beside a float32 copy, because
     steps of 1e-6 vanish in their rounding.
@@ -37,13 +53,7 @@ class Optimizer:
         self.parameters = list(parameters)
         self.train = train
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
-        self.adam = torch.optim.AdamW(
-            self.masters,
-            lr=train.lr,
-            betas=train.betas,
-            weight_decay=train.weight_decay,
-            fused=True,
-        )
+        self.adam = adamw(self.masters, train)
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""
@@ -86,19 +96,20 @@ class Optimizer:
         named: dict[str, Tensor] = {}
         for i, master in enumerate(self.masters):
             for key, value in self.adam.state.get(master, {}).items():
-                named[f"{key}.{i}"] = value
+                # bitsandbytes counts steps in ints, and one table of codes serves all parameters.
+                table = key.startswith("qmap")
+                named[f"{key}.{i}"] = value.clone() if table else torch.as_tensor(value)
             if master is not self.parameters[i]:
                 named[f"master.{i}"] = master
         return named
 
     def load(self, named: Mapping[str, Tensor]) -> None:
         """Restore ``state``."""
-        state: dict[int, dict[str, Tensor]] = {}
         for name, value in named.items():
             key, _, index = name.rpartition(".")
+            master = self.masters[int(index)]
             if key == "master":
-                self.masters[int(index)].copy_(value)
+                master.copy_(value)
             else:
-                state.setdefault(int(index), {})[key] = value
-        groups = self.adam.state_dict()["param_groups"]
-        self.adam.load_state_dict({"state": state, "param_groups": groups})
+                counts = value.dtype == torch.int64
+                self.adam.state[master][key] = int(value) if counts else value.to(master.device)

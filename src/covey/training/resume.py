@@ -42,6 +42,7 @@ VERDICTS: tuple[tuple[str, Verdict], ...] = (
     ("algorithm.kl", "refused"),
     ("algorithm.kl.refresh_*", "refused"),
     ("train.batch_size", "refused"),
+    ("train.optimizer", "refused"),
     ("*", "breaks exactness"),
 )
 """The first pattern that a setting's key matches says what a change of it does to a resumed run."""

@@ -54,7 +54,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
-    algorithm = loaded.algorithm
+    algorithm, optimizer = loaded.algorithm, Optimizer(policy.parameters, config.train)
     run = Run(
         loaded=loaded,
         folder=RunFolder(config.output),
@@ -70,7 +70,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
-        optimizer=Optimizer(policy.parameters, config.train),
+        optimizer=optimizer,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         session=session,
         state=State(

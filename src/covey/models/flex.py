@@ -1,0 +1,62 @@
+"""Attention over packed sequences on a GPU: FlexAttention with the group's mask."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from covey.models.ops import Attention, Sequences, TorchOps
+
+BLOCK = 128
+"""Tokens of a block; blocks in which nobody sees anybody are left out."""
+
+
+class FlexOps(TorchOps):
+    """Plain torch, and attention compiled by torch."""
+
+    def attention(self, sequences: Sequences) -> Attention:
+        """One mask for all layers."""
+        mask = group_mask(sequences)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            more = mask.seq_lengths[0] - len(q)
+            heads_first = (F.pad(x, (0, 0, 0, 0, 0, more)).transpose(0, 1)[None] for x in (q, k, v))
+            mixed = compiled()(*heads_first, block_mask=mask, enable_gqa=q.shape[1] > k.shape[1])
+            return mixed[0, :, : len(q)].transpose(0, 1)
+
+        return attend
+
+
+@cache
+def compiled() -> Any:
+    """Compiled once for all lengths. A part that cannot be compiled is an error: it would need T^2 memory."""
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+def group_mask(sequences: Sequences) -> BlockMask:
+    """Each token sees its group's prompt, and its own sequence up to itself. Tokens up to a whole block."""
+    spans = sequences.spans
+    rows = spans.repeat_interleave(spans[:, 3], dim=0)
+    tokens, count = len(rows), -(-len(rows) // BLOCK)
+    # Whole blocks: kernels differ below one, and look up all queries of the last. The padding sees itself.
+    size = count * BLOCK
+    rows = F.pad(rows, (0, 0, 0, size - tokens), value=tokens)
+    prompt, prompt_length, start = (column.contiguous() for column in rows.T[:3])
+    prompt_end = prompt + prompt_length
+
+    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        own = (start[query] <= key) & (key <= query)
+        return own | ((prompt[query] <= key) & (key < prompt_end[query]))
+
+    first, places = (torch.arange(0, size, step, device=spans.device) for step in (BLOCK, 1))
+    own = (start[:, None] < first + BLOCK) & (first <= places[:, None])
+    touched = own | ((prompt[:, None] < first + BLOCK) & (first < prompt_end[:, None]))
+    seen = touched.view(count, BLOCK, count).any(1).int()
+    order = seen.argsort(dim=1, descending=True, stable=True).int()
+    blocks = (seen.sum(1, dtype=torch.int32)[None, None], order[None, None])
+    return BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(size, size))
