@@ -118,7 +118,7 @@ def forecast(
 
 
 def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, there: int) -> int:
-    """The micro-batch in tokens whose update fits into ``there`` bytes: the configured one, or halves of it."""
+    """The micro-batch in tokens whose update fits into ``there`` bytes: the configured one, or halved."""
     others = sum(roles.values()) - roles["update"]
     tokens, recompute = config.train.tokens_per_micro_batch, config.train.recompute_layers
     while tokens > 1 and others + update_bytes(shape, tokens, recompute) > USABLE * there:
