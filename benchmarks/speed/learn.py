@@ -1,12 +1,12 @@
 """CPU seconds from the same cold start to 90 % of held-out problems, sampled: covey beside TRL.
 
-    python benchmarks/speed/learn.py [--seeds 3] [--cap 8] [--rates 5e-5 1e-4 2e-4] [--write]
+    python benchmarks/speed/learn.py [--seeds 3] [--cap 6] [--rates 1e-4 2e-4 4e-4] [--jobs 1] [--write]
 
-The cold start is the demo's first stage. Both sides use one thread, 128 completions a step of the same task
-and four updates per batch. covey runs the demo's second stage; everything its process does is counted, its
-start and its evaluations too. TRL's GRPOTrainer runs DAPO's loss at each of the learning rates, the best is
-kept; its start and the evaluations are not counted. A side that is not there after `--cap` times covey's
-seconds is given up. `--write` keeps the table in benchmarks/results/learn.md.
+The cold start is the demo's first stage. Both sides use one thread and the demo's second stage: 256 completions
+a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed. Everything covey's
+process does is counted, its start and its evaluations too. TRL's GRPOTrainer runs at each of the learning
+rates, the best is kept; its start and the evaluations are not counted. A side that is not there after `--cap`
+times covey's seconds is given up. `--write` keeps the table in benchmarks/results/learn.md.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import argparse
 import datetime as dt
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +29,22 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks/results/learn.md"
 DEMO = yaml.safe_load((ROOT / "src/covey/recipes/demo.yaml").read_text())
+STAGE = DEMO["stages"][1]
 BAR = 0.9
 EVERY = 10
 
 
 def run(command: list[Any]) -> tuple[str, float]:
     """Standard output and CPU seconds of a child process."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [str(c) for c in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode not in (0, 1):
-        raise SystemExit(f"{' '.join(map(str, command))} failed: {done.stderr[-800:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen([str(c) for c in command], stdout=out, stderr=err, env=environment)
+        _, status, usage = os.wait4(process.pid, 0)
+        for file in (out, err):
+            file.seek(0)
+        if os.waitstatus_to_exitcode(status) not in (0, 1):
+            raise SystemExit(f"{' '.join(map(str, command))} failed: {err.read()[-800:]}")
+        return out.read(), usage.ru_utime + usage.ru_stime
 
 
 def covey(config: dict[str, Any], file: Path) -> float:
@@ -68,7 +67,7 @@ def cold_start(folder: Path, seed: int) -> Path:
 
 def ours(folder: Path, seed: int, model: Path) -> tuple[float, int]:
     """The demo's second stage until the bar: CPU seconds and steps."""
-    config = common(folder / "ours", seed) | DEMO["stages"][1] | {"model": str(model)}
+    config = common(folder / "ours", seed) | STAGE | {"model": str(model)}
     config["train"] = {**config["train"], "stop_at": BAR, "save_every": 1000}
     config["eval"] = {"every": EVERY, "problems": 256, "samples": 1}
     seconds = covey(config, folder / "ours.yaml")
@@ -130,9 +129,13 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model),
         args=peer.settings(
-            per_device_train_batch_size=32,
+            per_device_train_batch_size=64,
             steps_per_generation=4,
             num_generations=8,
+            beta=0.1,
+            sync_ref_model=True,
+            ref_model_sync_steps=4 * STAGE["algorithm"]["kl"]["refresh_every"],
+            ref_model_mixup_alpha=1.0,
             max_completion_length=DEMO["rollout"]["max_tokens"],
             max_steps=4000,
             learning_rate=rate,
@@ -154,35 +157,43 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     )
 
 
+def compare(seed: int, rates: Sequence[float], cap: float) -> list[str]:
+    """Both sides from the cold start of a seed, ours first: lines of the table."""
+    with tempfile.TemporaryDirectory() as name:
+        model = cold_start(Path(name), seed)
+        seconds, steps = ours(Path(name), seed, model)
+        lines = [f"| {seed} | covey | {seconds:.0f} | {steps} | 1 |"]
+        for rate in rates:
+            worker = [sys.executable, __file__, "--worker", model, seed, rate, cap * seconds]
+            found = json.loads(run(worker)[0].splitlines()[-1])
+            took = found["seconds"]
+            end, times = "not reached", f"> {cap:g}, at {100 * found['last']:.0f} %"
+            if took is not None:
+                end, times = f"{took:.0f}", f"{took / seconds:.1f}"
+            lines.append(f"| {seed} | TRL, lr {rate:g} | {end} | {found['steps']} | {times} |")
+    print(*lines, sep="\n", flush=True)
+    return lines
+
+
 def main() -> None:
-    """All seeds, ours first."""
+    """All seeds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rates", nargs="+", type=float, default=[5e-5, 1e-4, 2e-4])
-    parser.add_argument("--cap", type=float, default=8.0)
+    parser.add_argument("--rates", nargs="+", type=float, default=[1e-4, 2e-4, 4e-4])
+    parser.add_argument("--cap", type=float, default=6.0)
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at once")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.worker:
         model, seed, rate, cap = chosen.worker
         return trl_worker(model, int(seed), float(rate), float(cap))
-    lines = ["| seed | side | CPU seconds to 90 % | steps | times covey's |", "|---|---|---|---|---|"]
-    for seed in range(chosen.seeds):
-        with tempfile.TemporaryDirectory() as name:
-            model = cold_start(Path(name), seed)
-            seconds, steps = ours(Path(name), seed, model)
-            lines.append(f"| {seed} | covey | {seconds:.0f} | {steps} | 1 |")
-            for rate in chosen.rates:
-                worker = [sys.executable, __file__, "--worker", model, seed, rate, chosen.cap * seconds]
-                found = json.loads(run(worker)[0].splitlines()[-1])
-                took = found["seconds"]
-                end, times = "not reached", f"> {chosen.cap:g}, at {100 * found['last']:.0f} %"
-                if took is not None:
-                    end, times = f"{took:.0f}", f"{took / seconds:.1f}"
-                lines.append(f"| {seed} | TRL, lr {rate:g} | {end} | {found['steps']} | {times} |")
-            print(*lines[-len(chosen.rates) - 1 :], sep="\n", flush=True)
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        tables = list(pool.map(lambda seed: compare(seed, chosen.rates, chosen.cap), range(chosen.seeds)))
+    heads = ["| seed | side | CPU seconds to 90 % | steps | times covey's |", "|---|---|---|---|---|"]
+    lines = [*heads, *(line for table in tables for line in table)]
     text = (
         f"# CPU seconds to 90 %\n\n{dt.date.today()}, one thread each. `python benchmarks/speed/learn.py "
         f"{' '.join(sys.argv[1:])}`. What is counted stands in the script.\n\n" + "\n".join(lines) + "\n"
