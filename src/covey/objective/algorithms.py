@@ -204,13 +204,13 @@ _GRPO = Algorithm(
     reduce=use(reductions.sequence_mean),
     kl=KL(use(penalties.k3), coef=0.04),
 )
+_NO_KL = replace(_GRPO, kl=None)
+_BY_TOKEN = replace(_NO_KL, reduce=use(reductions.token_mean))
 _DAPO = replace(
-    _GRPO,
+    _BY_TOKEN,
     paper="DAPO, arXiv 2503.14476: clip .2/.28, no KL, dynamic sampling, 16 x 512, lr 1e-6; with "
     "the reward `soft_overlong`.",
     surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28),
-    reduce=use(reductions.token_mean),
-    kl=None,
     filter=use(filters.informative),
 )
 _REINFORCE = Algorithm(
@@ -221,14 +221,12 @@ _REINFORCE = Algorithm(
     reduce=use(reductions.sequence_sum),
 )
 _GSPO = replace(
-    _GRPO,
+    _NO_KL,
     paper="GSPO, arXiv 2507.18071: clip 3e-4/4e-4 on the geometric-mean ratio, 4 minibatches.",
     ratio=use(ratios.sequence),
     surrogate=use(surrogates.clip, clip_low=3e-4, clip_high=4e-4),
-    kl=None,
 )
-_NO_KL = replace(_GRPO, kl=None)
-_RPP = replace(_GRPO, reduce=use(reductions.token_mean), whiten=use(advantages.token_zscore))
+_RPP = replace(_BY_TOKEN, whiten=use(advantages.token_zscore))
 
 PRESETS: Mapping[str, Algorithm] = {
     "reinforce": _REINFORCE,
@@ -282,11 +280,10 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "dapo": _DAPO,
     "lite_ppo": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="Lite PPO, arXiv 2508.08221: group mean, batch std, token mean; group 8.",
         advantage=use(advantages.group_centered),
         whiten=use(advantages.batch_std, of="rewards"),
-        reduce=use(reductions.token_mean),
     ),
     "gspo": _GSPO,
     "gspo_token": replace(
@@ -307,10 +304,9 @@ PRESETS: Mapping[str, Algorithm] = {
         surrogate=use(surrogates.vanilla),
     ),
     "cispo": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="CISPO, arXiv 2506.13585: detached weight with an upper bound, token mean.",
         surrogate=use(surrogates.cispo, cap=5.0),
-        reduce=use(reductions.token_mean),
     ),
     "sapo": replace(
         _NO_KL,
@@ -318,40 +314,35 @@ PRESETS: Mapping[str, Algorithm] = {
         surrogate=use(surrogates.sapo, tau_up=1.0, tau_down=1.05),
     ),
     "vespo": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="VESPO, arXiv 2602.10693: gamma weight on the response ratio, k/lam 2/3 up, 3/2 down.",
         ratio=use(ratios.response),
         surrogate=use(surrogates.vespo, k_up=2.0, lam_up=3.0, k_down=3.0, lam_down=2.0),
-        reduce=use(reductions.token_mean),
     ),
     "dppo": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="DPPO, arXiv 2602.04879: total-variation mask .15 against the sampler's probabilities.",
         advantage=use(advantages.group_centered),
         surrogate=use(surrogates.divergence_mask_tv, threshold=0.15),
-        reduce=use(reductions.token_mean),
         old="sampler",
     ),
     "gdpo": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="GDPO, arXiv 2601.05242, the authors' TRL fork: z-score per reward, then over samples.",
         advantage=use(advantages.component_zscore),
         whiten=use(advantages.sample_zscore),
-        reduce=use(reductions.token_mean),
     ),
     "gdpo_tokens": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="GDPO as the authors' verl fork computes it: eps 1e-6, then a z-score over tokens.",
         advantage=use(advantages.component_zscore, eps=1e-6),
         whiten=use(advantages.token_zscore),
-        reduce=use(reductions.token_mean),
     ),
     "gdpo_leave_one_out": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="GDPO as NeMo-RL computes it: leave-one-out mean and std per reward, no eps in the batch.",
         advantage=use(advantages.component_leave_one_out),
         whiten=use(advantages.sample_zscore, eps=0.0),
-        reduce=use(reductions.token_mean),
     ),
     "reinforce_pp": replace(
         _RPP,
@@ -367,10 +358,9 @@ PRESETS: Mapping[str, Algorithm] = {
         kl=KL(use(penalties.k2), coef=0.01),
     ),
     "max_rl": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="MaxRL, arXiv 2602.02710: divided by the mean; 128 rollouts, lr 1e-5.",
         advantage=use(advantages.mean_normalized),
-        reduce=use(reductions.token_mean),
     ),
     "opo": replace(
         _REINFORCE,
@@ -397,20 +387,18 @@ PRESETS: Mapping[str, Algorithm] = {
         old="sampler",
     ),
     "clip_cov": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="Clip-Cov, arXiv 2505.22617: 2e-4 of the tokens, covariance in [1, 5], get no gradient; "
         "the ratio clip is as good as off (1/1).",
         surrogate=use(surrogates.clip, clip_low=1.0, clip_high=1.0),
         mark=use(multipliers.random_covariant, share=2e-4, low=1.0, high=5.0),
         multipliers=(use(multipliers.unmarked_only),),
-        reduce=use(reductions.token_mean),
     ),
     "kl_cov": replace(
-        _NO_KL,
+        _BY_TOKEN,
         paper="KL-Cov, arXiv 2505.22617: |log ratio| penalty 1 on the top 2e-3 (7B), 2e-4 (32B).",
         mark=use(multipliers.top_covariance, share=2e-3),
         surrogate=use(surrogates.kl_on_marked, coef=1.0),
-        reduce=use(reductions.token_mean),
     ),
     "entropy_80_20": replace(
         _DAPO,
