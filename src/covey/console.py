@@ -68,8 +68,7 @@ class RunConsole:
 
     def sampling(self, done: int, total: int) -> None:
         """Completions come in."""
-        self.activity = f"sampling {done}/{total}"
-        self._refresh()
+        self.doing(f"sampling {done}/{total}")
 
     def doing(self, activity: str) -> None:
         """What happens now, in a word."""
