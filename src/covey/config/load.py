@@ -88,15 +88,11 @@ def load(
     >>> load(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
     """
-    raw: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    notes: list[str] = []
-    if file is not None:
-        raw, origins = read_yaml(file)
+    raw, origins = read_yaml(file) if file is not None else ({}, {})
     for key, value, origin in (*_options(overrides), *_items(values or {})):
         _put(raw, key, value)
         origins[key] = origin
-    raw, origins = _rename(raw, origins, notes)
+    notes = _rename(raw, origins)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     loaded = _validate(raw, origins, folder, str(file) if file else "config")
     loaded.notes = notes
@@ -189,10 +185,9 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     raw[last] = value
 
 
-def _rename(
-    raw: dict[str, Any], origins: dict[str, str], notes: list[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Move TRL's names to ours, with a note."""
+def _rename(raw: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Move TRL's names to ours; a note for each."""
+    notes = []
     for old, new in ALIASES.items():
         if old in raw:
             value = raw.pop(old)
@@ -201,7 +196,7 @@ def _rename(
             _put(raw, key, None if no_kl else value)
             origins[key] = origins.pop(old, old)
             notes.append(f"{origins[key]}: {old} is {key} here")
-    return raw, origins
+    return notes
 
 
 def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where: str) -> Loaded:
