@@ -63,10 +63,7 @@ def train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Js
 def resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Go on with an interrupted run. Settings given here are changed; what that does is shown.
 
-    Parameters
-    ----------
-    run
-        The folder of the run.
+    :param run: The folder of the run.
     """
     try:
         start = json.loads((run / START).read_text())
@@ -117,11 +114,8 @@ def _train(
 def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
-    Parameters
-    ----------
-    config
-        A YAML file, or the folder of a run: its final model is measured, or its newest checkpoint
-        if it has not ended; of several stages, the last one's.
+    :param config: A YAML file, or the folder of a run: its final model is measured,
+        or its newest checkpoint if it has not ended; of several stages, the last one's.
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
@@ -136,10 +130,7 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
 def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
     """Prove on your own model and data that a training step is right; takes one batch.
 
-    Parameters
-    ----------
-    config
-        A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
+    :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
@@ -155,10 +146,8 @@ def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
 def explain(what: str = "", *, as_json: Json = False) -> int:
     """Say what stands out in a run and which setting to change; or what a setting does.
 
-    Parameters
-    ----------
-    what
-        The folder of a run, or a setting or section, as train.lr; without it every setting is listed.
+    :param what: The folder of a run, or a setting or section, as train.lr;
+        without it every setting is listed.
     """
     if what and Path(what).is_dir():
         from covey.insight.explain import explain as remarks_on
@@ -190,18 +179,11 @@ def sample(
 ) -> int:
     """Complete prompts with a model, a line each.
 
-    Parameters
-    ----------
-    model
-        A folder or hub id.
-    n
-        Completions per prompt.
-    max_tokens
-        Longest completion.
-    temperature
-        0 is greedy.
-    chat
-        Send the prompts as a user's messages through the chat template.
+    :param model: A folder or hub id.
+    :param n: Completions per prompt.
+    :param max_tokens: Longest completion.
+    :param temperature: 0 is greedy.
+    :param chat: Send the prompts as a user's messages through the chat template.
     """
     from covey.training.once import sample_once
 
@@ -215,12 +197,8 @@ def sample(
 def score(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
 
-    Parameters
-    ----------
-    file
-        Rows with a `completion` and whatever columns the rewards ask for.
-    rewards
-        Built-in names or module.py:function.
+    :param file: Rows with a `completion` and whatever columns the rewards ask for.
+    :param rewards: Built-in names or module.py:function.
     """
     from covey.scoring import score_file
 
@@ -234,12 +212,8 @@ def score(file: Path, *rewards: str, as_json: Json = False) -> int:
 def stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
 
-    Parameters
-    ----------
-    file
-        A config, whose rewards and data are used, or a data file.
-    rewards
-        Built-in names or module.py:function; needed with a data file.
+    :param file: A config, whose rewards and data are used, or a data file.
+    :param rewards: Built-in names or module.py:function; needed with a data file.
     """
     from covey.scoring import load_for_stress
     from covey.stress import stress as attack
