@@ -25,8 +25,7 @@ app = App(
 )
 
 Settings = Annotated[
-    str,
-    Parameter(allow_leading_hyphen=True, help="Any setting of the config, as --section.key value."),
+    str, Parameter(allow_leading_hyphen=True, help="Any setting of the config, as --section.key value.")
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
 

@@ -225,11 +225,7 @@ def _shapes(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _answers(
-    problem: Problem,
-    others: Sequence[Problem],
-    right: str | None,
-    form: str | None,
-    bombs: Sequence[str],
+    problem: Problem, others: Sequence[Problem], right: str | None, form: str | None, bombs: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Texts that a reward for truth may not pay."""
     columns = problem.columns

@@ -26,8 +26,7 @@ class Data(Section):
     prompt: str = Field("prompt", description="Column with the prompt: text or chat messages.")
     completion: str = Field("completion", description="Column with the answer to imitate (sft).")
     answer: str | None = Field(
-        None,
-        description="Column copied to `answer` for the rewards, where the file names it otherwise.",
+        None, description="Column copied to `answer` for the rewards, where the file names it otherwise."
     )
     columns: dict[str, str] = Field(
         {}, description="Further columns to copy: the name a reward asks for, the file's own name for it."
@@ -38,8 +37,7 @@ class Data(Section):
     train_size: int = Field(4096, ge=1, description="Problems a generated task offers for training.")
     test_size: int = Field(512, ge=1, description="Held-out problems, generated or from the file's head.")
     long_prompts: Literal["error", "drop"] = Field(
-        "error",
-        description="Prompts that do not fit the context with max_tokens: refuse, or leave out.",
+        "error", description="Prompts that do not fit the context with max_tokens: refuse, or leave out."
     )
 
 
@@ -178,6 +176,5 @@ class Config(Section):
     guards: Guards = Guards()
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
     stages: tuple[dict[str, Any], ...] = Field(
-        (),
-        description="A pipeline: each stage overrides this config and starts from the last model.",
+        (), description="A pipeline: each stage overrides this config and starts from the last model."
     )
