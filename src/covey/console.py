@@ -45,8 +45,8 @@ def duration(seconds: float) -> str:
 class RunConsole:
     """Shows a run as it goes. ``quiet`` prints nothing at all."""
 
-    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, quiet=quiet)
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(highlight=False, quiet=quiet)
         self.live: Live | None = None
         self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
         self.rewards: list[float] = []

@@ -89,10 +89,10 @@ def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
 
 def _choice(axis: str, current: Choice | None, value: Any, folder: Path) -> Choice:
     settings = _mapping(f"algorithm.{axis}", value)
-    name = settings.pop("name", function_name(current.function) if current else None)
+    name = settings.pop("name", current.name if current else None)
     if name is None:
         raise ConfigError(f"algorithm.{axis}: needs a name, one of {', '.join(_names(axis))}")
-    if current is not None and name == function_name(current.function):
+    if current is not None and name == current.name:
         settings = {**current.settings, **settings}
     function = _function(axis, name, folder)
     return Choice(function, _checked(f"algorithm.{axis}", function, settings))
@@ -164,17 +164,12 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
 
 def _spelled(value: Any) -> Any:
     if isinstance(value, Choice):
-        return {"name": function_name(value.function), **value.all_settings}
+        return {"name": value.name, **value.all_settings}
     if isinstance(value, tuple):
         return [_spelled(v) for v in value]
     if isinstance(value, KL | Entropy):
         return {f.name: _spelled(getattr(value, f.name)) for f in fields(value)}
     return value
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """How a config names a function: bare if built in, else the way it was loaded."""
-    return getattr(function, "__covey_name__", function.__name__)
 
 
 def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[str]:

@@ -7,9 +7,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-AlgorithmSpec = str | dict[str, Any]
-"""A preset's name, or a mapping that overrides axes of one: see ``config.algorithm``."""
-
 
 class Section(BaseModel):
     """Strict: unknown keys are errors; values are read once and never change."""
@@ -170,7 +167,7 @@ class Config(Section):
     scoring: Scoring = Scoring()
     sandbox: Sandbox = Sandbox()
     rollout: Rollout = Rollout()
-    algorithm: AlgorithmSpec = Field("dapo", description="A preset, or a mapping overriding its axes.")
+    algorithm: str | dict[str, Any] = Field("dapo", description="A preset, or a mapping overriding its axes.")
     train: Train = Train()
     eval: Eval = Eval()
     guards: Guards = Guards()

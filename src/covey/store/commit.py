@@ -19,12 +19,15 @@ TEMPORARY = ".tmp-"
 
 
 def write_text(path: Path, text: str) -> None:
+    """Replace a file's text atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file's content atomically."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_bytes(content)
+    _sync(temporary)
     temporary.replace(path)
     _sync(path.parent)
 

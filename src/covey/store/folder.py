@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from covey.endings import CheckpointError
-from covey.store.commit import clear_leftovers, damage, discard, write_text
+from covey.store.commit import clear_leftovers, damage, discard, write_bytes, write_text
 from covey.types import Group
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
@@ -120,7 +120,7 @@ class RunFolder:
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
         )
-        _replace(name.with_suffix(".npz"), arrays)
+        write_bytes(name.with_suffix(".npz"), arrays)
         write_text(name.with_suffix(".jsonl"), text)
 
     def checkpoints(self) -> list[Path]:
@@ -173,9 +173,3 @@ def _npz(**arrays: np.ndarray) -> bytes:
             np.lib.format.write_array(buffer, array, allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), buffer.getvalue())
     return file.getvalue()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".tmp-{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
