@@ -145,19 +145,14 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
 
 def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
     """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML scalars or lists."""
-    position = 0
-    while position < len(tokens):
-        token = tokens[position]
+    left = list(tokens)
+    while left:
+        token = left.pop(0)
         if not token.startswith("--"):
             raise ConfigError(f"{token!r}: expected an option like --train.lr 1e-6")
         key, equals, text = token[2:].partition("=")
-        position += 1
         if not equals:
-            if position < len(tokens) and not tokens[position].startswith("--"):
-                text = tokens[position]
-                position += 1
-            else:
-                text = "true"
+            text = left.pop(0) if left and not left[0].startswith("--") else "true"
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:

@@ -34,9 +34,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "rollouts").mkdir(exist_ok=True)
-        (path / "checkpoints").mkdir(exist_ok=True)
+        folders = (path, path / "rollouts", path / "checkpoints")
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
         self._lock = (path / ".lock").open("a+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,7 +48,7 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
-        for folder in (path, path / "checkpoints", path / "rollouts"):
+        for folder in folders:
             clear_leftovers(folder)
 
     def close(self) -> None:
