@@ -28,12 +28,8 @@ from covey.types import ConfigError
 
 OPTIONAL = {"whiten", "weight", "mark", "multipliers", "filter", "kl", "entropy"}
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy}
-NEEDS_SIBLINGS = {f.__name__ for f in AXES["advantage"]} - {
-    "reward",
-    "greedy_baseline",
-    "process_zscore",
-    "gae",
-}
+NEEDS_SIBLINGS = {f.__name__ for f in AXES["advantage"]}
+NEEDS_SIBLINGS -= {"reward", "greedy_baseline", "process_zscore", "gae"}
 
 
 def build_algorithm(spec: str | Mapping[str, Any], folder: Path = Path()) -> Algorithm:
@@ -74,9 +70,8 @@ def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
         return () if axis == "multipliers" else None
     if axis == "old":
-        return _validated(
-            "algorithm.old", inspect.signature(Algorithm, eval_str=True).parameters["old"], value
-        )
+        known = inspect.signature(Algorithm, eval_str=True).parameters
+        return _validated("algorithm.old", known["old"], value)
     if axis == "multipliers":
         items = [value] if isinstance(value, str | Mapping) else value
         if not isinstance(items, list | tuple):

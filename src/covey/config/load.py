@@ -257,8 +257,9 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(below or {}, value) if nested else value
+        merged[key] = (
+            _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
     return merged
 
 
