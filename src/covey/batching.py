@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed, pack
 from covey.objective.algorithms import Algorithm
 from covey.objective.loss import Terms
 from covey.objective.reductions import Totals
-from covey.types import DataError, Group, StepRewards
+from covey.types import Completion, DataError, Group, Problem, StepRewards
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,8 @@ def _check_steps(group: Group, algorithm: Algorithm) -> None:
         return
     steps = group.steps or (None,) * len(group.completions)
     for completion, given, known in zip(group.completions, steps, group.scorable, strict=True):
-        if known and (
-            not isinstance(given, StepRewards) or max(given.ends, default=0) >= len(completion.tokens)
-        ):
+        fits = isinstance(given, StepRewards) and max(given.ends, default=0) < len(completion.tokens)
+        if known and not fits:
             raise DataError(
                 f"{group.problem.id}: {algorithm.advantage.name} credits the steps of a completion, but its "
                 "reward gave none that fit its tokens; return StepRewards(values, ends) from a reward"
@@ -163,16 +163,12 @@ def _group_view(group: Group, rows: Batch, penalty: Tensor) -> SimpleNamespace:
         weights=torch.tensor([group.weights[n] for n in names], dtype=torch.float64),
         lengths=rows.mask.sum(-1).double(),
         mask=rows.mask,
-        tokens=torch.stack([_padded(torch.from_numpy(t), rows.mask.shape[1]) for t in rows.tokens]),
+        tokens=pad_sequence([torch.from_numpy(t) for t in rows.tokens], batch_first=True, padding_value=-1),
         steps=[s for s, k in zip(group.steps or (), keep, strict=False) if k],
         greedy_reward=group.greedy_reward,
         old_logprobs=rows.old_logprobs,
         old_collision=rows.old_collision,
     )
-
-
-def _padded(tokens: Tensor, length: int) -> Tensor:
-    return torch.nn.functional.pad(tokens, (0, length - len(tokens)), value=-1)
 
 
 def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> SimpleNamespace:
@@ -274,14 +270,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor) 
 
 def supervised_batch(prompts: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> Batch:
     """Given answers (L,) to prompts (P,), every answer token of which is trained."""
-    lengths = torch.tensor([len(a) for a in answers])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    return Batch(
-        prompts=tuple(prompts),
-        tokens=tuple(answers),
-        group=torch.arange(len(answers)),
-        rewards=torch.ones(len(answers), dtype=torch.float64),
-        mask=mask,
-        sampler_logprobs=torch.zeros(mask.shape),
-        advantages=mask.float(),
-    )
+    rows = zip(prompts, answers, strict=True)
+    written = [(p, Completion(a, np.zeros(len(a), np.float32), "", "stop")) for p, a in rows]
+    batch = collate([Group(Problem("", ""), prompt, (c,), np.ones(1)) for prompt, c in written])
+    return replace(batch, advantages=batch.mask.float())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -25,8 +25,7 @@ app = App(
 )
 
 Settings = Annotated[
-    str,
-    Parameter(allow_leading_hyphen=True, help="Any setting of the config, as --section.key value."),
+    str, Parameter(allow_leading_hyphen=True, help="Any setting of the config, as --section.key value.")
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
 
@@ -63,10 +62,7 @@ def train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Js
 def resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Go on with an interrupted run. Settings given here are changed; what that does is shown.
 
-    Parameters
-    ----------
-    run
-        The folder of the run.
+    :param run: The folder of the run.
     """
     try:
         start = json.loads((run / START).read_text())
@@ -106,11 +102,10 @@ def _train(
         raise known from None
     (home / RECORD).unlink(missing_ok=True)
     last = results[-1]
-    if as_json:
-        _print_json({r.folder.name: r.record() for r in results} | {"model": str(last.folder / "final")})
-    console.say(f"model   {last.folder / 'final'}")
-    console.say(f"curve   {last.folder / 'curve.svg'}")
-    console.say(f"try it  covey sample {last.folder / 'final'} {last.example!r}")
+    model = last.folder / "final"
+    value = {r.folder.name: r.record() for r in results} | {"model": str(model)}
+    try_it = f"try it  covey sample {model} {last.example!r}"
+    _print(as_json, value, (f"model   {model}", f"curve   {last.folder / 'curve.svg'}", try_it))
     return 1 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
 
 
@@ -118,22 +113,15 @@ def _train(
 def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
-    Parameters
-    ----------
-    config
-        A YAML file, or the folder of a run: its final model is measured, or its newest checkpoint
-        if it has not ended; of several stages, the last one's.
+    :param config: A YAML file, or the folder of a run: its final model is measured,
+        or its newest checkpoint if it has not ended; of several stages, the last one's.
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
     from covey.training.once import evaluate_once
 
-    console = RunConsole(quiet=as_json)
-    result = evaluate_once(loaded, console)
-    if as_json:
-        _print_json(result.record())
-    for name, estimate in result.summary().items():
-        console.say(f"{name:<10}{estimate}")
+    result = evaluate_once(loaded, RunConsole(quiet=as_json))
+    _print(as_json, result.record(), (f"{name:<10}{found}" for name, found in result.summary().items()))
     return 0
 
 
@@ -141,21 +129,15 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
 def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
     """Prove on your own model and data that a training step is right; takes one batch.
 
-    Parameters
-    ----------
-    config
-        A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
+    :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
     from covey.training.check import check as measure
 
-    console = RunConsole(quiet=as_json)
-    findings = measure(loaded, console)
-    if as_json:
-        _print_json([vars(f) for f in findings])
-    for finding in findings:
-        console.say(f"{'ok   ' if finding.holds else 'WRONG'} {finding.claim}: {finding.evidence}")
+    findings = measure(loaded, RunConsole(quiet=as_json))
+    lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
+    _print(as_json, [vars(f) for f in findings], lines)
     return 0 if all(f.holds for f in findings) else 1
 
 
@@ -163,10 +145,8 @@ def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
 def explain(what: str = "", *, as_json: Json = False) -> int:
     """Say what stands out in a run and which setting to change; or what a setting does.
 
-    Parameters
-    ----------
-    what
-        The folder of a run, or a setting or section, as train.lr; without it every setting is listed.
+    :param what: The folder of a run, or a setting or section, as train.lr;
+        without it every setting is listed.
     """
     if what and Path(what).is_dir():
         from covey.insight.explain import explain as remarks_on
@@ -175,16 +155,13 @@ def explain(what: str = "", *, as_json: Json = False) -> int:
         stage = last_stage(Path(what))
         remarks = remarks_on(records(stage, "metrics.jsonl"), records(stage, "evals.jsonl"))
         found = [vars(r) for r in remarks]
-        lines = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
+        lines: Iterable[str] = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
     else:
         from covey.ui.settings import settings, show
 
         found = settings(what)
-        lines = list(show(found))
-    if as_json:
-        _print_json(found)
-        return 0
-    print("\n".join(lines))
+        lines = show(found)
+    _print(as_json, found, lines)
     return 0
 
 
@@ -201,28 +178,17 @@ def sample(
 ) -> int:
     """Complete prompts with a model, a line each.
 
-    Parameters
-    ----------
-    model
-        A folder or hub id.
-    n
-        Completions per prompt.
-    max_tokens
-        Longest completion.
-    temperature
-        0 is greedy.
-    chat
-        Send the prompts as a user's messages through the chat template.
+    :param model: A folder or hub id.
+    :param n: Completions per prompt.
+    :param max_tokens: Longest completion.
+    :param temperature: 0 is greedy.
+    :param chat: Send the prompts as a user's messages through the chat template.
     """
     from covey.training.once import sample_once
 
     completions = sample_once(model, prompts, n, max_tokens, temperature, chat, seed)
-    if as_json:
-        _print_json(dict(zip(prompts, completions, strict=True)))
-        return 0
-    for prompt, texts in zip(prompts, completions, strict=True):
-        for text in texts:
-            print(f"{prompt}{text}")
+    by_prompt = list(zip(prompts, completions, strict=True))
+    _print(as_json, dict(by_prompt), (f"{prompt}{text}" for prompt, texts in by_prompt for text in texts))
     return 0
 
 
@@ -230,23 +196,14 @@ def sample(
 def score(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
 
-    Parameters
-    ----------
-    file
-        Rows with a `completion` and whatever columns the rewards ask for.
-    rewards
-        Built-in names or module.py:function.
+    :param file: Rows with a `completion` and whatever columns the rewards ask for.
+    :param rewards: Built-in names or module.py:function.
     """
     from covey.scoring import score_file
 
     rows, means = score_file(file, rewards)
-    if as_json:
-        _print_json({"means": means, "rows": rows})
-        return 0
-    for row in rows:
-        print(json.dumps(row, ensure_ascii=False))
-    for name, mean in means.items():
-        print(f"{name}: mean {mean:.3f} over {len(rows)} rows", file=sys.stderr)
+    _print(as_json, {"means": means, "rows": rows}, (json.dumps(r, ensure_ascii=False) for r in rows))
+    _tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
     return 0
 
 
@@ -254,26 +211,18 @@ def score(file: Path, *rewards: str, as_json: Json = False) -> int:
 def stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
 
-    Parameters
-    ----------
-    file
-        A config, whose rewards and data are used, or a data file.
-    rewards
-        Built-in names or module.py:function; needed with a data file.
+    :param file: A config, whose rewards and data are used, or a data file.
+    :param rewards: Built-in names or module.py:function; needed with a data file.
     """
     from covey.scoring import load_for_stress
-    from covey.stress import as_json as report_json
     from covey.stress import stress as attack
 
     report = attack(*load_for_stress(file, rewards))
-    if as_json:
-        _print_json(report_json(report))
-        return int(bool(report.findings))
-    for note in report.notes:
-        print(f"not tested: {note}", file=sys.stderr)
-    for finding in report.findings:
-        print(finding)
-    print(f"{len(report.findings)} of {report.tried} attacks were paid", file=sys.stderr)
+    _tell(as_json, (f"not tested: {note}" for note in report.notes))
+    accepted = [vars(f) for f in report.findings]
+    value = {"tried": report.tried, "accepted": accepted, "notes": report.notes}
+    _print(as_json, value, map(str, report.findings))
+    _tell(as_json, [f"{len(report.findings)} of {report.tried} attacks were paid"])
     return int(bool(report.findings))
 
 
@@ -295,14 +244,20 @@ def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = 
         from covey.config.load import load
 
         loaded = load(config, settings)
-    if not as_json:
-        for note in loaded.notes:
-            print(f"note: {note}", file=sys.stderr)
+    _tell(as_json, (f"note: {note}" for note in loaded.notes))
     return loaded
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, default=str))
+def _print(as_json: bool, value: Any, lines: Iterable[str]) -> None:
+    """What a command found: one JSON object, or lines for people."""
+    for line in [json.dumps(value, ensure_ascii=False, default=str)] if as_json else lines:
+        print(line)
+
+
+def _tell(as_json: bool, lines: Iterable[str]) -> None:
+    """What is said beside it, to people only."""
+    for line in () if as_json else lines:
+        print(line, file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -317,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as caught:
         error = as_error(caught)
         if "--json" in (arguments if arguments is not None else sys.argv):
-            _print_json({"error": str(error), "exit_code": error.code})
+            _print(True, {"error": str(error), "exit_code": error.code}, ())
         print(f"{'' if error.code == 75 else 'error: '}{error}", file=sys.stderr)
         return error.code
 

@@ -45,8 +45,8 @@ def duration(seconds: float) -> str:
 class RunConsole:
     """Shows a run as it goes. ``quiet`` prints nothing at all."""
 
-    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, quiet=quiet)
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(highlight=False, quiet=quiet)
         self.live: Live | None = None
         self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
         self.rewards: list[float] = []
@@ -68,8 +68,7 @@ class RunConsole:
 
     def sampling(self, done: int, total: int) -> None:
         """Completions come in."""
-        self.activity = f"sampling {done}/{total}"
-        self._refresh()
+        self.doing(f"sampling {done}/{total}")
 
     def doing(self, activity: str) -> None:
         """What happens now, in a word."""
@@ -106,15 +105,9 @@ class RunConsole:
     def panel(self) -> RenderableType:
         """Stage, progress and time left; below them the reward's course and the facts of the last step."""
         head = Table.grid(padding=(0, 2))
+        title, activity = Text(self.title, style="bold"), Text(self.activity, style="dim")
         bar = ProgressBar(total=max(self.steps, 1), completed=self.step_number, width=30)
-        count = f"step {self.step_number}/{self.steps}"
-        head.add_row(
-            Text(self.title, style="bold"),
-            bar,
-            count,
-            self._time_left(),
-            Text(self.activity, style="dim"),
-        )
+        head.add_row(title, bar, f"step {self.step_number}/{self.steps}", self._time_left(), activity)
         body = Table.grid(padding=(0, 2))
         facts = [Text.assemble((f"{k} ", "dim"), v) for k, v in self.facts.items()]
         body.add_row(Text(sparkline(self.rewards), style="green"), *facts)

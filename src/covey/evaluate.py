@@ -62,11 +62,7 @@ class Evaluation:
         """As JSON: the summary with the ends of each interval, and the outcome of every problem."""
         found: dict[str, Any] = {"problems": len(self.greedy), "samples": self.samples}
         for name, estimate in self.summary().items():
-            found |= {
-                name: estimate.value,
-                f"{name}/low": estimate.low,
-                f"{name}/high": estimate.high,
-            }
+            found |= {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
         outcome = {n: getattr(self, n).astype(int).tolist() for n in ("greedy", "correct", "majority")}
         return found | {"outcome": outcome}
 
@@ -95,23 +91,14 @@ def evaluate(
 
     The draws are keyed by seed and problem alone, so two policies meet the same luck.
     """
-    streams = [[key(seed, "eval", p.problem.id, s) for s in range(samples)] for p in problems]
-    drawn = score_all(
-        problems,
-        [Request(p.tokens, s) for p, s in zip(problems, streams, strict=True)],
-        sampler,
-        params,
-        rewards,
-        progress,
-    )
-    greedy = score_all(
-        problems,
-        [Request(p.tokens, s[:1]) for p, s in zip(problems, streams, strict=True)],
-        sampler,
-        replace(params, temperature=0.0),
-        rewards,
-        progress,
-    )
+
+    def groups(count: int, params: SamplingParams) -> list[Group]:
+        requests = [
+            Request(p.tokens, [key(seed, "eval", p.problem.id, s) for s in range(count)]) for p in problems
+        ]
+        return score_all(problems, requests, sampler, params, rewards, progress)
+
+    drawn, greedy = groups(samples, params), groups(1, replace(params, temperature=0.0))
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
         correct=np.array([int(g.correct.sum()) for g in drawn]),

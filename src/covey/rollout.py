@@ -97,11 +97,11 @@ class Rollouts:
         seen: dict[int, Group] = {}
         kept: list[Group] = []
         rejected: list[Group] = []
-        used, refills, clock = 0, -1, [0.0]
-        calls, judged = self.rewards.calls, self.rewards.judged
+        used, refills = 0, -1
+        calls, judged, waited = self.rewards.calls, self.rewards.judged, self.rewards.waited
         while len(kept) < wanted and refills < self.rollout.max_refills:
             chosen = self._choose(step, used, wanted - len(kept), list(seen))
-            groups = self._round(step, chosen, progress, clock)
+            groups = self._round(step, chosen, progress)
             used, refills = used + len(chosen), refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
@@ -119,7 +119,7 @@ class Rollouts:
             "rollout/judged": float(self.rewards.judged - judged),
             **(self.difficulty.metrics() if self._remembers else {}),
         }
-        return RolloutBatch(kept, rejected, clock[0], metrics)
+        return RolloutBatch(kept, rejected, self.rewards.waited - waited, metrics)
 
     def _choose(self, step: int, used: int, count: int, seen: Sequence[int]) -> list[tuple[int, int]]:
         """The next problems: (number, epoch), in the epoch's order or drawn near the frontier."""
@@ -145,9 +145,7 @@ class Rollouts:
             return [size] * len(indices)
         return allocate(self.difficulty.rates[indices].tolist(), size * len(indices), most=8 * size)
 
-    def _round(
-        self, step: int, chosen: Sequence[tuple[int, int]], progress: Progress, clock: list[float]
-    ) -> list[Group]:
+    def _round(self, step: int, chosen: Sequence[tuple[int, int]], progress: Progress) -> list[Group]:
         """Sample and score some problems, (number, epoch) each."""
         problems, requests = [], []
         sizes = self._sizes([index for index, _ in chosen])
@@ -156,19 +154,12 @@ class Rollouts:
             identity = (self.seed, "rollout", step, prompted.problem.id, epoch)
             problems.append(prompted)
             requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(size)]))
-        groups = score_all(
-            problems, requests, self.sampler, sampling_params(self.rollout), self.rewards, progress, clock
-        )
+        params = sampling_params(self.rollout)
+        groups = score_all(problems, requests, self.sampler, params, self.rewards, progress)
         if "greedy_reward" in self.algorithm.needs:
-            greedy = score_all(
-                problems,
-                [replace(r, streams=r.streams[:1]) for r in requests],
-                self.sampler,
-                replace(sampling_params(self.rollout), temperature=0.0),
-                self.rewards,
-                progress,
-                clock,
-            )
+            first = [replace(r, streams=r.streams[:1]) for r in requests]
+            params = replace(params, temperature=0.0)
+            greedy = score_all(problems, first, self.sampler, params, self.rewards, progress)
             groups = [
                 replace(g, greedy_reward=float(b.rewards[0])) for g, b in zip(groups, greedy, strict=True)
             ]
@@ -182,7 +173,6 @@ def score_all(
     params: SamplingParams,
     rewards: Rewards,
     progress: Progress,
-    clock: list[float] | None = None,
 ) -> list[Group]:
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
@@ -195,6 +185,5 @@ def score_all(
         pending[sampled.request].add(sampled.sample, sampled.completion)
     started = time.perf_counter()
     groups = [p.group() for p in pending]
-    if clock is not None:
-        clock[0] += time.perf_counter() - started
+    rewards.waited += time.perf_counter() - started
     return groups

@@ -8,9 +8,8 @@ answer in the wrong place, programs that play with their tests.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from covey.rewards.answers import FORMS, gold_of
 from covey.rewards.contract import Reward
 from covey.rewards.notation import number
 from covey.rewards.scorer import Pending, Rewards
-from covey.types import Completion, Problem, Score
+from covey.types import Completion, Problem
 
 ROWS = 3
 """Problems each function is attacked on."""
@@ -147,17 +146,17 @@ def stress(problems: Sequence[Problem], rewards: Rewards) -> Report:
                 bombs = BOMBS if problem is chosen[0] else ()  # each may take seconds
                 attacks += _answers(problem, chosen, right, form, bombs)
             tried += len(attacks)
-            for name, text, score in _judge(tested, reward, problem, attacks):
-                if score.status == "infra_error" or (score.value or 0.0) > 0:
-                    what = name if score.status != "infra_error" else f"{name} (the function failed)"
-                    findings.append(Finding(reward.name, what, problem.id, score.value, score.status, text))
+            for found in _judge(tested, reward, problem, attacks):
+                if found.status == "infra_error":
+                    findings.append(replace(found, attack=f"{found.attack} (the function failed)"))
+                elif (found.value or 0.0) > 0:
+                    findings.append(found)
             if right is None:
                 notes.append(f"{reward.name} on {problem.id}: no completion is known that it has to pay")
             elif not gate:
-                name = "the right answer is not paid"
-                ((_, _, score),) = _judge(tested, reward, problem, [(name, right)])
-                if score.value is None or score.value < 1.0:
-                    findings.append(Finding(reward.name, name, problem.id, score.value, score.status, right))
+                (found,) = _judge(tested, reward, problem, [("the right answer is not paid", right)])
+                if (found.value or 0.0) < 1.0:
+                    findings.append(found)
     return Report(tried, tuple(findings), tuple(dict.fromkeys(notes)))
 
 
@@ -176,7 +175,7 @@ def right_completion(reward: Reward, problem: Problem, tested: Rewards) -> tuple
     if "answer" not in problem.columns or reward.options.shape:
         return None, None
     texts = {f: f.format(gold_of(problem.columns["answer"])) for f in FORMS.values()}
-    values = [s.value or 0.0 for _, _, s in _judge(tested, reward, problem, list(texts.items()))]
+    values = [f.value or 0.0 for f in _judge(tested, reward, problem, list(texts.items()))]
     form = list(texts)[int(np.argmax(values))]
     worked = problem.columns.get("completion")
     if max(values) <= 0 and isinstance(worked, str):
@@ -186,8 +185,8 @@ def right_completion(reward: Reward, problem: Problem, tested: Rewards) -> tuple
 
 def _judge(
     rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[tuple[str, str]]
-) -> list[tuple[str, str, Score]]:
-    """(name, text, what ``reward`` gives for it, gate applied) for each named text."""
+) -> list[Finding]:
+    """What ``reward`` gives, its gate applied, for each (name, text)."""
     tokens, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
     judged = [Pending(rewards, problem, tokens, 1) for _ in texts]  # alone: group rewards compare nothing
     for pending, (_, text) in zip(judged, texts, strict=True):
@@ -195,9 +194,9 @@ def _judge(
     found = []
     for pending, (name, text) in zip(judged, texts, strict=True):
         group = pending.group()
-        value = float(group.components[reward.name][0])
-        score = replace(group.scores[reward.name][0], value=None if np.isnan(value) else value)
-        found.append((name, text, score))
+        value, status = float(group.components[reward.name][0]), group.scores[reward.name][0].status
+        given = None if np.isnan(value) else value
+        found.append(Finding(reward.name, name, problem.id, given, status, text))
     return found
 
 
@@ -226,11 +225,7 @@ def _shapes(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _answers(
-    problem: Problem,
-    others: Sequence[Problem],
-    right: str | None,
-    form: str | None,
-    bombs: Sequence[str],
+    problem: Problem, others: Sequence[Problem], right: str | None, form: str | None, bombs: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Texts that a reward for truth may not pay."""
     columns = problem.columns
@@ -241,7 +236,8 @@ def _answers(
     guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
     guesses |= {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
     for guess, name in guesses.items():
-        if gold is None or (guess.casefold() != gold.casefold() and not _equal_numbers(guess, gold)):
+        equal = gold is not None and number(guess) is not None and number(guess) == number(gold)
+        if gold is None or not (equal or guess.casefold() == gold.casefold()):
             yield from ((name, form_.format(guess)) for form_ in forms)
     if gold is not None and form:
         wrong = next((g for g in (*guesses, "17") if g.isdigit() and g != gold), "17")
@@ -257,16 +253,3 @@ def _answers(
             name, _, program = hack.partition("\n")
             body = program.replace("FUNCTION", str(columns["entry_point"]).rpartition(".")[2])
             yield f"a program that {name}", f"```python\n{body}\n```"
-
-
-def _equal_numbers(a: str, b: str) -> bool:
-    return number(a) is not None and number(a) == number(b)
-
-
-def as_json(report: Report) -> Mapping[str, Any]:
-    """For --json."""
-    return {
-        "tried": report.tried,
-        "accepted": [vars(f) for f in report.findings],
-        "notes": list(report.notes),
-    }

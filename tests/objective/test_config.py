@@ -99,6 +99,7 @@ def test_every_form_of_an_axis() -> None:
         ({"advantage": {"eps": float("nan")}}, "greater than or equal to 0"),
         ({"whiten": {"of": "rewards"}}, "needs a name"),
         ({"kl": {"coeff": 1}}, "did you mean coef?"),
+        ({"entropy": {"estimator": "k1"}}, "no such setting"),
         ({"kl": {"place": "los"}}, "'loss' or 'reward'"),
         ({"kl": {"coef": -1}}, "greater than or equal to 0"),
         ({"kl": {"target": 0}}, "greater than 0"),

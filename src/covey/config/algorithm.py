@@ -28,6 +28,8 @@ from covey.types import ConfigError
 
 OPTIONAL = {"whiten", "weight", "mark", "multipliers", "filter", "kl", "entropy"}
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy}
+NEEDS_SIBLINGS = {f.__name__ for f in AXES["advantage"]}
+NEEDS_SIBLINGS -= {"reward", "greedy_baseline", "process_zscore", "gae"}
 
 
 def build_algorithm(spec: str | Mapping[str, Any], folder: Path = Path()) -> Algorithm:
@@ -68,8 +70,8 @@ def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
         return () if axis == "multipliers" else None
     if axis == "old":
-        parameter = inspect.signature(Algorithm, eval_str=True).parameters["old"]
-        return _validated(f"algorithm.{axis}", parameter, value)
+        known = inspect.signature(Algorithm, eval_str=True).parameters
+        return _validated("algorithm.old", known["old"], value)
     if axis == "multipliers":
         items = [value] if isinstance(value, str | Mapping) else value
         if not isinstance(items, list | tuple):
@@ -82,10 +84,10 @@ def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
 
 def _choice(axis: str, current: Choice | None, value: Any, folder: Path) -> Choice:
     settings = _mapping(f"algorithm.{axis}", value)
-    name = settings.pop("name", function_name(current.function) if current else None)
+    name = settings.pop("name", current.name if current else None)
     if name is None:
         raise ConfigError(f"algorithm.{axis}: needs a name, one of {', '.join(_names(axis))}")
-    if current is not None and name == function_name(current.function):
+    if current is not None and name == current.name:
         settings = {**current.settings, **settings}
     function = _function(axis, name, folder)
     return Choice(function, _checked(f"algorithm.{axis}", function, settings))
@@ -116,16 +118,14 @@ def _record(axis: str, kind: type, current: Any, value: Any, folder: Path) -> An
     """`kl` and `entropy` are records of plain settings; a bare number is their coefficient."""
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {"coef": value}
     record = current or kind()
-    if "estimator" in settings:
-        settings["estimator"] = _choice("estimator", record.estimator, settings["estimator"], folder)
-    plain = {k: v for k, v in settings.items() if k != "estimator"}
-    signature = inspect.signature(kind, eval_str=True)
-    unknown = set(plain) - set(signature.parameters)
-    if unknown:
-        key = min(unknown)
-        raise ConfigError(f"algorithm.{axis}.{key}: no such setting{hint(key, signature.parameters)}")
-    for key, v in plain.items():
-        settings[key] = _validated(f"algorithm.{axis}.{key}", signature.parameters[key], v)
+    known = inspect.signature(kind, eval_str=True).parameters
+    for key, given in settings.items():
+        if key not in known:
+            raise ConfigError(f"algorithm.{axis}.{key}: no such setting{hint(key, known)}")
+        if key == "estimator":
+            settings[key] = _choice(key, record.estimator, given, folder)
+        else:
+            settings[key] = _validated(f"algorithm.{axis}.{key}", known[key], given)
     return replace(record, **settings)
 
 
@@ -159,17 +159,12 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
 
 def _spelled(value: Any) -> Any:
     if isinstance(value, Choice):
-        return {"name": function_name(value.function), **value.all_settings}
+        return {"name": value.name, **value.all_settings}
     if isinstance(value, tuple):
         return [_spelled(v) for v in value]
     if isinstance(value, KL | Entropy):
         return {f.name: _spelled(getattr(value, f.name)) for f in fields(value)}
     return value
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """How a config names a function: bare if built in, else the way it was loaded."""
-    return getattr(function, "__covey_name__", function.__name__)
 
 
 def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[str]:
@@ -269,20 +264,6 @@ def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
         yield "algorithm.mark is empty but marked tokens are used: name a mark, such as top_entropy"
     if algorithm.mark is not None and "marked" not in algorithm.needs:
         yield "algorithm.mark selects tokens that nothing uses: add a multiplier or remove it"
-
-
-NEEDS_SIBLINGS = {
-    "group_zscore",
-    "group_centered",
-    "leave_one_out",
-    "leave_one_out_zscore",
-    "length_weighted",
-    "mean_normalized",
-    "component_zscore",
-    "component_leave_one_out",
-    "prefix_tree",
-    "optimal_token_baseline",
-}
 
 
 def hint(word: str, known: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from covey.config.algorithm import build_algorithm, contradictions, describe, hint
 from covey.config.schema import Config, Section
@@ -87,15 +88,11 @@ def load(
     >>> load(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
     """
-    raw: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    notes: list[str] = []
-    if file is not None:
-        raw, origins = read_yaml(file)
+    raw, origins = read_yaml(file) if file is not None else ({}, {})
     for key, value, origin in (*_options(overrides), *_items(values or {})):
         _put(raw, key, value)
         origins[key] = origin
-    raw, origins = _rename(raw, origins, notes)
+    notes = _rename(raw, origins)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     loaded = _validate(raw, origins, folder, str(file) if file else "config")
     loaded.notes = notes
@@ -111,10 +108,11 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
-    if len(text) > MAX_BYTES or ("&" in text and "*" in text and _has_alias(text)):
-        raise ConfigError(f"{file}: a config has no anchors and at most {MAX_BYTES} bytes")
     origins: dict[str, str] = {}
     try:
+        aliases = (isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=yaml.SafeLoader))
+        if len(text) > MAX_BYTES or ("*" in text and any(aliases)):
+            raise ConfigError(f"{file}: a config has no anchors and at most {MAX_BYTES} bytes")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         raw = _construct(node, file, (), origins) if node is not None else {}
     except yaml.YAMLError as error:
@@ -126,13 +124,6 @@ def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{file}: a config is a mapping of keys, this is a {type(raw).__name__}")
     return raw, origins
-
-
-def _has_alias(text: str) -> bool:
-    try:
-        return any(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError:
-        return False
 
 
 def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict[str, str]) -> Any:
@@ -154,19 +145,14 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
 
 def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
     """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML scalars or lists."""
-    position = 0
-    while position < len(tokens):
-        token = tokens[position]
+    left = list(tokens)
+    while left:
+        token = left.pop(0)
         if not token.startswith("--"):
             raise ConfigError(f"{token!r}: expected an option like --train.lr 1e-6")
         key, equals, text = token[2:].partition("=")
-        position += 1
         if not equals:
-            if position < len(tokens) and not tokens[position].startswith("--"):
-                text = tokens[position]
-                position += 1
-            else:
-                text = "true"
+            text = left.pop(0) if left and not left[0].startswith("--") else "true"
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
@@ -176,7 +162,8 @@ def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
 
 def _items(values: Mapping[str, Any]) -> Iterable[tuple[str, Any, str]]:
     for key, value in values.items():
-        if isinstance(value, Mapping) and key in Config.model_fields and section_of(Config, key):
+        setting = Config.model_fields.get(key)
+        if isinstance(value, Mapping) and setting and _section(setting):
             yield from ((f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
         else:
             yield key, value, key
@@ -186,19 +173,16 @@ def _put(raw: dict[str, Any], key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         below = raw.get(parent)
-        if parent == "algorithm" and isinstance(below, str):
-            below = {"name": below}
-        if parent in ("surrogate", "advantage", "ratio", "reduce") and isinstance(below, str):
+        if parent in ("algorithm", "surrogate", "advantage", "ratio", "reduce") and isinstance(below, str):
             below = {"name": below}
         raw[parent] = below = below if isinstance(below, dict) else {}
         raw = below
     raw[last] = value
 
 
-def _rename(
-    raw: dict[str, Any], origins: dict[str, str], notes: list[str]
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Move TRL's names to ours, with a note."""
+def _rename(raw: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Move TRL's names to ours; a note for each."""
+    notes = []
     for old, new in ALIASES.items():
         if old in raw:
             value = raw.pop(old)
@@ -207,7 +191,7 @@ def _rename(
             _put(raw, key, None if no_kl else value)
             origins[key] = origins.pop(old, old)
             notes.append(f"{origins[key]}: {old} is {key} here")
-    return raw, origins
+    return notes
 
 
 def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where: str) -> Loaded:
@@ -220,10 +204,7 @@ def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where:
         updates = config.train.inner_epochs * config.train.updates_per_batch
         problems = contradictions(algorithm, config.rollout.group_size, updates)
         if config.guards.kl_action == "raise_coef" and algorithm.kl is None:
-            problems = [
-                *problems,
-                "guards.kl_action raise_coef: there is no algorithm.kl to raise",
-            ]
+            problems.append("guards.kl_action raise_coef: there is no algorithm.kl to raise")
         if config.method == "rl" and not config.stages and problems:
             raise ConfigError("\n".join(problems))
     except ConfigError as error:
@@ -254,22 +235,22 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
     return origins.get(path, "")
 
 
-def key_paths(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+def key_paths() -> list[str]:
     """All dotted keys of the config."""
-    paths: list[str] = []
-    for name in model.model_fields:
-        section = section_of(model, name)
-        paths += key_paths(section, f"{prefix}{name}.") if section else [f"{prefix}{name}"]
-    return paths
+    return [path for path, _ in settings_of(Config)]
 
 
-def section_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+def settings_of(section: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo]]:
+    """(dotted key, what pydantic knows of it) of every setting in a section and those below it."""
+    for name, setting in section.model_fields.items():
+        below = _section(setting)
+        yield from settings_of(below, f"{prefix}{name}.") if below else [(f"{prefix}{name}", setting)]
+
+
+def _section(known: FieldInfo) -> type[Section] | None:
     """The model of a field that is a section; None of a setting."""
-    annotation = model.model_fields[name].annotation
-    for kind in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(kind, type) and issubclass(kind, Section):
-            return kind
-    return None
+    kinds = (known.annotation, *getattr(known.annotation, "__args__", ()))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,9 +273,10 @@ def resolved(loaded: Loaded) -> dict[str, Any]:
 
 def resolved_yaml(loaded: Loaded) -> str:
     """``resolved`` as YAML, each value with where it was set, if it was."""
-    flat = dict(flatten(resolved(loaded)))
+    values = resolved(loaded)
+    flat = dict(flatten(values))
     comments = (f"# {key}: {origin}\n" for key, origin in loaded.origins.items() if key in flat)
-    return "".join(comments) + yaml.safe_dump(resolved(loaded), sort_keys=False, width=1000)
+    return "".join(comments) + yaml.safe_dump(values, sort_keys=False, width=1000)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -7,9 +7,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-AlgorithmSpec = str | dict[str, Any]
-"""A preset's name, or a mapping that overrides axes of one: see ``config.algorithm``."""
-
 
 class Section(BaseModel):
     """Strict: unknown keys are errors; values are read once and never change."""
@@ -26,8 +23,7 @@ class Data(Section):
     prompt: str = Field("prompt", description="Column with the prompt: text or chat messages.")
     completion: str = Field("completion", description="Column with the answer to imitate (sft).")
     answer: str | None = Field(
-        None,
-        description="Column copied to `answer` for the rewards, where the file names it otherwise.",
+        None, description="Column copied to `answer` for the rewards, where the file names it otherwise."
     )
     columns: dict[str, str] = Field(
         {}, description="Further columns to copy: the name a reward asks for, the file's own name for it."
@@ -38,8 +34,7 @@ class Data(Section):
     train_size: int = Field(4096, ge=1, description="Problems a generated task offers for training.")
     test_size: int = Field(512, ge=1, description="Held-out problems, generated or from the file's head.")
     long_prompts: Literal["error", "drop"] = Field(
-        "error",
-        description="Prompts that do not fit the context with max_tokens: refuse, or leave out.",
+        "error", description="Prompts that do not fit the context with max_tokens: refuse, or leave out."
     )
 
 
@@ -175,12 +170,11 @@ class Config(Section):
     scoring: Scoring = Scoring()
     sandbox: Sandbox = Sandbox()
     rollout: Rollout = Rollout()
-    algorithm: AlgorithmSpec = Field("dapo", description="A preset, or a mapping overriding its axes.")
+    algorithm: str | dict[str, Any] = Field("dapo", description="A preset, or a mapping overriding its axes.")
     train: Train = Train()
     eval: Eval = Eval()
     guards: Guards = Guards()
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
     stages: tuple[dict[str, Any], ...] = Field(
-        (),
-        description="A pipeline: each stage overrides this config and starts from the last model.",
+        (), description="A pipeline: each stage overrides this config and starts from the last model."
     )

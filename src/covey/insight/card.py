@@ -37,11 +37,7 @@ print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_tokens})[0])
 
 
 def model_card(
-    loaded: Loaded,
-    steps: int,
-    verdict: Verdict | None,
-    evaluations: Mapping[str, Evaluation],
-    prompt: str,
+    loaded: Loaded, steps: int, verdict: Verdict | None, evaluations: Mapping[str, Evaluation], prompt: str
 ) -> str:
     """Markdown for `final/README.md`. ``evaluations`` are columns, by name."""
     config = loaded.config

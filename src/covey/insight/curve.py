@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Template
 
 from covey.store.commit import write_text
@@ -29,8 +30,8 @@ SVG = Template(
 {%- endfor %}
 <text x="{{ middle }}" y="{{ h - 5 }}" text-anchor="middle" fill="#616e7c">step</text>
 <polyline points="{{ training }}" fill="none" stroke="#9fb3c8" stroke-width="2"/>
-{%- for color, name, points in held_out %}
-<polyline points="{{ points | map(attribute='at') | join(' ') }}" fill="none"
+{%- for color, points in held_out %}
+<polyline points="{% for p in points %}{{ p.x }},{{ p.y }} {% endfor %}" fill="none"
           stroke="{{ color }}" stroke-width="2"/>
 {%- for p in points %}
 <line x1="{{ p.x }}" x2="{{ p.x }}" y1="{{ p.low }}" y2="{{ p.high }}"
@@ -51,9 +52,8 @@ def write_curve(
     path: Path, title: str, metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]
 ) -> None:
     """Draw a run's `metrics.jsonl` and `evals.jsonl` records."""
-    steps = [m["step"] + 1 for m in metrics if m.get("accuracy") is not None]
-    accuracy = [m["accuracy"] for m in metrics if m.get("accuracy") is not None]
-    last = max([1, *steps, *(e["step"] for e in evals)])
+    known = [(m["step"] + 1, m["accuracy"]) for m in metrics if m.get("accuracy") is not None]
+    last = max([1, *(step for step, _ in known), *(e["step"] for e in evals)])
 
     def x(step: float) -> float:
         return round(LEFT + (WIDTH - LEFT - RIGHT) * step / last, 1)
@@ -63,18 +63,11 @@ def write_curve(
 
     def points(name: str) -> list[dict[str, Any]]:
         return [
-            {
-                "x": x(e["step"]),
-                "y": y(e[name]),
-                "low": y(e[f"{name}/low"]),
-                "high": y(e[f"{name}/high"]),
-                "at": f"{x(e['step'])},{y(e[name])}",
-            }
+            {"x": x(e["step"]), "y": y(e[name]), "low": y(e[f"{name}/low"]), "high": y(e[f"{name}/high"])}
             for e in evals
         ]
 
-    blocks = [slice(i, i + SMOOTHING) for i in range(0, len(steps), SMOOTHING)]
-    means = [(sum(steps[b]) / len(steps[b]), sum(accuracy[b]) / len(accuracy[b])) for b in blocks]
+    means = [np.mean(known[i : i + SMOOTHING], axis=0) for i in range(0, len(known), SMOOTHING)]
     low = HEIGHT - BOTTOM
     svg = SVG.render(
         title=title,
@@ -86,10 +79,7 @@ def write_curve(
         ticks_y=[(y(p / 4), f"{25 * p} %") for p in range(5)],
         ticks_x=[(x(last * i / 5), round(last * i / 5)) for i in range(6)],
         training=" ".join(f"{x(s)},{y(a)}" for s, a in means),
-        held_out=[
-            ("#0b69a3", "greedy", points("greedy")),
-            ("#cb6e17", "sampled", points("pass@1")),
-        ],
+        held_out=[("#0b69a3", points("greedy")), ("#cb6e17", points("pass@1"))],
         legend=[
             ("#0b69a3", "held-out, greedy", low - 46),
             ("#cb6e17", "held-out, sampled", low - 28),

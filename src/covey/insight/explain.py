@@ -128,10 +128,7 @@ RULES: tuple[tuple[Callable[[Seen], str | None], str], ...] = (
         _above("ratio/q99", 2.0, "the policy moves far within a batch"),
         "a smaller train.lr, or fewer train.updates_per_batch and train.inner_epochs",
     ),
-    (
-        _clipping,
-        "larger algorithm.surrogate.clip_low and clip_high, or fewer train.updates_per_batch",
-    ),
+    (_clipping, "larger algorithm.surrogate.clip_low and clip_high, or fewer train.updates_per_batch"),
     (
         _above("sampler_gap/mean", 0.02, "sampler and trainer disagree"),
         "algorithm.weight: truncated, dtype: float32, or rollout.top_p 1",

@@ -8,6 +8,7 @@ from typing import Literal
 from covey.console import duration
 from covey.evaluate import Evaluation, gain
 
+Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
 """An interval narrower than this on both sides of zero is evidence of no learning."""
 
@@ -16,7 +17,7 @@ SMALLEST_GAIN = 0.05
 class Verdict:
     """What held-out problems say about a run."""
 
-    word: Literal["learned", "did not learn", "got worse", "cannot tell"]
+    word: Word
     sentence: str
 
 
@@ -24,7 +25,7 @@ def judge(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
     """Compare greedy accuracy on the same held-out problems, problem by problem."""
     change = gain(before.greedy, after.greedy)
     if change.low > 0:
-        word: Literal["learned", "did not learn", "got worse", "cannot tell"] = "learned"
+        word: Word = "learned"
     elif change.high < 0:
         word = "got worse"
     elif max(abs(change.low), abs(change.high)) < SMALLEST_GAIN:

@@ -137,7 +137,7 @@ def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tens
 def batch_centered(advantages: Tensor, mask: Tensor) -> Tensor:
     """A - mean(A) over all completions. (N, T), (N, T) -> (N, T). REINFORCE with a batch baseline."""
     values = per_completion(advantages, mask)
-    return (advantages - values.mean()).where(mask & varied(values), 0.0)
+    return (advantages - values.mean()).where(mask & (values != values[:1]).any(), 0.0)
 
 
 def batch_std(
@@ -177,7 +177,7 @@ def token_zscore(
     (N, T), (N, T) -> (N, T). REINFORCE++, arXiv 2501.03262; GDPO's second step in the verl fork.
     """
     values = advantages[mask]
-    shifted = (advantages - values.mean()).where(mask & varied(values), 0.0)
+    shifted = advantages.new_zeros(mask.shape).masked_scatter(mask, centered(values))
     return divided(shifted, (standard_deviation(values, ddof).square() + eps).sqrt())
 
 
@@ -200,8 +200,3 @@ def per_completion(values: Tensor, mask: Tensor) -> Tensor:
     first = values.gather(-1, mask.int().argmax(-1, keepdim=True))
     distance = (values - first).where(mask, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
     return first[:, 0] + distance
-
-
-def varied(values: Tensor) -> Tensor:
-    """Whether not all values are equal. (M,) -> ()."""
-    return (values != values[:1]).any()

@@ -154,6 +154,10 @@ class Algorithm:
             bare = callable(value) and not isinstance(value, Choice)
             object.__setattr__(self, name, use(value) if bare else value)
 
+    def but(self, paper: str, **axes: Any) -> Algorithm:
+        """The algorithm of another paper: this one, but for some axes."""
+        return replace(self, paper=paper, **axes)
+
     @property
     def factors(self) -> tuple[Choice, ...]:
         """All multipliers of the policy term, the rollout weight first."""
@@ -204,14 +208,13 @@ _GRPO = Algorithm(
     reduce=use(reductions.sequence_mean),
     kl=KL(use(penalties.k3), coef=0.04),
 )
-_DAPO = replace(
-    _GRPO,
-    paper="DAPO, arXiv 2503.14476: clip .2/.28, no KL, dynamic sampling, 16 x 512, lr 1e-6; with "
+_NO_KL = replace(_GRPO, kl=None)
+_BY_TOKEN = replace(_NO_KL, reduce=use(reductions.token_mean))
+_DAPO = _BY_TOKEN.but(
+    "DAPO, arXiv 2503.14476: clip .2/.28, no KL, dynamic sampling, 16 x 512, lr 1e-6; with "
     "the reward `soft_overlong`.",
     surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28),
-    reduce=use(reductions.token_mean),
-    kl=None,
-    filter=use(filters.informative),
+    filter=filters.informative,
 )
 _REINFORCE = Algorithm(
     paper="Williams 1992: A = r, no clip; a baseline over the batch is whiten batch_centered.",
@@ -220,28 +223,23 @@ _REINFORCE = Algorithm(
     surrogate=use(surrogates.vanilla),
     reduce=use(reductions.sequence_sum),
 )
-_GSPO = replace(
-    _GRPO,
-    paper="GSPO, arXiv 2507.18071: clip 3e-4/4e-4 on the geometric-mean ratio, 4 minibatches.",
-    ratio=use(ratios.sequence),
+_GSPO = _NO_KL.but(
+    "GSPO, arXiv 2507.18071: clip 3e-4/4e-4 on the geometric-mean ratio, 4 minibatches.",
+    ratio=ratios.sequence,
     surrogate=use(surrogates.clip, clip_low=3e-4, clip_high=4e-4),
-    kl=None,
 )
-_NO_KL = replace(_GRPO, kl=None)
-_RPP = replace(_GRPO, reduce=use(reductions.token_mean), whiten=use(advantages.token_zscore))
+_RPP = replace(_BY_TOKEN, whiten=use(advantages.token_zscore))
 
 PRESETS: Mapping[str, Algorithm] = {
     "reinforce": _REINFORCE,
-    "rloo": replace(
-        _REINFORCE,
-        paper="RLOO, arXiv 2402.14740: k 2 or 4, KL .05 summed over the response, in the reward.",
-        advantage=use(advantages.leave_one_out),
+    "rloo": _REINFORCE.but(
+        "RLOO, arXiv 2402.14740: k 2 or 4, KL .05 summed over the response, in the reward.",
+        advantage=advantages.leave_one_out,
         kl=KL(use(penalties.k1), coef=0.05, place="reward", level="response"),
     ),
-    "remax": replace(
-        _REINFORCE,
-        paper="ReMax, arXiv 2310.10505: the baseline is the greedy completion's reward.",
-        advantage=use(advantages.greedy_baseline),
+    "remax": _REINFORCE.but(
+        "ReMax, arXiv 2310.10505: the baseline is the greedy completion's reward.",
+        advantage=advantages.greedy_baseline,
     ),
     "ppo": Algorithm(
         paper="PPO, arXiv 1707.06347, as InstructGPT uses it: clip .2, lambda .95, KL in the reward.",
@@ -254,186 +252,149 @@ PRESETS: Mapping[str, Algorithm] = {
         surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28),
     ),
     "grpo": _GRPO,
-    "grpo_r1": replace(
-        _GRPO,
-        paper="GRPO as DeepSeek-R1 prints it, arXiv 2501.12948: response-level ratio and k3, KL "
+    "grpo_r1": _GRPO.but(
+        "GRPO as DeepSeek-R1 prints it, arXiv 2501.12948: response-level ratio and k3, KL "
         ".001, clip 10 (off), group 16, 16 updates per batch, reference renewed every 400 steps.",
-        ratio=use(ratios.response),
+        ratio=ratios.response,
         surrogate=use(surrogates.clip, clip_low=10.0, clip_high=10.0),
         kl=KL(use(penalties.k3), coef=0.001, level="response", refresh_every=400),
     ),
-    "grpo_process": replace(
-        _GRPO,
-        paper="GRPO with process supervision, arXiv 2402.03300, 4.1.3; needs rewards by step.",
+    "grpo_process": _GRPO.but(
+        "GRPO with process supervision, arXiv 2402.03300, 4.1.3; needs rewards by step.",
         advantage=use(credit.process_zscore, credit="sum_to_go"),
     ),
-    "grpo_prefix_tree": replace(
-        _NO_KL,
-        paper="Credit where completions part, after TEMPO, arXiv 2509.18314, whose own form adds the "
+    "grpo_prefix_tree": _NO_KL.but(
+        "Credit where completions part, after TEMPO, arXiv 2509.18314, whose own form adds the "
         "outcome's advantage (advantage.outcome 1); no extra rollouts.",
-        advantage=use(credit.prefix_tree),
-        reduce=use(reductions.sequence_sum),
+        advantage=credit.prefix_tree,
+        reduce=reductions.sequence_sum,
     ),
-    "dr_grpo": replace(
-        _NO_KL,
-        paper="Dr. GRPO, arXiv 2503.20783: no std, constant length; group 8, lr 1e-6, 3,000 tokens.",
-        advantage=use(advantages.group_centered),
-        reduce=use(reductions.constant_length),
+    "dr_grpo": _NO_KL.but(
+        "Dr. GRPO, arXiv 2503.20783: no std, constant length; group 8, lr 1e-6, 3,000 tokens.",
+        advantage=advantages.group_centered,
+        reduce=reductions.constant_length,
     ),
     "dapo": _DAPO,
-    "lite_ppo": replace(
-        _NO_KL,
-        paper="Lite PPO, arXiv 2508.08221: group mean, batch std, token mean; group 8.",
-        advantage=use(advantages.group_centered),
+    "lite_ppo": _BY_TOKEN.but(
+        "Lite PPO, arXiv 2508.08221: group mean, batch std, token mean; group 8.",
+        advantage=advantages.group_centered,
         whiten=use(advantages.batch_std, of="rewards"),
-        reduce=use(reductions.token_mean),
     ),
     "gspo": _GSPO,
-    "gspo_token": replace(
-        _GSPO,
-        paper="GSPO-token, arXiv 2507.18071, 4.3: GSPO's ratio for advantages that vary by token.",
-        ratio=use(ratios.sequence_token),
+    "gspo_token": _GSPO.but(
+        "GSPO-token, arXiv 2507.18071, 4.3: GSPO's ratio for advantages that vary by token.",
+        ratio=ratios.sequence_token,
     ),
-    "luspo": replace(
-        _GSPO,
-        paper="LUSPO, arXiv 2602.05261: GSPO weighted by length, clip 2e-3/2.5e-3.",
+    "luspo": _GSPO.but(
+        "LUSPO, arXiv 2602.05261: GSPO weighted by length, clip 2e-3/2.5e-3.",
         surrogate=use(surrogates.clip, clip_low=2e-3, clip_high=2.5e-3),
-        reduce=use(reductions.sequence_sum),
+        reduce=reductions.sequence_sum,
     ),
-    "gmpo": replace(
-        _NO_KL,
-        paper="GMPO, arXiv 2507.20673: log-ratios clipped at .4 before their mean.",
+    "gmpo": _NO_KL.but(
+        "GMPO, arXiv 2507.20673: log-ratios clipped at .4 before their mean.",
         ratio=use(ratios.geometric_clipped, clip_log=0.4),
-        surrogate=use(surrogates.vanilla),
+        surrogate=surrogates.vanilla,
     ),
-    "cispo": replace(
-        _NO_KL,
-        paper="CISPO, arXiv 2506.13585: detached weight with an upper bound, token mean.",
+    "cispo": _BY_TOKEN.but(
+        "CISPO, arXiv 2506.13585: detached weight with an upper bound, token mean.",
         surrogate=use(surrogates.cispo, cap=5.0),
-        reduce=use(reductions.token_mean),
     ),
-    "sapo": replace(
-        _NO_KL,
-        paper="SAPO, arXiv 2511.20347: soft gate, tau 1.0 up and 1.05 down.",
+    "sapo": _NO_KL.but(
+        "SAPO, arXiv 2511.20347: soft gate, tau 1.0 up and 1.05 down.",
         surrogate=use(surrogates.sapo, tau_up=1.0, tau_down=1.05),
     ),
-    "vespo": replace(
-        _NO_KL,
-        paper="VESPO, arXiv 2602.10693: gamma weight on the response ratio, k/lam 2/3 up, 3/2 down.",
-        ratio=use(ratios.response),
+    "vespo": _BY_TOKEN.but(
+        "VESPO, arXiv 2602.10693: gamma weight on the response ratio, k/lam 2/3 up, 3/2 down.",
+        ratio=ratios.response,
         surrogate=use(surrogates.vespo, k_up=2.0, lam_up=3.0, k_down=3.0, lam_down=2.0),
-        reduce=use(reductions.token_mean),
     ),
-    "dppo": replace(
-        _NO_KL,
-        paper="DPPO, arXiv 2602.04879: total-variation mask .15 against the sampler's probabilities.",
-        advantage=use(advantages.group_centered),
+    "dppo": _BY_TOKEN.but(
+        "DPPO, arXiv 2602.04879: total-variation mask .15 against the sampler's probabilities.",
+        advantage=advantages.group_centered,
         surrogate=use(surrogates.divergence_mask_tv, threshold=0.15),
-        reduce=use(reductions.token_mean),
         old="sampler",
     ),
-    "gdpo": replace(
-        _NO_KL,
-        paper="GDPO, arXiv 2601.05242, the authors' TRL fork: z-score per reward, then over samples.",
-        advantage=use(advantages.component_zscore),
-        whiten=use(advantages.sample_zscore),
-        reduce=use(reductions.token_mean),
+    "gdpo": _BY_TOKEN.but(
+        "GDPO, arXiv 2601.05242, the authors' TRL fork: z-score per reward, then over samples.",
+        advantage=advantages.component_zscore,
+        whiten=advantages.sample_zscore,
     ),
-    "gdpo_tokens": replace(
-        _NO_KL,
-        paper="GDPO as the authors' verl fork computes it: eps 1e-6, then a z-score over tokens.",
+    "gdpo_tokens": _BY_TOKEN.but(
+        "GDPO as the authors' verl fork computes it: eps 1e-6, then a z-score over tokens.",
         advantage=use(advantages.component_zscore, eps=1e-6),
-        whiten=use(advantages.token_zscore),
-        reduce=use(reductions.token_mean),
+        whiten=advantages.token_zscore,
     ),
-    "gdpo_leave_one_out": replace(
-        _NO_KL,
-        paper="GDPO as NeMo-RL computes it: leave-one-out mean and std per reward, no eps in the batch.",
-        advantage=use(advantages.component_leave_one_out),
+    "gdpo_leave_one_out": _BY_TOKEN.but(
+        "GDPO as NeMo-RL computes it: leave-one-out mean and std per reward, no eps in the batch.",
+        advantage=advantages.component_leave_one_out,
         whiten=use(advantages.sample_zscore, eps=0.0),
-        reduce=use(reductions.token_mean),
     ),
-    "reinforce_pp": replace(
-        _RPP,
-        paper="REINFORCE++, arXiv 2501.03262: returns with k1 in the reward, whitened over tokens.",
-        advantage=use(advantages.reward),
+    "reinforce_pp": _RPP.but(
+        "REINFORCE++, arXiv 2501.03262: returns with k1 in the reward, whitened over tokens.",
+        advantage=advantages.reward,
         kl=KL(use(penalties.k1), coef=0.01, place="reward"),
     ),
-    "reinforce_pp_baseline": replace(
-        _RPP,
-        paper="REINFORCE++-baseline, arXiv 2501.03262, as verl whitens (tokens); k2 in the loss. "
+    "reinforce_pp_baseline": _RPP.but(
+        "REINFORCE++-baseline, arXiv 2501.03262, as verl whitens (tokens); k2 in the loss. "
         "ms-swift: whiten batch_std of advantages; TRL's nearest: batch_std of rewards.",
-        advantage=use(advantages.group_centered),
+        advantage=advantages.group_centered,
         kl=KL(use(penalties.k2), coef=0.01),
     ),
-    "max_rl": replace(
-        _NO_KL,
-        paper="MaxRL, arXiv 2602.02710: divided by the mean; 128 rollouts, lr 1e-5.",
-        advantage=use(advantages.mean_normalized),
-        reduce=use(reductions.token_mean),
+    "max_rl": _BY_TOKEN.but(
+        "MaxRL, arXiv 2602.02710: divided by the mean; 128 rollouts, lr 1e-5.",
+        advantage=advantages.mean_normalized,
     ),
-    "opo": replace(
-        _REINFORCE,
-        paper="OPO, arXiv 2505.23585: length-weighted baseline, exactly on-policy, no KL, no std.",
-        advantage=use(advantages.length_weighted),
-        reduce=use(reductions.token_mean),
+    "opo": _REINFORCE.but(
+        "OPO, arXiv 2505.23585: length-weighted baseline, exactly on-policy, no KL, no std.",
+        advantage=advantages.length_weighted,
+        reduce=reductions.token_mean,
     ),
-    "gpg": replace(
-        _REINFORCE,
-        paper="GPG, arXiv 2504.02546: centred, scaled up by the share of groups with a signal.",
-        advantage=use(advantages.group_centered),
-        whiten=use(advantages.valid_group_scale),
-        reduce=use(reductions.token_mean),
+    "gpg": _REINFORCE.but(
+        "GPG, arXiv 2504.02546: centred, scaled up by the share of groups with a signal.",
+        advantage=advantages.group_centered,
+        whiten=advantages.valid_group_scale,
+        reduce=reductions.token_mean,
     ),
-    "scale_rl": replace(
-        _NO_KL,
-        paper="ScaleRL, arXiv 2510.13786: CISPO cap 5 against the sampler, std of all advantages, prompt "
+    "scale_rl": _NO_KL.but(
+        "ScaleRL, arXiv 2510.13786: CISPO cap 5 against the sampler, std of all advantages, prompt "
         "mean, tied groups dropped; also FP32 logits, and prompts solved at .9 are retired.",
-        advantage=use(advantages.group_centered),
+        advantage=advantages.group_centered,
         whiten=use(advantages.batch_std, of="advantages"),
         surrogate=use(surrogates.cispo, cap=5.0),
-        reduce=use(reductions.prompt_mean),
-        filter=use(filters.informative),
+        reduce=reductions.prompt_mean,
+        filter=filters.informative,
         old="sampler",
     ),
-    "clip_cov": replace(
-        _NO_KL,
-        paper="Clip-Cov, arXiv 2505.22617: 2e-4 of the tokens, covariance in [1, 5], get no gradient; "
+    "clip_cov": _BY_TOKEN.but(
+        "Clip-Cov, arXiv 2505.22617: 2e-4 of the tokens, covariance in [1, 5], get no gradient; "
         "the ratio clip is as good as off (1/1).",
         surrogate=use(surrogates.clip, clip_low=1.0, clip_high=1.0),
         mark=use(multipliers.random_covariant, share=2e-4, low=1.0, high=5.0),
         multipliers=(use(multipliers.unmarked_only),),
-        reduce=use(reductions.token_mean),
     ),
-    "kl_cov": replace(
-        _NO_KL,
-        paper="KL-Cov, arXiv 2505.22617: |log ratio| penalty 1 on the top 2e-3 (7B), 2e-4 (32B).",
+    "kl_cov": _BY_TOKEN.but(
+        "KL-Cov, arXiv 2505.22617: |log ratio| penalty 1 on the top 2e-3 (7B), 2e-4 (32B).",
         mark=use(multipliers.top_covariance, share=2e-3),
         surrogate=use(surrogates.kl_on_marked, coef=1.0),
-        reduce=use(reductions.token_mean),
     ),
-    "entropy_80_20": replace(
-        _DAPO,
-        paper="Beyond the 80/20 rule, arXiv 2506.01939: DAPO on the 20 % of highest entropy.",
+    "entropy_80_20": _DAPO.but(
+        "Beyond the 80/20 rule, arXiv 2506.01939: DAPO on the 20 % of highest entropy.",
         mark=use(multipliers.top_entropy, share=0.2),
         multipliers=(use(multipliers.marked_only),),
     ),
-    "fipo": replace(
-        _DAPO,
-        paper="FIPO, arXiv 2603.19835: DAPO times future influence in [1, 1.2], half-life 32, safety 4, "
+    "fipo": _DAPO.but(
+        "FIPO, arXiv 2603.19835: DAPO times future influence in [1, 1.2], half-life 32, safety 4, "
         "outliers and dual clip at 10.",
         surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28, dual_clip=10.0),
         multipliers=(use(multipliers.future_influence),),
     ),
-    "intellect_2": replace(
-        _GRPO,
-        paper="INTELLECT-2, arXiv 2505.07291: two-sided clip, delta 4, KL .001, group 16, lr 3e-7.",
+    "intellect_2": _GRPO.but(
+        "INTELLECT-2, arXiv 2505.07291: two-sided clip, delta 4, KL .001, group 16, lr 3e-7.",
         surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=4.0),
         kl=KL(use(penalties.k3), coef=0.001),
     ),
-    "dual_clip": replace(
-        _NO_KL,
-        paper="Dual-clip PPO, arXiv 1912.09729: c = 3, as verl's default.",
+    "dual_clip": _NO_KL.but(
+        "Dual-clip PPO, arXiv 1912.09729: c = 3, as verl's default.",
         surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0),
     ),
 }

@@ -60,8 +60,8 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The function's name, as a config writes it."""
-        return self.function.__name__
+        """How a config writes the function: its name if it is built in, else how it was loaded."""
+        return getattr(self.function, "__covey_name__", self.function.__name__)
 
     @property
     def needs(self) -> tuple[str, ...]:

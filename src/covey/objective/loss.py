@@ -93,11 +93,7 @@ class Loss:
 
 
 def policy_loss(
-    algorithm: Algorithm,
-    terms: Terms,
-    *,
-    kl_coef: float | None = None,
-    entropy_coef: float | None = None,
+    algorithm: Algorithm, terms: Terms, *, kl_coef: float | None = None, entropy_coef: float | None = None
 ) -> Loss:
     """sum_it w_i (surrogate_it * factors_it + kl_coef KL_it - entropy_coef H_it).
 

@@ -38,12 +38,7 @@ def clip(
 
 
 def cispo(
-    ratio: Tensor,
-    advantages: Tensor,
-    logprobs: Tensor,
-    *,
-    cap: Positive = 5.0,
-    floor: NonNegative = 0.0,
+    ratio: Tensor, advantages: Tensor, logprobs: Tensor, *, cap: Positive = 5.0, floor: NonNegative = 0.0
 ) -> Tensor:
     """-sg(rho within [floor, cap]) A log pi: the weight is capped, no token loses its gradient.
 
@@ -121,12 +116,7 @@ def divergence_mask_kl(
 
 
 def kl_on_marked(
-    ratio: Tensor,
-    advantages: Tensor,
-    log_ratio: Tensor,
-    marked: Tensor,
-    *,
-    coef: NonNegative = 1.0,
+    ratio: Tensor, advantages: Tensor, log_ratio: Tensor, marked: Tensor, *, coef: NonNegative = 1.0
 ) -> Tensor:
     """-rho A + coef |log rho| on the marked tokens. KL-Cov, arXiv 2505.22617.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from covey.objective.ratios import bounded
+from covey.objective.ratios import bounded, sequence
 from covey.types import NonNegative, Positive
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ def geometric_mask(gap: Tensor, mask: Tensor, *, low: NonNegative = 0.999, high:
 
     The bounds hold for trainer / sampler (verl's k1 filter applies them to the inverse).
     """
-    mean = gap.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-    keep = (mean.exp() >= low) & (mean.exp() <= high)
-    return keep.to(gap.dtype).expand_as(gap)
+    weight = sequence(gap, mask)
+    return ((weight >= low) & (weight <= high)).to(gap.dtype)
 
 
 def decoupled(gap: Tensor) -> Tensor:

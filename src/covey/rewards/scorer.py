@@ -39,6 +39,8 @@ class Rewards(Sequence[Reward]):
         self.rewards, self.timeout, self.max_infra = tuple(rewards), timeout, max_infra
         self.calls = self.judged = 0
         """Calls of reward functions so far, and completions in them."""
+        self.waited = 0.0
+        """Seconds that were spent on nothing but waiting for them."""
         self.recent: deque[tuple[int, int]] = deque(maxlen=steps)
         self.lanes = Lanes()
         self.servers: dict[str, ForkServer] = {}

@@ -19,14 +19,17 @@ TEMPORARY = ".tmp-"
 
 
 def write_text(path: Path, text: str) -> None:
+    """Replace a file's text atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file's content atomically."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_bytes(content)
+    _sync(temporary)
     temporary.replace(path)
-    sync_folder(path.parent)
+    _sync(path.parent)
 
 
 @contextmanager
@@ -40,14 +43,13 @@ def committed_folder(target: Path) -> Iterator[Path]:
         files = sorted(p for p in temporary.rglob("*") if p.is_file())
         manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in files}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for path in (*files, temporary / MANIFEST):
+        folders = {temporary, *(p.parent for p in files)}
+        for path in (*files, temporary / MANIFEST, *folders):
             _sync(path)
-        for folder in {p.parent for p in files} | {temporary}:
-            sync_folder(folder)
         if target.exists():
             discard(target)
         temporary.rename(target)
-        sync_folder(target.parent)
+        _sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -81,18 +83,13 @@ def clear_leftovers(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power loss."""
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a power loss."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _fingerprint(path: Path) -> dict[str, object]:

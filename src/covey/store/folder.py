@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from covey.endings import CheckpointError
-from covey.store.commit import clear_leftovers, damage, discard, write_text
+from covey.store.commit import clear_leftovers, damage, discard, write_bytes, write_text
 from covey.types import Group
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
@@ -34,9 +34,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "rollouts").mkdir(exist_ok=True)
-        (path / "checkpoints").mkdir(exist_ok=True)
+        folders = (path, path / "rollouts", path / "checkpoints")
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
         self._lock = (path / ".lock").open("a+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,13 +48,12 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
-        for folder in (path, path / "checkpoints", path / "rollouts"):
+        for folder in folders:
             clear_leftovers(folder)
 
     def close(self) -> None:
         """Give the lock back."""
-        if not self._lock.closed:
-            self._lock.close()
+        self._lock.close()
 
     def append(self, stream: str, record: Mapping[str, Any]) -> None:
         """Add one JSON line to a stream. Non-finite numbers become null."""
@@ -113,9 +112,7 @@ class RunFolder:
             for (number, sample), advantage in zip(places, advantages, strict=True)
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        arrays = io.BytesIO()
-        _save_arrays(
-            arrays,
+        arrays = _npz(
             prompt_tokens=np.concatenate([g.prompt for g in groups]),
             prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
             tokens=np.concatenate([c.tokens for c in completions]),
@@ -123,7 +120,7 @@ class RunFolder:
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
         )
-        _replace(name.with_suffix(".npz"), arrays.getvalue())
+        write_bytes(name.with_suffix(".npz"), arrays)
         write_text(name.with_suffix(".jsonl"), text)
 
     def checkpoints(self) -> list[Path]:
@@ -167,16 +164,12 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _save_arrays(file: io.BytesIO, **arrays: np.ndarray) -> None:
+def _npz(**arrays: np.ndarray) -> bytes:
     # numpy stamps the time into its archives; a fixed one keeps reruns identical byte for byte.
+    file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             buffer = io.BytesIO()
             np.lib.format.write_array(buffer, array, allow_pickle=False)
             archive.writestr(zipfile.ZipInfo(f"{name}.npy"), buffer.getvalue())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".tmp-{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    return file.getvalue()

@@ -5,13 +5,21 @@ The verifier computes the expression itself, so the model is free to find its ow
 
 from __future__ import annotations
 
+import ast
+import operator
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from covey.rewards.extract import tagged
 from covey.tasks.generated import Task
+
+OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 
 
 def countdown(rng: random.Random) -> dict[str, Any]:
@@ -49,39 +57,21 @@ def compute(expression: str) -> int | None:
     if "".join(tokens) != expression.replace(" ", "") or not 0 < len(tokens) < 100:
         return None
     try:
-        value, rest = _sum(tokens)
-    except (IndexError, ValueError):
+        plain = " ".join(str(int(t)) if t.isdecimal() else t for t in tokens)
+        return _value(ast.parse(plain, mode="eval").body)
+    except (SyntaxError, ValueError):
         return None
-    return value if not rest else None
 
 
-def _sum(tokens: list[str]) -> tuple[int, list[str]]:
-    value, rest = _product(tokens)
-    while rest and rest[0] in "+-":
-        term, after = _product(rest[1:])
-        value = value + term if rest[0] == "+" else value - term
-        rest = after
-    return value, rest
-
-
-def _product(tokens: list[str]) -> tuple[int, list[str]]:
-    value, rest = _atom(tokens)
-    while rest and rest[0] == "*":
-        factor, rest = _atom(rest[1:])
-        value *= factor
-    return value, rest
-
-
-def _atom(tokens: list[str]) -> tuple[int, list[str]]:
-    if tokens[0] == "-":
-        value, rest = _atom(tokens[1:])
-        return -value, rest
-    if tokens[0] == "(":
-        value, rest = _sum(tokens[1:])
-        if not rest or rest[0] != ")":
-            raise ValueError("unbalanced parenthesis")
-        return value, rest[1:]
-    return int(tokens[0]), tokens[1:]
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand)
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()):
+            return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError("no arithmetic")
 
 
 COUNTDOWN = Task(

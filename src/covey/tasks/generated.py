@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
 from covey.rng import key
-from covey.types import ConfigError, DataError, Problem
+from covey.types import DataError, Problem
 
 Split = Literal["train", "test"]
 TEST_SHARE = 8
@@ -53,10 +53,3 @@ def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
 def split_of(prompt: str) -> Split:
     """Which split a prompt belongs to, whatever task or order it came in."""
     return "test" if key("split", prompt) % TEST_SHARE == 0 else "train"
-
-
-def find_task(name: str, known: Mapping[str, Task]) -> Task:
-    """A task by its name. Raises ConfigError listing the known ones."""
-    if name not in known:
-        raise ConfigError(f"data.task: {name!r} is unknown; known: {', '.join(sorted(known))}")
-    return known[name]

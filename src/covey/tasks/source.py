@@ -9,7 +9,7 @@ from typing import Any
 from covey.config.load import Loaded
 from covey.tasks import TASKS, gym
 from covey.tasks.files import read_problems
-from covey.tasks.generated import find_task, problems
+from covey.tasks.generated import problems
 from covey.types import ConfigError, Problem
 
 
@@ -31,7 +31,9 @@ def load_problems(loaded: Loaded) -> Source:
         train = gym.gym_problems(data.task, "train", data.train_size)
         return Source(train, gym.gym_problems(data.task, "test", data.test_size), gym.REWARDS)
     if data.task is not None:
-        task = find_task(data.task, TASKS)
+        if data.task not in TASKS:
+            raise ConfigError(f"data.task: {data.task!r} is unknown; known: {', '.join(sorted(TASKS))}")
+        task = TASKS[data.task]
         train = problems(task, "train", data.train_size)
         return Source(train, problems(task, "test", data.test_size), task.rewards)
     if data.train is None:

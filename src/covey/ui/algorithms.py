@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import yaml
 from rich.console import Console
@@ -65,9 +64,8 @@ def show_one(name: str, as_json: bool) -> int:
         console.print(f"[bold]{axis}[/bold]: {choice.name}")
         console.print(f"    {' '.join((inspect.getdoc(choice.function) or '').split())}\n", markup=False)
     console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
-    spelled = yaml.safe_dump(
-        {"algorithm": {"name": name, **_without_empty(describe(algorithm))}}, sort_keys=False
-    )
+    axes = {axis: value for axis, value in describe(algorithm).items() if value not in (None, [])}
+    spelled = yaml.safe_dump({"algorithm": {"name": name, **axes}}, sort_keys=False)
     console.print(spelled, markup=False)
     return 0
 
@@ -80,7 +78,3 @@ def _choices(algorithm: Algorithm) -> Iterator[tuple[str, Choice]]:
         yield "multiplier", choice
     if algorithm.kl is not None:
         yield "kl estimator", algorithm.kl.estimator
-
-
-def _without_empty(described: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in described.items() if v not in (None, [])}

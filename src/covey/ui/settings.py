@@ -5,31 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from covey.config.algorithm import hint
-from covey.config.load import key_paths, section_of
+from covey.config.load import key_paths, settings_of
 from covey.config.schema import Config
 from covey.types import ConfigError
 
 
 def settings(prefix: str = "") -> list[dict[str, Any]]:
     """Every setting whose name is ``prefix`` or below it. Raises ConfigError with the nearest name."""
-    found = [s for s in _all(Config) if not prefix or f"{s['setting']}.".startswith(f"{prefix}.")]
+    found = [
+        {"setting": path, "default": field.default, "range": _range(field), "effect": field.description}
+        for path, field in settings_of(Config)
+        if not prefix or f"{path}.".startswith(f"{prefix}.")
+    ]
     if not found:
         raise ConfigError(f"{prefix!r} is neither a setting nor a run folder{hint(prefix, key_paths())}")
     return found
-
-
-def _all(model: type[BaseModel], prefix: str = "") -> Iterator[dict[str, Any]]:
-    for name, field in model.model_fields.items():
-        section = section_of(model, name)
-        if section is not None:
-            yield from _all(section, f"{prefix}{name}.")
-        else:
-            about = {"setting": f"{prefix}{name}", "default": field.default, "range": _range(field)}
-            yield {**about, "effect": field.description}
 
 
 def _range(field: FieldInfo) -> str:
