@@ -5,8 +5,8 @@
 
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
 Printed are the median ratio with its range, CPU and wall seconds, the peak of resident memory, and the
-share of the rates of matrix products that are probed in the same run. `--gpu` measures models of 0.5B and 1.5B
-parameters on a GPU, 256 completions of 256 tokens, and memory there. `--write` keeps the table in
+share of the rates of matrix products that are probed in the same run. `--gpu` measures models of 0.5B
+and 1.5B parameters on a GPU, 256 completions of 256 tokens, and memory there. `--write` keeps the table in
 benchmarks/results/speed_CELLS.md, or speed_gpu.md. Peers that are not installed (`pip install
 'covey[bench]'`) are left out.
 """
@@ -176,10 +176,10 @@ def report(rows: Sequence[Row], best: Mapping[str, Sequence[float]], threads: in
         (
             "Useful tokens a second; CPU seconds per 1,000 tokens; peak memory of the process, resident or "
             "on the GPU (in brackets: before the work); how many times longer it takes than covey, "
-            "median and range of the turns; share of what a large matrix product reaches in this run, torch's "
-            f"({best['fp32'][0]:.0f} GFLOP/s fp32, {best['bf16'][0]:.0f} bf16) and covey's "
-            f"({best['fp32'][-1]:.0f}, {best['bf16'][-1]:.0f}), counting 2 FLOP a parameter and sampled token, "
-            "6 a trained one, attention left out."
+            "median and range of the turns; share of what a large matrix product reaches in this run, "
+            f"torch's ({best['fp32'][0]:.0f} GFLOP/s fp32, {best['bf16'][0]:.0f} bf16) and covey's "
+            f"({best['fp32'][-1]:.0f}, {best['bf16'][-1]:.0f}), counting 2 FLOP a parameter and sampled "
+            "token, 6 a trained one, attention left out."
         ),
         "",
         "| cell | side | tokens/s | CPU s / 1k | peak MiB | times covey's | of torch's | of covey's |",
