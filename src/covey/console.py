@@ -71,6 +71,10 @@ class RunConsole:
         self.activity = f"sampling {done}/{total}"
         self._refresh()
 
+    def fewer_running(self, running: int) -> None:
+        """Sampling ran out of memory."""
+        self.say(f"out of memory while sampling: on with {running} completions at once", "yellow")
+
     def doing(self, activity: str) -> None:
         """What happens now, in a word."""
         self.activity = activity

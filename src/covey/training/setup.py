@@ -64,7 +64,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
             if algorithm.needs_reference and config.method == "rl"
             else None
         ),
-        sampler=LocalSampler(policy, config.rollout.max_running),
+        sampler=LocalSampler(
+            policy, config.rollout.max_running, session.faults, lambda running: run.on_fewer(running)
+        ),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
