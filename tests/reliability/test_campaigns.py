@@ -41,8 +41,15 @@ def test_every_damaged_file_is_noticed() -> None:
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 @pytest.mark.parametrize("kind", ["calls", "errors"])
 def test_every_file_system_call_may_be_the_last(kind: str) -> None:
-    figures = campaign("disk", kind, "--every", "12")
+    figures = campaign("disk", kind, "--every", "16")
     assert figures["identical"] == figures["points"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_the_power_may_go_at_any_time() -> None:
+    figures = campaign("power", "--every", "32")
+    assert figures["identical"] == figures["states"] > 10
 
 
 @pytest.mark.slow

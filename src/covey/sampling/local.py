@@ -73,7 +73,9 @@ class LocalSampler:
         Those that were running when memory ran out are begun again: draws are keyed, so they say the
         same. Raises OutOfRoom where a single one does not fit.
         """
-        left = dict.fromkeys((r, s) for r, request in enumerate(requests) for s in range(len(request.streams)))
+        left = dict.fromkeys(
+            (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
+        )
         while left:
             try:
                 for sampled in self._pass(requests, params, deque(left)):

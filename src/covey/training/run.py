@@ -184,7 +184,7 @@ class Run:
                 self.faults.in_save()
                 if self.reference is not None and self.algorithm.moves_reference:
                     save_file(self.reference.state(), folder / "reference.safetensors")
-                state = {"state": asdict(self.state), "streams": self.folder.sizes()}
+                state = {"state": asdict(self.state), "streams": self.folder.sync()}
                 (folder / "trainer.json").write_text(json.dumps(state, indent=1))
         except Exception as error:
             if (system := system_error(error)) is None:

@@ -22,7 +22,7 @@ from covey.rewards.preflight import check_columns, check_golds, rehearse
 from covey.rollout import Prompted
 from covey.sampling.local import LocalSampler
 from covey.stopping import StopSignal
-from covey.store.commit import write_text
+from covey.store.commit import write_file
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
 from covey.training.optimizer import Optimizer
@@ -111,10 +111,10 @@ def go_on(run: Run) -> None:
             run.console.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
             run.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
-    write_text(folder / "config.yaml", resolved_yaml(loaded))
-    write_text(folder / "env.json", json.dumps(now, indent=1))
+    write_file(folder / "config.yaml", resolved_yaml(loaded))
+    write_file(folder / "env.json", json.dumps(now, indent=1))
     if run.session.start:
-        write_text(run.session.home / START, json.dumps(run.session.start, indent=1))
+        write_file(run.session.home / START, json.dumps(run.session.start, indent=1))
     (folder / RECORD).unlink(missing_ok=True)
 
 
