@@ -59,7 +59,7 @@ class LocalSampler:
         policy: Policy,
         max_running: int = 256,
         faults: Faults | None = None,
-        on_fewer: Callable[[int], None] = lambda running: None,
+        on_fewer: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.policy = policy
         self.max_running = max_running

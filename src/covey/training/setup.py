@@ -53,6 +53,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     algorithm = loaded.algorithm
+    sampler = LocalSampler(policy, config.rollout.max_running, session.faults)
     run = Run(
         loaded=loaded,
         folder=RunFolder(config.output),
@@ -64,9 +65,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
             if algorithm.needs_reference and config.method == "rl"
             else None
         ),
-        sampler=LocalSampler(
-            policy, config.rollout.max_running, session.faults, lambda running: run.on_fewer(running)
-        ),
+        sampler=sampler,
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
@@ -78,6 +77,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
             entropy_coef=algorithm.entropy.coef if algorithm.entropy else 0.0,
         ),
     )
+    sampler.on_fewer = run.on_fewer
     try:
         go_on(run)
     except BaseException:
