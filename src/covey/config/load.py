@@ -153,7 +153,7 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
 
 
 def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
-    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML scalars or lists."""
+    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they stand."""
     position = 0
     while position < len(tokens):
         token = tokens[position]
@@ -168,9 +168,14 @@ def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
             else:
                 text = "true"
         try:
+            text.encode()
             value = yaml.safe_load(text)
+        except UnicodeEncodeError:
+            raise ConfigError(f"--{key}: {text!r} is not UTF-8") from None
         except yaml.YAMLError:
             value = text
+        if isinstance(value, str) and text[0] not in "'\"":
+            value = text  # YAML would cut `a #1` and fold lines
         yield key.replace("-", "_"), value, f"--{key}"
 
 
