@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 from harness import fingerprint, report, write_config
 
-SETTINGS = {"algorithm": "grpo", "scoring": {"timeout": 1.0}, "guards": {"stall_minutes": 0.05}}
+SETTINGS = {"algorithm": "grpo", "scoring": {"timeout": 1.0}, "guards": {"stall_minutes": 0.1}}
 SLOW = """
 import time
 from covey.rewards.contract import reward
@@ -149,16 +149,29 @@ def full_disk(place: Place) -> list[End]:
     return [(int(code), lines[0]) for code in codes.read_text().split()]
 
 
+def read_only(place: Place) -> list[End]:
+    """Nothing but a folder for temporary files can be written to."""
+    scratch = place.folder / "scratch"
+    scratch.mkdir()
+    place.prefix = [
+        "bwrap",
+        *["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs"],
+        str(scratch),
+    ]
+    place.environment = {"TMPDIR": str(scratch)}
+    return [place.train()]
+
+
 def suspended(place: Place) -> list[End]:
     """Stopped (SIGSTOP) for longer than any time limit, and continued, again and again."""
-    place.reward(0.1)
+    place.reward(0.05)
     process = place.start()
     while not (place.run / "rollouts").exists():
         time.sleep(0.05)
     for _ in range(3):
         time.sleep(1.0)
         process.send_signal(signal.SIGSTOP)
-        time.sleep(4.0)
+        time.sleep(7.0)
         process.send_signal(signal.SIGCONT)
     return [ended(process)]
 
@@ -186,14 +199,13 @@ def under(*prefix: str, output: str = "run", **environment: str) -> Callable[[Pl
 
 
 GOOD, KILLED = (0, ""), (-signal.SIGKILL, "")
-READ_ONLY = ("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/dev/shm")
 CASES: dict[str, tuple[Callable[[Place], list[End]], list[End]]] = {
     "clock jumps by days": (clock_jumps, [GOOD]),
     "another time zone": (another_zone, [KILLED, GOOD]),
     "folder moved": (moved, [KILLED, GOOD]),
     "two at once": (two_at_once, [(4, "works in this folder"), GOOD]),
     "full disk": (full_disk, [(8, "Free some space"), GOOD]),
-    "read-only file system": (under(*READ_ONLY, TMPDIR="/dev/shm"), [(8, "is read-only; choose another --output")]),
+    "read-only file system": (read_only, [(8, "is read-only; choose another --output")]),
     "stopped and continued": (suspended, [GOOD]),
     "verifiers killed": (verifiers_killed, [GOOD]),
     "64 open files": (under("prlimit", "--nofile=64"), [GOOD]),
@@ -228,11 +240,13 @@ def main() -> None:
                 continue
             place = Place(write_config(Path(scratch) / str(number), SETTINGS).parent)
             ends = case(place)
-            # Exit code 1 says that the model did not learn: a run of seconds may end so.
-            right = [min(code, 0) if code == 1 else code for code, _ in ends] == [code for code, _ in expected]
-            said = all(words in line for (_, words), (_, line) in zip(expected, ends, strict=False))
+            right = len(ends) == len(expected) and all(
+                # Exit code 1 says that the model did not learn: a run of seconds may end so.
+                code == wanted or ((code, wanted) == (1, 0) and words in line)
+                for (code, line), (wanted, words) in zip(ends, expected, strict=True)
+            )
             same = expected[-1] != GOOD or fingerprint(place.run) == whole
-            found[name] = "ok" if right and said and same else f"{ends}, same bits: {same}"
+            found[name] = "ok" if right and same else f"{ends}, same bits: {same}"
             print(f"{name}: {found[name]}", flush=True)
     ok = all(v == "ok" or v.startswith("left out") for v in found.values())
     report("surroundings", {"cases": len(found), "found": found, "ok": ok}, arguments.write)

@@ -92,7 +92,7 @@ def test_texts_of_options_are_taken_as_they_stand() -> None:
     for text in ("runs/a #1", "two\nlines", "a 'quoted' one", "[half"):
         assert str(load(overrides=["--output", text, "--algorithm", "grpo"]).config.output) == text
     assert str(load(overrides=["--output", "'7'", "--algorithm", "grpo"]).config.output) == "7"
-    with pytest.raises(ConfigError, match="--output: .* is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"--output: .* is not UTF-8"):
         load(overrides=["--output", "l\udce4uft"])
 
 

@@ -64,7 +64,11 @@ class RunFolder:
     def read(self, stream: str) -> list[dict[str, Any]]:
         """All records of a stream."""
         path = self.path / stream
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            if path.exists()
+            else []
+        )
 
     def sync(self) -> dict[str, int]:
         """Make the streams survive a power loss. -> bytes of each: what a checkpoint remembers of them."""
