@@ -153,11 +153,8 @@ def read_only(place: Place) -> list[End]:
     """Nothing but a folder for temporary files can be written to."""
     scratch = place.folder / "scratch"
     scratch.mkdir()
-    place.prefix = [
-        "bwrap",
-        *["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs"],
-        str(scratch),
-    ]
+    view = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", str(scratch)]
+    place.prefix = ["bwrap", *view]
     place.environment = {"TMPDIR": str(scratch)}
     return [place.train()]
 
