@@ -177,11 +177,14 @@ def verifiers_killed(place: Place) -> list[End]:
     """The server behind rewards in processes of their own is killed every second."""
     place.reward(0.02, '@reward(isolate="process")')
     process = place.start()
+    killed = 0
     while process.poll() is None:
         servers = psutil.Process(process.pid).children() if (place.run / "rollouts").exists() else []
         for server in servers:
             server.kill()
+        killed += len(servers)
         time.sleep(1.0)
+    assert killed
     return [ended(process)]
 
 
