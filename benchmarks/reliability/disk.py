@@ -1,11 +1,11 @@
 """The disk: a kill or an error at every file-system call of a run, damage to every file.
 
     python benchmarks/reliability/disk.py calls  [--every 1] [--write]     # needs strace
-    python benchmarks/reliability/disk.py errors [--every 1] [--write]     # needs strace
+    python benchmarks/reliability/disk.py errors [--every 1] [--errors ENOSPC EIO] [--write]
     python benchmarks/reliability/disk.py damage [--write]
 
-`calls` kills the process at the N-th such call, for every N; `errors` lets it fail with ENOSPC and
-EIO instead. Afterwards the run must go on and end with the bits of an undisturbed one. `damage`
+`calls` kills the process at the N-th such call, for every N; `errors` lets it fail instead. Both need
+strace. Afterwards the run must go on and end with the bits of an undisturbed one. `damage`
 deletes, truncates, flips a bit of, or swaps with the older checkpoint's every file of the newest
 checkpoint: each must be noticed, named, and answered by the older one.
 """
@@ -28,7 +28,7 @@ from harness import child, covey, fingerprint, report, wait, warm_up, write_conf
 
 SETTINGS: dict[str, Any] = {
     "algorithm": {"name": "grpo", "kl": {"refresh_every": 1}},
-    "train": {"steps": 3, "save_every": 1, "keep": 2},
+    "train": {"steps": 4, "save_every": 1, "keep": 2},
     "eval": {"problems": 2, "samples": 1},
 }
 CALLS = (
@@ -36,6 +36,7 @@ CALLS = (
     "pwrite64",
     "fsync",
     "rename",
+    "renameat",
     "mkdir",
     "unlink",
     "unlinkat",
@@ -43,7 +44,7 @@ CALLS = (
     "ftruncate",
     "truncate",
 )
-ERRORS = ("write", "fsync", "rename", "mkdir", "ftruncate")
+FAILING = ("write", "fsync", "rename", "renameat", "mkdir", "ftruncate")
 
 
 def traced(config: Path, run: Path, *options: str) -> int:
@@ -78,21 +79,20 @@ def calls_of(config: Path, run: Path) -> list[tuple[str, int]]:
     return found
 
 
-def strike(config: Path, whole: str, kind: str, every: int) -> Counter[str]:
-    """Kill, or fail, at every call in turn."""
+def strike(config: Path, whole: str, errors: list[str], every: int) -> Counter[str]:
+    """Fail with each error, or without any be killed, at every call in turn."""
     run, total = config.parent / "run", Counter[str]()
     shutil.rmtree(run)
     points = calls_of(config, run)
-    faults = ["signal=SIGKILL"] if kind == "calls" else ["error=ENOSPC", "error=EIO"]
-    chosen = [p for p in points if kind == "calls" or p[0] in ERRORS][::every]
-    for fault in faults:
+    chosen = [p for p in points if not errors or p[0] in FAILING][::every]
+    for fault in [f"error={name}" for name in errors] or ["signal=SIGKILL"]:
         for name, number in chosen:
             shutil.rmtree(run)
             inject = f"inject={name}:{fault}:when={number}"
             code = traced(config, run, "-e", f"trace={name}", "-e", inject)
             total["points"] += 1
             said = (config.parent / "errors").read_text(errors="replace")
-            if kind == "errors" and "a bug in covey" in said:
+            if errors and "a bug in covey" in said:
                 total["bare tracebacks"] += 1
                 print(name, number, fault, code, said.strip().splitlines()[-1][:200], flush=True)
             code = wait(child(covey("train", str(config), "--output", str(run))))
@@ -157,6 +157,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kind", choices=("calls", "errors", "damage"))
+    parser.add_argument("--errors", nargs="+", default=["ENOSPC", "EIO"])
     parser.add_argument("--every", type=int, default=1, help="try only every n-th call")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
@@ -169,11 +170,12 @@ def main() -> None:
             total = damage(config, whole)
             ok = total["cases"] == total["noticed and named"] == total["fell back, identical"]
         else:
-            total = strike(config, whole, arguments.kind, arguments.every)
+            errors = arguments.errors if arguments.kind == "errors" else []
+            total = strike(config, whole, errors, arguments.every)
             ok = total["points"] == total["identical"] and not total["bare tracebacks"]
     names = {
         "calls": "kill at every file-system call",
-        "errors": "ENOSPC and EIO at every file-system call",
+        "errors": f"{' and '.join(arguments.errors)} at every file-system call",
         "damage": "every file of a checkpoint damaged",
     }
     report(names[arguments.kind], {**total, "ok": ok}, arguments.write)

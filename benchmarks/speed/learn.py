@@ -6,7 +6,8 @@ The cold start is the demo's first stage. Both sides use one thread and the demo
 completions a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed.
 Everything covey's process does is counted, its start and its evaluations too. TRL's GRPOTrainer runs at
 each of the learning rates, the best is kept; its start and the evaluations are not counted. A side that
-is not there after `--cap` times covey's seconds is given up. `--write` keeps the table in benchmarks/results/learn.md.
+is not there after `--cap` times covey's seconds is given up. `--write` keeps the table in
+benchmarks/results/learn.md.
 """
 
 from __future__ import annotations

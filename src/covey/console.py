@@ -70,6 +70,10 @@ class RunConsole:
         """Completions come in."""
         self.doing(f"sampling {done}/{total}")
 
+    def fewer_running(self, running: int) -> None:
+        """Sampling ran out of memory."""
+        self.say(f"out of memory while sampling: on with {running} completions at once", "yellow")
+
     def doing(self, activity: str) -> None:
         """What happens now, in a word."""
         self.activity = activity

@@ -32,6 +32,7 @@ PLACES: Mapping[str, str] = {
     "step.kill": "the process is killed (SIGKILL) at the start of a step",
     "step.sigterm": "the process is asked to stop (SIGTERM) at the start of a step",
     "memory.full": "the model runs out of memory in a micro-batch",
+    "memory.sampling": "the model runs out of memory while completions are drawn, before a token",
     "loss.nan": "the loss of an update is not a number",
     "grad.nan": "the gradient of an update is not a number",
     "weights.nan": "a weight is not a number after an update",
@@ -63,6 +64,11 @@ class Faults:
             die()
         if self.hit("step.sigterm"):
             os.kill(os.getpid(), signal.SIGTERM)
+
+    def in_memory(self, place: str) -> None:
+        """Strike where memory may run out."""
+        if self.hit(place):
+            raise MemoryError("out of memory on purpose")
 
     def in_save(self) -> None:
         """Strike while a checkpoint is written."""

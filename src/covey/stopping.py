@@ -1,4 +1,4 @@
-"""Stopping on request: Ctrl-C and SIGTERM ask the run to end at the next safe point."""
+"""Stopping on request: Ctrl-C and SIGTERM ask the run to end at the next safe point. Being suspended."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ class Stopped(CoveyError):
     """The run was asked to stop and its state is saved; the same command goes on from there."""
 
     code = 75
+
+
+_continued = 0.0
+
+
+def running_since(start: float) -> float:
+    """``start`` on the monotonic clock, or when this process was continued (SIGCONT), if that was later."""
+    return max(start, _continued)
 
 
 class StopSignal:
@@ -48,11 +56,16 @@ class StopSignal:
             yield self
             return
         previous = {s: signal.signal(s, self._receive) for s in (signal.SIGINT, signal.SIGTERM)}
+        previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._continue)
         try:
             yield self
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _continue(self, *_: object) -> None:
+        global _continued  # noqa: PLW0603 - a process has one, and time limits everywhere depend on it
+        _continued = time.monotonic()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if self.reason is not None:

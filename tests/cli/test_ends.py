@@ -78,6 +78,8 @@ def last(project: Path) -> dict:
         ("weights.nan@2", 6, "nothing was written"),
         ("memory.full@2", 0, "model"),
         ("memory.full@1-99", 8, "even with one completion at a time"),
+        ("memory.sampling@9", 0, "model"),
+        ("memory.sampling@9-99", 8, "while sampling, even one completion at a time"),
         ("save.enospc@2", 8, "No space left on device. Free some space"),
         ("save.eio@2", 8, "Input/output error. See to the disk"),
         ("save.full@2", 8, "and 0 are free. Free some space"),

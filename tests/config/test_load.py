@@ -88,6 +88,14 @@ def test_the_resolved_config_loads_to_the_same_run(tmp_path: Path) -> None:
     assert "# train.lr: --train.lr" in resolved_yaml(first)
 
 
+def test_texts_of_options_are_taken_as_they_stand() -> None:
+    for text in ("runs/a #1", "two\nlines", "a 'quoted' one", "[half"):
+        assert str(load(overrides=["--output", text, "--algorithm", "grpo"]).config.output) == text
+    assert str(load(overrides=["--output", "'7'", "--algorithm", "grpo"]).config.output) == "7"
+    with pytest.raises(ConfigError, match=r"--output: .* is not UTF-8"):
+        load(overrides=["--output", "l\udce4uft"])
+
+
 def test_stages_inherit_and_override() -> None:
     loaded = load(
         values={

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -12,8 +14,10 @@ from tests.fakes import completion
 
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward, RewardError, reward
+from covey.rewards.lanes import Task
 from covey.rewards.preflight import rehearse
 from covey.rewards.scorer import Pending, Rewards
+from covey.stopping import StopSignal
 from covey.types import Problem, Score
 
 PROBLEM = Problem("p", "2+2=", {"answer": "4"})
@@ -99,6 +103,16 @@ def test_one_that_hangs_costs_its_own_samples_only(capsys) -> None:
     assert np.isnan(group.rewards[1])
     assert "no answer within 0.2 s" in group.scores["hangs"][1].detail
     assert "reward hangs on problem p failed" in capsys.readouterr().err
+
+
+def test_a_suspended_process_has_not_hung() -> None:
+    task = Task(lambda: None, limit=10.0)
+    assert not task.late()
+    task.started = time.monotonic() - 20
+    assert task.late()
+    with StopSignal().listening():
+        os.kill(os.getpid(), signal.SIGCONT)  # what a process hears when it goes on
+        assert not task.late()
 
 
 def test_one_that_raises_is_shown_once_and_left_out(capsys) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from covey.faults import Faults
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key, uniforms
@@ -62,6 +67,43 @@ def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) 
         assert completion.tokens.tolist() == expected.tokens.tolist()
         assert completion.finish == expected.finish
         np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_sampler_that_runs_out_of_memory_says_the_same_with_fewer_at_once(name: str) -> None:
+    policy, params, told = policy_of(name), SamplingParams(max_tokens=20), list[int]()
+    asked = requests(random_prompts(4, 11, 7, 3), size=5)
+    sampler = LocalSampler(policy, 16, Faults("memory.sampling@3,memory.sampling@12-13"), told.append)
+    found = {(r, s): c for r, s, c in sampler.sample(asked, params)}
+    assert told == [8, 4, 2]
+    for place, completion in sampled(policy, asked, params).items():
+        assert found[place].tokens.tolist() == completion.tokens.tolist()
+        np.testing.assert_allclose(found[place].logprobs, completion.logprobs, atol=5e-4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is counted by Linux only")
+def test_memory_that_is_really_used_up(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, asked, params = list[int](), requests(random_prompts(4, 11), size=8), SamplingParams(50_000)
+    monkeypatch.setattr(policy, "end_ids", list(range(300)))  # every completion is one token long
+    expected = sampled(policy, asked, SamplingParams(8))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 28), before[1]))  # 16 caches need 0.8 GiB
+    try:
+        found = {(r, s): c for r, s, c in LocalSampler(policy, on_fewer=told.append).sample(asked, params)}
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert told[:2] == [8, 4]
+    assert all(found[place].tokens == c.tokens for place, c in expected.items())
+
+
+def test_an_error_that_is_not_about_memory_is_not_tried_again(policy: Policy, monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(policy, "head", broken)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        list(LocalSampler(policy).sample(requests(random_prompts(4)), SamplingParams(max_tokens=4)))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])

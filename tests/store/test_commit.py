@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tests.fakes import group
 
-from covey.store.commit import clear_leftovers, committed_folder, damage, write_text
+from covey.endings import CheckpointError
+from covey.store.commit import clear_leftovers, committed_folder, damage, write_file
 from covey.store.folder import FolderBusy, RunFolder
 
 
@@ -58,7 +59,7 @@ def test_every_damage_is_found_and_named(tmp_path: Path, file: str, how: str) ->
 def test_leftovers_of_dead_writers_are_cleared(tmp_path: Path) -> None:
     (tmp_path / ".tmp-step_000001.99").mkdir()
     (tmp_path / ".tmp-config.yaml.99").write_text("half")
-    write_text(tmp_path / "config.yaml", "whole")
+    write_file(tmp_path / "config.yaml", "whole")
     clear_leftovers(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["config.yaml"]
 
@@ -85,7 +86,7 @@ def test_two_processes_cannot_work_in_one_folder(tmp_path: Path) -> None:
 def test_streams_and_rollouts_rewind_to_a_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.append("metrics.jsonl", {"step": 0, "loss": float("nan")})
-    sizes = folder.sizes()
+    sizes = folder.sync()
     folder.append("metrics.jsonl", {"step": 1, "loss": 2.0})
     for step in (0, 1):
         groups = [group([1, 0], [2, 3])]
@@ -96,6 +97,17 @@ def test_streams_and_rollouts_rewind_to_a_checkpoint(tmp_path: Path) -> None:
         "step_000000.jsonl",
         "step_000000.npz",
     ]
+    folder.close()
+
+
+@pytest.mark.parametrize("left", [None, b"", b'{"step": 0'])
+def test_a_stream_that_lacks_what_was_logged_before_is_named(tmp_path: Path, left: bytes | None) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append("metrics.jsonl", {"step": 0, "loss": 1.0})
+    sizes, path = folder.sync(), tmp_path / "metrics.jsonl"
+    path.unlink() if left is None else path.write_bytes(left)
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl has \d+ bytes and had 25 when .* step 1"):
+        folder.rewind(sizes, step=1)
     folder.close()
 
 

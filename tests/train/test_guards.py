@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -151,6 +152,23 @@ def test_out_of_memory_splits_the_micro_batch_and_keeps_the_gradient(tmp_path: P
     assert read(tmp_path / "whole", "metrics.jsonl")[0]["loss"] == pytest.approx(
         read(tmp_path / "split", "metrics.jsonl")[0]["loss"], abs=1e-6
     )
+
+
+@pytest.mark.parametrize("faults", ["memory.sampling@5-7", "memory.sampling@5,memory.sampling@40-41"])
+def test_out_of_memory_while_sampling_changes_no_bit(tmp_path: Path, faults: str) -> None:
+    start(tmp_path / "whole")
+    start(tmp_path / "run", session=failing(faults))
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "run")
+    assert [e["running"] for e in read(tmp_path / "run", "events.jsonl")] == [8, 4, 2]
+
+
+def test_frozen_log_probs_are_made_in_smaller_pieces_when_memory_runs_out(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "train": {"steps": 1}}
+    start(tmp_path / "whole", **settings)
+    start(tmp_path / "run", session=failing("memory.full@1"), **settings)
+    arrays = [np.load(tmp_path / n / "rollouts" / "step_000000.npz") for n in ("whole", "run")]
+    assert all((arrays[0][name] == arrays[1][name]).all() for name in arrays[0])
+    assert [e["step"] for e in read(tmp_path / "run", "events.jsonl")] == [0]
 
 
 def test_out_of_memory_with_a_single_completion_ends_the_run(tmp_path: Path) -> None:

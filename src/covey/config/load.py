@@ -144,7 +144,7 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
 
 
 def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
-    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML scalars or lists."""
+    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they stand."""
     left = list(tokens)
     while left:
         token = left.pop(0)
@@ -154,9 +154,14 @@ def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
         if not equals:
             text = left.pop(0) if left and not left[0].startswith("--") else "true"
         try:
+            text.encode()
             value = yaml.safe_load(text)
+        except UnicodeEncodeError:
+            raise ConfigError(f"--{key}: {text!r} is not UTF-8") from None
         except yaml.YAMLError:
             value = text
+        if isinstance(value, str) and text[0] not in "'\"":
+            value = text  # YAML would cut `a #1` and fold lines
         yield key.replace("-", "_"), value, f"--{key}"
 
 

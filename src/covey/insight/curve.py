@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Template
 
-from covey.store.commit import write_text
+from covey.store.commit import write_file
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 320, 56, 16, 40, 44
 SMOOTHING = 10
@@ -86,4 +86,4 @@ def write_curve(
             ("#9fb3c8", "training, sampled", low - 10),
         ],
     )
-    write_text(path, svg)
+    write_file(path, svg)

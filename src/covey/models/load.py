@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -77,14 +78,19 @@ def source_of(name: str, folder: Path) -> str:
 def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = source_of(name, folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        return AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), tokenizer
-    except (OSError, ValueError, KeyError) as error:
+        # Said, because on a terminal transformers would ask whether to run the folder's code.
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"model: {name!r} could not be loaded: {reason}\n"
-            "Give a folder with a Hugging Face model, a hub id that can be reached, or `tiny`"
+            "Give a folder with a Hugging Face model (weights as safetensors), a hub id that can be reached, "
+            "or `tiny`"
         ) from None
+    return model, tokenizer
 
 
 def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: Lora) -> Policy:

@@ -71,7 +71,7 @@ class Policy:
 
             set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
             return
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
         self.model.load_state_dict(saved.state_dict())
 
     def decode(self, tokens: Sequence[int]) -> str:

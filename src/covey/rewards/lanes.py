@@ -17,6 +17,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
 
+from covey.stopping import running_since
+
 
 class Task:
     """One call: its future, when it began, and how many seconds it may take."""
@@ -36,9 +38,13 @@ class Task:
             except BaseException as error:
                 self.future.set_exception(error)
 
+    def left(self) -> float:
+        """Seconds that it may still run. They begin again when a suspended process goes on."""
+        return self.limit - (time.monotonic() - running_since(self.started) if self.started else 0.0)
+
     def late(self) -> bool:
         """Whether it has run for too long."""
-        return self.started is not None and time.monotonic() - self.started > self.limit
+        return self.left() < 0
 
     def wait(self, relieve: Callable[[], None]) -> Any:
         """The result. TimeoutError is raised ``limit`` seconds after the start.
@@ -46,9 +52,8 @@ class Task:
         ``relieve`` is told to give up calls that are late, this one or another one that is in its way.
         """
         while True:
-            left = self.limit if self.started is None else self.started + self.limit - time.monotonic()
             try:
-                return self.future.result(max(0.01, min(left, 1.0)))
+                return self.future.result(max(0.01, min(self.left(), 1.0)))
             except CancelledError:
                 raise TimeoutError(f"no answer within {self.limit:g} s") from None
             except TimeoutError:

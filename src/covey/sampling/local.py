@@ -11,12 +11,14 @@ Shapes: B running completions, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from covey.endings import OutOfRoom, out_of_memory
+from covey.faults import Faults
 from covey.models.policy import Policy
 from covey.rng import uniforms
 from covey.sampling.base import Request, Sampled, SamplingParams
@@ -47,19 +49,62 @@ class Engine(Protocol):
 
 
 class LocalSampler:
-    """Samples in this process from the policy that is trained; its weights are never stale."""
+    """Samples in this process from the policy that is trained; its weights are never stale.
 
-    def __init__(self, policy: Policy, max_running: int = 256) -> None:
+    Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        max_running: int = 256,
+        faults: Faults | None = None,
+        on_fewer: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.policy = policy
         self.max_running = max_running
+        self.faults = faults or Faults()
+        self.on_fewer = on_fewer
         self.version = 0
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
-        """Yield completions as they end, in no particular order."""
-        waiting = deque((r, s) for r, request in enumerate(requests) for s in range(len(request.streams)))
+        """Yield completions as they end, in no particular order.
+
+        Those that were running when memory ran out are begun again: draws are keyed, so they say the
+        same. Raises OutOfRoom where a single one does not fit.
+        """
+        left = dict.fromkeys(
+            (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
+        )
+        while left:
+            try:
+                for sampled in self._pass(requests, params, deque(left)):
+                    del left[sampled.request, sampled.sample]
+                    yield sampled
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+            # Outside the handler, where the traceback no longer holds the tensors.
+            if left:
+                self._halve(min(self.max_running, len(left)))
+
+    def _halve(self, running: int) -> None:
+        if running == 1:
+            raise OutOfRoom(
+                "out of memory while sampling, even one completion at a time. Lower rollout.max_tokens, "
+                "leave out the longest prompts, or take a smaller model"
+            )
+        self.max_running = running // 2
+        torch.cuda.empty_cache()
+        self.on_fewer(self.max_running)
+
+    def _pass(
+        self, requests: Sequence[Request], params: SamplingParams, waiting: deque[tuple[int, int]]
+    ) -> Iterator[Sampled]:
         engine = self._engine(requests, params, min(self.max_running, len(waiting)))
         running = _Running(self.policy, params, min(self.max_running, len(waiting)))
         while waiting or running.owners:
+            self.faults.in_memory("memory.sampling")
             with torch.no_grad():
                 logits = [engine.decode(running.last())] if running.owners else []
                 joining = [waiting.popleft() for _ in range(min(engine.room(running.count), len(waiting)))]

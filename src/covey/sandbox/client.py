@@ -160,16 +160,21 @@ class ForkServer:
             yield Child(status, ours, limits, channel is None, lost)
 
     def _ask(self, request: bytes, descriptors: Sequence[int]) -> str:
-        if lost := self.start():
-            return lost
-        with self.lock:
-            if self.control is None:
-                return "the fork server was closed"
-            try:
-                socket.send_fds(self.control, [request], descriptors)
-            except OSError as error:
-                return f"the fork server is gone: {error}"
-        return ""
+        gone = ""
+        for _ in range(2):
+            if lost := self.start():
+                return lost
+            with self.lock:
+                if self.control is None:
+                    return "the fork server was closed"
+                try:
+                    socket.send_fds(self.control, [request], descriptors)
+                except OSError as error:  # it is dead, though its process may not have ended yet
+                    gone = f"the fork server is gone: {error}"
+                    self._stop()
+                else:
+                    return ""
+        return gone
 
     def call(self, function: str, *args: Any, limits: Limits, **settings: Any) -> Result:
         """Run ``module:function`` in a child and return its value, any JSON.

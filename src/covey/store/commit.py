@@ -18,18 +18,21 @@ MANIFEST = "manifest.json"
 TEMPORARY = ".tmp-"
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's text atomically."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file's content atomically."""
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace a file's content atomically. Texts are written as UTF-8."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    _sync(temporary)
+    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    sync(temporary)
     temporary.replace(path)
-    _sync(path.parent)
+    sync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that survive a power loss; it may be there already."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
 
 
 @contextmanager
@@ -43,13 +46,12 @@ def committed_folder(target: Path) -> Iterator[Path]:
         files = sorted(p for p in temporary.rglob("*") if p.is_file())
         manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in files}
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        folders = {temporary, *(p.parent for p in files)}
-        for path in (*files, temporary / MANIFEST, *folders):
-            _sync(path)
+        for path in (*files, temporary / MANIFEST, *{p.parent for p in files}, temporary):
+            sync(path)
         if target.exists():
             discard(target)
         temporary.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -83,7 +85,7 @@ def clear_leftovers(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make a file's content, or the names in a folder, survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:

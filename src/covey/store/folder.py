@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from covey.endings import CheckpointError
-from covey.store.commit import clear_leftovers, damage, discard, write_bytes, write_text
+from covey.store.commit import clear_leftovers, damage, discard, make_folder, sync, write_file
 from covey.types import Group
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
@@ -36,7 +36,7 @@ class RunFolder:
         self.path = path
         folders = (path, path / "rollouts", path / "checkpoints")
         for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         self._lock = (path / ".lock").open("a+")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,18 +64,34 @@ class RunFolder:
     def read(self, stream: str) -> list[dict[str, Any]]:
         """All records of a stream."""
         path = self.path / stream
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            if path.exists()
+            else []
+        )
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each stream: what a checkpoint remembers of them."""
-        paths = {name: self.path / name for name in STREAMS}
-        return {name: p.stat().st_size if p.exists() else 0 for name, p in paths.items()}
+    def sync(self) -> dict[str, int]:
+        """Make the streams survive a power loss. -> bytes of each: what a checkpoint remembers of them."""
+        paths = [p for name in STREAMS if (p := self.path / name).exists()]
+        for path in (*paths, self.path):
+            sync(path)
+        return {p.name: p.stat().st_size for p in paths}
 
     def rewind(self, sizes: Mapping[str, int], step: int) -> None:
-        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts."""
+        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts.
+
+        Raises CheckpointError if a stream lacks what was logged before it.
+        """
         for name in STREAMS:
-            if (path := self.path / name).exists():
-                os.truncate(path, sizes.get(name, 0))
+            path, size = self.path / name, sizes.get(name, 0)
+            found = path.stat().st_size if path.exists() else 0
+            if found < size:
+                raise CheckpointError(
+                    f"{path} has {found:,} bytes and had {size:,} when the checkpoint of step {step} was "
+                    "written. Put the file back, or remove the run folder to begin again"
+                )
+            if found:
+                os.truncate(path, size)
         for path in (self.path / "rollouts").iterdir():
             number = path.stem.rpartition("_")[2]
             if number.isdecimal() and int(number) >= step:
@@ -120,8 +136,8 @@ class RunFolder:
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
         )
-        write_bytes(name.with_suffix(".npz"), arrays)
-        write_text(name.with_suffix(".jsonl"), text)
+        write_file(name.with_suffix(".npz"), arrays)
+        write_file(name.with_suffix(".jsonl"), text)
 
     def checkpoints(self) -> list[Path]:
         """Committed checkpoints, oldest first."""

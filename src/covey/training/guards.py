@@ -174,8 +174,7 @@ def _halve(run: Run) -> None:
             "model, or train adapters (lora)"
         )
     run.state.micro_tokens = tokens // 2
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     run.console.say(f"out of memory: on with micro-batches of {tokens // 2} tokens", "yellow")
     run.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens // 2)
 

@@ -35,7 +35,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     try:
         return evaluate(
             problems,
-            LocalSampler(policy, config.rollout.max_running),
+            LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running),
             rewards,
             sampling_params(config.rollout),
             config.eval.samples,

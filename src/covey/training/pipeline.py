@@ -18,7 +18,7 @@ from covey.insight.explain import explain
 from covey.insight.verdict import Verdict, judge
 from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
-from covey.store.commit import committed_folder, write_text
+from covey.store.commit import committed_folder, write_file
 from covey.training import rl, supervised
 from covey.training.guards import check_weights
 from covey.training.resume import refuse_other_config
@@ -132,8 +132,9 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         run.folder.read("metrics.jsonl"),
         run.folder.read("evals.jsonl"),
     )
+    run.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example, verdict)
-    write_text(folder / RESULT, json.dumps(result.record(), indent=1))
+    write_file(folder / RESULT, json.dumps(result.record(), indent=1))
     words = (
         verdict.sentence if verdict else f"done in {duration(seconds)}; no held-out problems to judge it by"
     )

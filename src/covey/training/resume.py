@@ -89,7 +89,8 @@ def changed_settings(loaded: Loaded) -> list[Difference]:
     path = loaded.config.output / "config.yaml"
     if not path.exists():
         return []
-    before, now = (dict(flatten(c)) for c in (yaml.safe_load(path.read_text()), resolved(loaded)))
+    recorded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    before, now = (dict(flatten(c)) for c in (recorded, resolved(loaded)))
     keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
     return [Difference(k, before.get(k), now.get(k), verdict(k)) for k in keys]
 

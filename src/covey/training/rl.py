@@ -75,7 +75,7 @@ def score_batch(run: Run, policy: Policy, batch: Batch, tokens: int) -> tuple[Te
     out = (torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape), torch.zeros(batch.mask.shape))
     start = 0
     for micro in micro_batches(batch, tokens, 1):
-        run.watchdog.progress()
+        run.on_micro_batch()
         scores = policy.score(micro.packed.to(policy.device), run.loaded.config.rollout.temperature)
         rows, columns = micro.packed.place.shape
         for store, values in zip(out, scores, strict=False):
@@ -110,9 +110,7 @@ def gradient(run: Run, minibatch: Batch) -> list[Observation]:
 
 def backward(run: Run, micro: MicroBatch) -> Observation:
     """Add a micro-batch's share of the step's gradient."""
-    run.watchdog.progress()
-    if run.faults.hit("memory.full"):
-        raise MemoryError("out of memory on purpose")
+    run.on_micro_batch()
     packed = micro.packed.to(run.policy.device)
     exact_kl = run.reference is not None and "full_kl" in run.algorithm.needs
     reference = run.reference.outputs(packed) if exact_kl and run.reference else None

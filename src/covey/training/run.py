@@ -109,6 +109,16 @@ class Run:
         self.stop.check()
         self.console.sampling(done, total)
 
+    def on_fewer(self, running: int) -> None:
+        """Sampling ran out of memory and goes on with so many completions at once."""
+        self.console.fewer_running(running)
+        self.event(self.state.step, "out of memory", running=running)
+
+    def on_micro_batch(self) -> None:
+        """A micro-batch is about to go through a model."""
+        self.watchdog.progress()
+        self.faults.in_memory("memory.full")
+
     def evaluate(self) -> Evaluation:
         """Held-out accuracy now, logged once for every step it is taken at."""
         config = self.loaded.config
@@ -174,7 +184,7 @@ class Run:
                 self.faults.in_save()
                 if self.reference is not None and self.algorithm.moves_reference:
                     save_file(self.reference.state(), folder / "reference.safetensors")
-                state = {"state": asdict(self.state), "streams": self.folder.sizes()}
+                state = {"state": asdict(self.state), "streams": self.folder.sync()}
                 (folder / "trainer.json").write_text(json.dumps(state, indent=1))
         except Exception as error:
             if (system := system_error(error)) is None:

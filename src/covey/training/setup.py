@@ -23,7 +23,7 @@ from covey.rewards.preflight import check_columns, check_golds, rehearse
 from covey.rollout import Prompted
 from covey.sampling.local import LocalSampler
 from covey.stopping import StopSignal
-from covey.store.commit import write_text
+from covey.store.commit import write_file
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
 from covey.training.memory import forecast, memory_there, planned_tokens, shape_of, taken
@@ -55,6 +55,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     algorithm, optimizer = loaded.algorithm, Optimizer(policy.parameters, config.train)
+    sampler = LocalSampler(policy, config.rollout.max_running, session.faults)
     run = Run(
         loaded=loaded,
         folder=RunFolder(config.output),
@@ -66,7 +67,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
             if algorithm.needs_reference and config.method == "rl"
             else None
         ),
-        sampler=LocalSampler(policy, config.rollout.max_running),
+        sampler=sampler,
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
@@ -78,6 +79,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
             entropy_coef=algorithm.entropy.coef if algorithm.entropy else 0.0,
         ),
     )
+    sampler.on_fewer = run.on_fewer
     try:
         roles = plan_memory(run)
         go_on(run, roles)
@@ -134,10 +136,10 @@ def go_on(run: Run, memory: Mapping[str, int]) -> None:
             run.console.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
             run.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
-    write_text(folder / "config.yaml", resolved_yaml(loaded))
-    write_text(folder / "env.json", json.dumps(now, indent=1))
+    write_file(folder / "config.yaml", resolved_yaml(loaded))
+    write_file(folder / "env.json", json.dumps(now, indent=1))
     if run.session.start:
-        write_text(run.session.home / START, json.dumps(run.session.start, indent=1))
+        write_file(run.session.home / START, json.dumps(run.session.start, indent=1))
     (folder / RECORD).unlink(missing_ok=True)
 
 

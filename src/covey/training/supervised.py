@@ -47,9 +47,7 @@ def gradient(run: Run, batch: Batch) -> list[float]:
     """Accumulate the gradient of a step; the losses of its micro-batches."""
     losses = []
     for micro in micro_batches(batch, run.micro_tokens, 1):
-        run.watchdog.progress()
-        if run.faults.hit("memory.full"):
-            raise MemoryError("out of memory on purpose")
+        run.on_micro_batch()
         scores = run.policy.score(micro.packed.to(run.policy.device), temperature=1.0)
         loss = -scores.logprobs.sum() / micro.totals.tokens
         loss.backward()
