@@ -75,7 +75,7 @@ def soak(folder: Path, steps: int) -> dict[str, object]:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             samples.append((pages * 4, len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
 
-    settings = {"algorithm": "grpo", "train": {"steps": steps, "save_every": steps, "lr": 1e-5}}
+    settings = {"algorithm": "grpo", "train": {"steps": steps, "save_every": steps, "lr": 1e-6}}
     config = write_config(folder / "soak", {**settings, "eval": {"problems": 2, "samples": 1}})
     loaded = load(config, ["--output", str(folder / "run")])
     run_pipeline(loaded, Watching(quiet=True), StopSignal())

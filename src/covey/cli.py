@@ -150,10 +150,11 @@ def explain(what: str = "", *, as_json: Json = False) -> int:
     """
     if what and Path(what).is_dir():
         from covey.insight.explain import explain as remarks_on
-        from covey.training.recorded import last_stage, records
+        from covey.store.folder import read_stream
+        from covey.training.recorded import last_stage
 
         stage = last_stage(Path(what))
-        remarks = remarks_on(records(stage, "metrics.jsonl"), records(stage, "evals.jsonl"))
+        remarks = remarks_on(*(read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals")))
         found = [vars(r) for r in remarks]
         lines: Iterable[str] = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
     else:

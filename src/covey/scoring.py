@@ -15,7 +15,7 @@ from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import Pending
 from covey.tasks.files import read_problems, rows
 from covey.tasks.source import load_problems
-from covey.types import Completion, DataError, Group, Problem
+from covey.types import DataError, Group, Problem
 
 
 def score_file(file: Path, rewards: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -31,11 +31,8 @@ def score_file(file: Path, rewards: Sequence[Any]) -> tuple[list[dict[str, Any]]
         columns = {k: v for k, v in row.items() if k not in ("completion", "prompt")}
         problem = Problem(f"{file.name}:{line}", row.get("prompt", ""), columns)
         check_columns([problem], functions)
-        tokens, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
         text = row["completion"] if isinstance(row["completion"], str) else row["completion"][-1]["content"]
-        pending = Pending(functions, problem, tokens, 1)
-        pending.add(0, Completion(tokens, logprobs, text, "stop"))
-        judged.append((row, pending))
+        judged.append((row, Pending.of_text(functions, problem, text)))
     if not judged:
         raise DataError(f"{file}: no rows")
     scored = [_scored(row, pending.group()) for row, pending in judged]

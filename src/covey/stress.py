@@ -17,7 +17,7 @@ from covey.rewards.answers import FORMS, gold_of
 from covey.rewards.contract import Reward
 from covey.rewards.notation import number
 from covey.rewards.scorer import Pending, Rewards
-from covey.types import Completion, Problem
+from covey.types import Problem
 
 ROWS = 3
 """Problems each function is attacked on."""
@@ -187,10 +187,7 @@ def _judge(
     rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[tuple[str, str]]
 ) -> list[Finding]:
     """What ``reward`` gives, its gate applied, for each (name, text)."""
-    tokens, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
-    judged = [Pending(rewards, problem, tokens, 1) for _ in texts]  # alone: group rewards compare nothing
-    for pending, (_, text) in zip(judged, texts, strict=True):
-        pending.add(0, Completion(tokens, logprobs, text, "stop"))
+    judged = [Pending.of_text(rewards, problem, text) for _, text in texts]
     found = []
     for pending, (name, text) in zip(judged, texts, strict=True):
         group = pending.group()

@@ -169,6 +169,14 @@ class Pending:
         self.completions: dict[int, Completion] = {}
         self.calls: list[Call] = []
 
+    @classmethod
+    def of_text(cls, rewards: Rewards, problem: Problem, text: str) -> Pending:
+        """A completion alone, of which only the text is known."""
+        tokens, logprobs = np.zeros(0, np.int64), np.zeros(0, np.float32)
+        pending = cls(rewards, problem, tokens, 1)
+        pending.add(0, Completion(tokens, logprobs, text, "stop"))
+        return pending
+
     def add(self, sample: int, completion: Completion) -> None:
         """A completion has ended."""
         self.completions[sample] = completion

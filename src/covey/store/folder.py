@@ -63,12 +63,7 @@ class RunFolder:
 
     def read(self, stream: str) -> list[dict[str, Any]]:
         """All records of a stream."""
-        path = self.path / stream
-        return (
-            [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-            if path.exists()
-            else []
-        )
+        return read_stream(self.path, stream)
 
     def sync(self) -> dict[str, int]:
         """Make the streams survive a power loss. -> bytes of each: what a checkpoint remembers of them."""
@@ -157,6 +152,13 @@ class RunFolder:
         """Remove all but the newest ``keep`` checkpoints."""
         for path in self.checkpoints()[:-keep]:
             discard(path)
+
+
+def read_stream(folder: Path, stream: str) -> list[dict[str, Any]]:
+    """What a run has logged so far; it may be at work, so a line may be half written."""
+    path = folder / stream
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _row(group: Group, sample: int) -> dict[str, Any]:

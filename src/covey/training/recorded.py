@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from covey.config.load import Loaded, load
 from covey.store.commit import damage
@@ -43,13 +42,6 @@ def load_recorded(folder: Path, overrides: Sequence[str] = ()) -> Loaded:
     if here != origin:
         loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {here}")
     return loaded
-
-
-def records(stage: Path, stream: str) -> list[dict[str, Any]]:
-    """What a run has logged so far; it may be at work, so a line may be half written."""
-    path = stage / stream
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def last_stage(folder: Path) -> Path:
