@@ -19,6 +19,9 @@ USABLE = 0.9
 """Share of the memory that a run is planned to fill."""
 
 
+_PROGRAM: dict[str, int] = {}
+
+
 class Shape(NamedTuple):
     """What a model's memory depends on."""
 
@@ -137,6 +140,11 @@ def memory_there(device: torch.device) -> int:
         except (OSError, ValueError):  # not there, or `max`
             continue
     return min(limits)
+
+
+def program_bytes(device: torch.device, models: int) -> int:
+    """Program and libraries: measured once for all stages of a process, less the models loaded until then."""
+    return _PROGRAM.setdefault(device.type, max(0, taken(device) - models))
 
 
 def taken(device: torch.device) -> int:

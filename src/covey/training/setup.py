@@ -26,7 +26,7 @@ from covey.stopping import StopSignal
 from covey.store.commit import write_file
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
-from covey.training.memory import forecast, memory_there, planned_tokens, shape_of, taken
+from covey.training.memory import forecast, memory_there, planned_tokens, program_bytes, shape_of
 from covey.training.optimizer import Optimizer
 from covey.training.resume import changed_environment, changed_settings, environment, read_environment
 from covey.training.run import Run, Session, State
@@ -94,7 +94,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     config, device = run.loaded.config, run.policy.device
     shape, there = shape_of(run.policy), memory_there(device)
     copied = run.reference is not None and run.reference.has_weights
-    program = max(0, taken(device) - shape.parameters * shape.number * (1 + copied))
+    program = program_bytes(device, shape.parameters * shape.number * (1 + copied))
     longest = max(len(p.tokens) for p in run.train_set)
     expect = partial(forecast, shape, config, longest, reference=copied, program=program)
     wanted = config.train.tokens_per_micro_batch
