@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "speed"))
 import subject  # noqa: E402 - the neighbour's folder is no package
 
 GROUP, LENGTH = 8, 128
-BASE = dict(subject.SHAPES["5M"])
+BASE = dict(zip(subject.NAMES, subject.SHAPES["5M"], strict=True))
 CELLS: dict[str, tuple[str, float, Mapping[str, int], int, int]] = {
     "base": ("", 0, {}, GROUP, LENGTH),
     **{f"G{g}": ("group size", g, {}, g, LENGTH) for g in (2, 4, 16, 32)},
@@ -72,10 +72,10 @@ def worker(cell: str, steps: int, threads: int) -> None:
     import covey
 
     _, _, shape, group, length = CELLS[cell]
-    subject.SHAPES[cell] = {**BASE, **shape}
+    subject.SHAPES[cell] = tuple({**BASE, **shape}.values())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        subject.build(cell, "equal", folder)
+        subject.build(cell, "equal", "fp32", folder)
         rng = np.random.default_rng(0)
         texts = [" + ".join(map(str, rng.integers(0, 40, 9))) for _ in range(subject.PROMPTS)]
         (folder / "p.jsonl").write_text("".join(json.dumps({"prompt": t}) + "\n" for t in texts))
@@ -84,7 +84,7 @@ def worker(cell: str, steps: int, threads: int) -> None:
             model=name,
             threads=threads,
             data={"train": str(folder / "p.jsonl")},
-            rewards=[lambda completions, **_: [float(len(c) % 2) for c in completions]],
+            rewards=[lambda completions, **_: list(map(float, range(len(completions))))],  # no two alike
             algorithm="dr_grpo",
             rollout={"group_size": group, "prompts_per_step": subject.PROMPTS, "max_tokens": length},
             train={"steps": steps, "lr": 1e-6, "save_every": 1000},
@@ -99,22 +99,19 @@ def worker(cell: str, steps: int, threads: int) -> None:
         median(t["seconds/update"] for t in times[1:]),
         max(t["memory/peak_mib"] for t in times) * 2**20 / 1e6 - program / 1e6,
         sum(roles.values()) / 1e6,
-        work_of(subject.SHAPES[cell], group, metrics["length/mean"]),
+        work_of(cell, group, metrics["length/mean"]),
     )
     print(json.dumps(cost))
 
 
-def work_of(shape: Mapping[str, int], group: int, length: float, prompt: int = 36) -> list[float]:
+def work_of(cell: str, group: int, length: float, prompt: int = 36) -> list[float]:
     """What the tokens of a step ask for, once through the model."""
-    d, f, layers, v = (
-        shape[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-    )
-    heads, keys, width = 4, 2, 64  # of `subject.build`
+    shape = dict(zip(subject.NAMES, subject.SHAPES[cell], strict=True))
     rows = subject.PROMPTS * group
-    tokens = rows * length
-    weights = layers * (d * (2 * heads + 2 * keys) * width + 3 * d * f) + v * d
     seen = rows * (length * prompt + length * length / 2)
-    return [2 * tokens * weights / 1e9, 4 * layers * heads * width * seen / 1e9, tokens * v / 1e9]
+    attention = 4 * shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"] * seen
+    products = 2 * rows * length * subject.matrix_parameters(cell)
+    return [products / 1e9, attention / 1e9, rows * length * shape["vocab_size"] / 1e9]
 
 
 def predicted(costs: Mapping[str, Cost], which: str) -> dict[str, float]:

@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from covey.models.tiny import build_tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_NAMES = (
+NAMES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -24,7 +24,6 @@ _NAMES = (
 SHAPES = {
     "5M": (4096, 256, 1024, 4, 4, 2, 64),
     "80M": (16384, 768, 2304, 10, 12, 4, 64),
-    "wide": (151_936, 256, 1024, 2, 4, 2, 64),
     "0.5B": (151_936, 896, 4864, 24, 14, 2, 64),
     "1.5B": (151_936, 1536, 8960, 28, 12, 2, 128),
 }
@@ -42,7 +41,7 @@ PROMPTS, GROUP = 32 if device() == "cuda" else 16, 8
 
 def config(size: str, **tokens: int | None) -> Qwen3Config:
     """The shape of a model."""
-    shape = dict(zip(_NAMES, SHAPES[size], strict=True))
+    shape = dict(zip(NAMES, SHAPES[size], strict=True))
     return Qwen3Config(**shape, **tokens, max_position_embeddings=1024, tie_word_embeddings=False)
 
 

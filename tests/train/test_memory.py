@@ -61,7 +61,7 @@ def test_without_a_reference_none_is_paid_for() -> None:
 
 def test_a_step_of_few_tokens_does_not_take_a_whole_micro_batch() -> None:
     roles = forecast(SHAPE, CONFIG, 5, 1000, False, 0)
-    assert roles["update"] == update_bytes(SHAPE, 2 * 4 * (5 + 20), False)
+    assert roles["update"] == update_bytes(SHAPE, 2 * 5 + 2 * 4 * 20, False)
 
 
 @pytest.mark.parametrize("share", [2.0, 0.5, 0.01])

@@ -104,9 +104,10 @@ def forecast(
     ``prompt`` is the longest prompt, ``tokens`` the micro-batch, ``program`` what was there before.
     """
     rollout, rl = config.rollout, config.method == "rl"
-    rows = rollout.group_size * rollout.prompts_per_step if rl else config.train.batch_size
+    prompts = rollout.prompts_per_step if rl else config.train.batch_size
+    rows = prompts * rollout.group_size if rl else prompts
     slots = min(rollout.max_running, rows if rl else config.eval.problems * config.eval.samples)
-    most = rows * (prompt + rollout.max_tokens)
+    most = prompts * prompt + rows * rollout.max_tokens
     masters = 4 if shape.number < 4 else 0  # float32 copies of low-precision weights
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     return {
