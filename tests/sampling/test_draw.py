@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,21 @@ def test_inverse_cdf_by_hand() -> None:
     tokens, logprobs = draw(logits, torch.tensor([0.0, 0.49, 0.51, 0.79, 0.9999]), SamplingParams())
     assert tokens.tolist() == [0, 0, 1, 1, 2]
     np.testing.assert_allclose(logprobs.exp(), [0.5, 0.5, 0.3, 0.3, 0.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [5, 40, 3000])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_give_a_token_of_the_vocabulary(
+    dtype: torch.dtype, size: int, temperature: float
+) -> None:
+    rows = torch.randn(6, size)
+    rows[0], rows[1, 2], rows[2], rows[3, 3] = torch.nan, torch.nan, torch.inf, torch.inf
+    rows[4], rows[5, -1] = -torch.inf, torch.nan
+    for uniform in (0.0, 0.5, 0.999999):
+        uniforms_ = torch.full((6,), uniform)
+        tokens, _ = draw(rows.to(dtype), uniforms_, SamplingParams(temperature=temperature))
+        assert all(0 <= token < size for token in tokens.tolist())
 
 
 def test_truncation_renormalises_the_log_prob() -> None:

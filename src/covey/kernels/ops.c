@@ -503,10 +503,11 @@ void NAME(draw)(const real *logits, const float *uniform, float inverse_temperat
                     if (e > 0) chosen = i; /* never a token without probability, however sums round */
                     if (sum > goal && e > 0) break;
                 }
-                for (long i = c * CHUNK; chosen < 0; i--) /* the chunk was empty: take the last before it */
+                for (long i = c * CHUNK; chosen < 0 && i >= 0; i--) /* the chunk was empty: the last before it */
                     if (exp16(splat((get(x + i) - top) * inverse))[0] > 0) chosen = i;
+                if (chosen < 0) chosen = 0; /* logits that are no numbers */
             } else
-                while (get(x + chosen) != top) chosen++;
+                while (get(x + chosen) != top && chosen < V - 1) chosen++;
             token[b] = chosen;
             logprob[b] = (get(x + chosen) - top) * inverse - logf(total);
         }
