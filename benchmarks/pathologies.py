@@ -46,6 +46,12 @@ BY_STEP: Settings = {
     "rewards": STEPS,
     "algorithm": {"name": "grpo_process", "advantage": {"credit": "own_step"}},
 }
+ABOUT = """\
+The demo's task from one cold start, one seed: GRPO, 128 completions a step in groups of 8, four updates
+per batch, no KL, unless said otherwise. Metrics are means over the first and the last fifth of the steps.
+Greedy accuracy is that on 256 held-out problems before and after; two standard errors are 6 points. The
+gradient's noise is the variance of a batch's gradient over the square of its mean, on the cold start: so
+many batches have to be averaged until noise and signal are equal."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ CASES: dict[str, Case] = {
         },
         ("length/wrong", "length/right", "accuracy"),
         "length/wrong",
-        start={"data": {"train": str(FOLDER / "humming.jsonl")}, "rewards": [VERDICT]},
+        start={"data": {"task": None, "train": str(FOLDER / "humming.jsonl")}, "rewards": [VERDICT]},
     ),
     "farming": Case(
         "Does a format that pays too much crowd out the answer? The cold start ends early, at 5 %, and often "
@@ -251,18 +257,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/pathologies.{md,svg}")
     arguments = parser.parse_args()
     found = [run_case(name, arguments.seed, arguments.steps) for name in arguments.only]
-    page = (
-        f"# What goes wrong, and what mends it\n\n{dt.date.today()}, {platform.machine()}, {os.cpu_count()} "
-        f"cores, Python {platform.python_version()}. `python benchmarks/pathologies.py --seed {arguments.seed} "
-        f"--steps {arguments.steps}`\n\nThe demo's task from one cold start, one seed: GRPO, 128 completions a "
-        "step in groups of 8, four updates per batch, no KL, unless said otherwise. Metrics are means over the "
-        "first and the last fifth of the steps. Greedy accuracy is that on 256 held-out problems before and "
-        "after; two standard errors are 6 points. The gradient's noise is the variance of a batch's gradient "
-        "over the square of its mean, on the cold start: so many batches have to be averaged until noise and "
-        "signal are equal.\n\n"
-        + "\n\n".join(section for section, _ in found)
-        + "\n\n![A metric of each case over its steps](pathologies.svg)\n"
+    command = f"python benchmarks/pathologies.py --seed {arguments.seed} --steps {arguments.steps}"
+    where = (
+        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     )
+    parts = [f"{where}. `{command}`", ABOUT, *(section for section, _ in found)]
+    parts += ["![A metric of each case over its steps](pathologies.svg)"]
+    page = "\n\n".join(["# What goes wrong, and what mends it", *parts]) + "\n"
     print(page)
     if arguments.write:
         (RESULTS / "pathologies.md").write_text(page)
