@@ -27,4 +27,6 @@ def partial_sums(completion: str, prompt: str, token_ends: list[int]) -> Score:
         )
         total = result
     right += [0.0] * (len(found) - len(right))
+    if not found:  # nothing but one wrong step
+        return score_steps([(0, len(completion))], [0.0], token_ends, "min")
     return score_steps([m.span() for m in found], right, token_ends, "min")

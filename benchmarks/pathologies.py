@@ -1,6 +1,6 @@
 """What goes wrong in reinforcement learning, and what mends it, on the demo's task.
 
-    python benchmarks/pathologies.py [--only CASE ...] [--seed 1] [--steps 80] [--write]
+    python benchmarks/pathologies.py [--only CASE ...] [--seed 1] [--steps 60] [--write]
 
 A case is a few configs from one cold start; each trains below a minute of one thread, and its metrics are
 shown early and late in the run, beside what `covey explain` finds. `baselines` and `group_size` also
@@ -26,6 +26,7 @@ import torch
 from covey.config.load import load
 from covey.console import RunConsole
 from covey.insight.explain import Seen, explain
+from covey.rng import key
 from covey.rollout import Rollouts
 from covey.stopping import StopSignal
 from covey.tasks.generated import problems
@@ -37,8 +38,7 @@ from presets import RESULTS, ROOT, VERDICT, Panel, Settings, chart, cold_start, 
 FOLDER = ROOT / "runs" / "pathologies"
 BASE: Settings = {
     "rewards": [VERDICT],
-    "algorithm.kl": None,
-    "rollout.prompts_per_step": 16,
+    "algorithm.kl": 0.1,
     "eval": {"every": 20, "problems": 256, "samples": 1},
 }
 STEPS = [VERDICT, f"{ROOT / 'benchmarks' / 'partial_sums.py'}:partial_sums"]
@@ -47,8 +47,8 @@ BY_STEP: Settings = {
     "algorithm": {"name": "grpo_process", "advantage": {"credit": "own_step"}},
 }
 ABOUT = """\
-The demo's task from one cold start, one seed: GRPO, 128 completions a step in groups of 8, four updates
-per batch, no KL, unless said otherwise. Metrics are means over the first and the last fifth of the steps.
+The demo's task from one cold start, one seed: GRPO, 256 completions a step in groups of 8, four updates
+per batch, KL .1, unless said otherwise. Metrics are means over the first and the last fifth of the steps.
 Greedy accuracy is that on 256 held-out problems before and after; two standard errors are 6 points. The
 gradient's noise is the variance of a batch's gradient over the square of its mean, on the cold start: so
 many batches have to be averaged until noise and signal are equal."""
@@ -77,25 +77,27 @@ def answer(weight: float) -> dict[str, Any]:
 
 def of_size(size: int) -> Settings:
     """Groups of a size, as many completions as ever."""
-    return {"rollout.group_size": size, "rollout.prompts_per_step": 128 // size}
+    return {"rollout.group_size": size, "rollout.prompts_per_step": 256 // size}
 
 
+HUMMED = str(FOLDER / "humming.jsonl")
+HUMMING: Settings = {"rollout.max_tokens": 64, "train.lr": 1e-4, "algorithm.kl": 0.02}
 NOISES = (0.0, 0.1, 0.2, 0.4)
 CASES: dict[str, Case] = {
     "length": Case(
         "Do wrong answers grow where each completion's loss is divided by its own length? The cold start "
         "has learned to hum for 0 to 12 words before it answers.",
         {
-            "sequence mean": {"rollout.max_tokens": 64},
-            "constant length": {"rollout.max_tokens": 64, "algorithm.reduce": "constant_length"},
+            "sequence mean": HUMMING,
+            "constant length": {**HUMMING, "algorithm.reduce": "constant_length"},
         },
         ("length/wrong", "length/right", "accuracy"),
         "length/wrong",
-        start={"data": {"task": None, "train": str(FOLDER / "humming.jsonl")}, "rewards": [VERDICT]},
+        start={"data": {"task": None, "train": HUMMED, "test": HUMMED}, "rewards": [VERDICT]},
     ),
     "farming": Case(
-        "Does a format that pays too much crowd out the answer? The cold start ends early, at 5 %, and often "
-        "misses the format.",
+        "Does a format that pays too much crowd out the answer? The cold start ends early, at 12 % sampled, "
+        "and often misses the format.",
         {
             "format 1, answer .1": {"rewards": [answer(0.1), {"answer_format": 1.0}]},
             "format .1, answer 1": {"rewards": [answer(1.0), {"answer_format": 0.1}]},
@@ -104,14 +106,14 @@ CASES: dict[str, Case] = {
             },
         },
         ("reward/answer_format/mean", "accuracy"),
-        start={"train.stop_at": 0.05},
+        start={"train.stop_at": 0.12},
     ),
     "entropy": Case(
         "How fast does exploration end, and what slows it?",
         {
-            "clip .2 / .2": {},
-            "clip .2 / .28": {"algorithm.surrogate": {"clip_low": 0.2, "clip_high": 0.28}},
-            "KL .1": {"algorithm.kl": 0.1},
+            "clip .2 / .2": {"algorithm.kl": None},
+            "clip .2 / .28": {"algorithm.kl": None, "algorithm.surrogate": {"clip_high": 0.28}},
+            "KL .1, clip .2 / .2": {},
         },
         ("entropy", "accuracy"),
         "entropy",
@@ -120,7 +122,7 @@ CASES: dict[str, Case] = {
         "How far does a policy drift from its reference, and does a larger coefficient bring it back?",
         {
             "KL .001": {"algorithm.kl": 0.001},
-            "KL .1": {"algorithm.kl": 0.1},
+            "KL .1": {},
             "KL .001, raised": {
                 "algorithm.kl": 0.001,
                 "guards": {"kl_warn": 0.5, "kl_act": 1.0, "kl_action": "raise_coef"},
@@ -131,7 +133,7 @@ CASES: dict[str, Case] = {
     ),
     "group_size": Case(
         "What do larger groups change, with as many completions?",
-        {f"G {size}": of_size(size) for size in (2, 4, 8, 16, 32)},
+        {f"G {size}": of_size(size) for size in (4, 8, 16, 32)},
         ("ratio/q99", "ratio/q01", "groups/dead", "accuracy"),
         noise=True,
     ),
@@ -160,7 +162,7 @@ CASES: dict[str, Case] = {
 
 
 def config_of_arm(case: str, arm: str, seed: int, steps: int, model: Path) -> dict[str, Any]:
-    """The demo's second stage with GRPO, without a KL, and what the arm changes."""
+    """The demo's second stage with GRPO and a reference that stays, and what the arm changes."""
     return merged(merged(config_of("grpo", seed, steps, model), BASE), CASES[case].arms[arm])
 
 
@@ -220,14 +222,14 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
     """The section of a case, and its diagram."""
     case = CASES[name]
     if name == "length":
-        hum(FOLDER / "humming.jsonl")
+        hum(Path(HUMMED))
     model = cold_start(seed, FOLDER / name if case.start else FOLDER, 1, case.start)
     heads = ["config", *(f"`{m}`" for m in case.shows), *["greedy, %"] * bool(case.shows)]
     heads += ["gradient's noise"] * case.noise
     rows, said, drawn = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], [], []
-    for number, arm in enumerate(case.arms):
+    for arm in case.arms:
         config = config_of_arm(name, arm, seed, steps, model.resolve())
-        folder = FOLDER / f"{name}-{number}-{seed}-{steps}"
+        folder = FOLDER / f"{key(json.dumps(config, sort_keys=True)):016x}"  # one run for equal configs
         cells = [arm]
         if case.shows:
             run = trained(config, folder, 1)
@@ -253,7 +255,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/pathologies.{md,svg}")
     arguments = parser.parse_args()
     found = [run_case(name, arguments.seed, arguments.steps) for name in arguments.only]

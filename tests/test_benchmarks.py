@@ -65,7 +65,7 @@ def test_every_arm_of_a_pathology_has_a_valid_config(tmp_path: Path, case: str, 
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(PATHOLOGIES.config_of_arm(case, arm, 1, 5, tmp_path)))
     config = load(tmp_path / "run.yaml").config
     assert config.train.steps == 5
-    assert config.rollout.group_size * config.rollout.prompts_per_step == 128
+    assert config.rollout.group_size * config.rollout.prompts_per_step == 256
     assert [r for r in config.rewards if "math_answer" in r], "the verdict judges, whatever else does"
 
 
@@ -77,8 +77,8 @@ def test_a_pathology_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(PATHOLOGIES, "cold_start", lambda *_: tmp_path)
     monkeypatch.setattr(PATHOLOGIES, "trained", lambda *_: tmp_path)
     section, panel = PATHOLOGIES.run_case("entropy", 1, 10)
-    assert "| KL .1 | 0.5 to 0.01 | 0.4 to 0.4 | 30 to 50 |" in section
-    assert "- KL .1: entropy fell to 0.010 nats" in section
+    assert "| KL .1, clip .2 / .2 | 0.5 to 0.01 | 0.4 to 0.4 | 30 to 50 |" in section
+    assert "- KL .1, clip .2 / .2: entropy fell to 0.010 nats" in section
     assert panel.lines[0][1:] == ([0, 5], [0.5, pytest.approx(0.01)])
     assert BENCH.chart([panel], "x", 2).count("<polyline") == 3
 
@@ -91,7 +91,7 @@ def test_a_pathology_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.
         ("<think>7+8=5 1+1=2</think><answer>5</answer>", [1, -1, -1]),
         ("<think>7+8=5 5+9=4 4+0=4</think><answer>4</answer>", [1, 1, -1, -1]),
         ("<answer>4</answer>", [-1]),
-        ("well", []),
+        ("well", [-1]),
     ],
 )
 def test_partial_sums_are_judged_one_by_one(steps: str, values: list[float]) -> None:
