@@ -50,8 +50,8 @@ ABOUT = """\
 The demo's task from one cold start, one seed: GRPO, 256 completions a step in groups of 8, four updates
 per batch, KL .1, unless said otherwise. Metrics are means over the first and the last fifth of the steps.
 Greedy accuracy is that on 256 held-out problems before and after; two standard errors are 6 points. The
-gradient's noise is the variance of a batch's gradient over the square of its mean, on the cold start: so
-many batches have to be averaged until noise and signal are equal."""
+gradient's variance is that of a batch of 256 completions, on the cold start; its noise is the variance over
+the square of the mean: so many batches have to be averaged until noise and signal are equal."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,13 @@ def of_size(size: int) -> Settings:
 
 HUMMED = str(FOLDER / "humming.jsonl")
 HUMMING: Settings = {"rollout.max_tokens": 64, "train.lr": 1e-4, "algorithm.kl": 0.02}
+BASELINES: Mapping[str, Settings] = {
+    "none": {"algorithm.advantage": "reward"},
+    "batch mean": {"algorithm.advantage": "reward", "algorithm.whiten": "batch_centered"},
+    "group mean": {"algorithm.advantage": "group_centered"},
+    "leave one out": {"algorithm.advantage": "leave_one_out"},
+    "group z-score": {},
+}
 NOISES = (0.0, 0.1, 0.2, 0.4)
 CASES: dict[str, Case] = {
     "length": Case(
@@ -96,17 +103,15 @@ CASES: dict[str, Case] = {
         start={"data": {"task": None, "train": HUMMED, "test": HUMMED}, "rewards": [VERDICT]},
     ),
     "farming": Case(
-        "Does a format that pays too much crowd out the answer? The cold start ends early, at 12 % sampled, "
-        "and often misses the format.",
+        "Does a format that pays too much crowd out the answer?",
         {
             "format 1, answer .1": {"rewards": [answer(0.1), {"answer_format": 1.0}]},
             "format .1, answer 1": {"rewards": [answer(1.0), {"answer_format": 0.1}]},
-            "format 1, gated, answer .1": {
+            "format 1 if right": {
                 "rewards": [answer(0.1), {"answer_format": {"weight": 1.0, "gated_by": "math_answer:right"}}]
             },
         },
         ("reward/answer_format/mean", "accuracy"),
-        start={"train.stop_at": 0.12},
     ),
     "entropy": Case(
         "How fast does exploration end, and what slows it?",
@@ -138,14 +143,8 @@ CASES: dict[str, Case] = {
         noise=True,
     ),
     "baselines": Case(
-        "How noisy is the gradient under each baseline?",
-        {
-            "none": {"algorithm.advantage": "reward"},
-            "batch mean": {"algorithm.advantage": "reward", "algorithm.whiten": "batch_centered"},
-            "group mean": {"algorithm.advantage": "group_centered"},
-            "leave one out": {"algorithm.advantage": "leave_one_out"},
-            "group z-score": {},
-        },
+        "How noisy is the gradient under each baseline? Tokens are summed, so that all have one mean.",
+        {name: {"algorithm.reduce": "constant_length", **own} for name, own in BASELINES.items()},
         noise=True,
     ),
     "noise": Case(
@@ -177,9 +176,10 @@ def hum(file: Path) -> None:
             out.write(json.dumps(row) + "\n")
 
 
-def gradient_noise(config: Settings, folder: Path, batches: int = 24) -> float:
-    """Variance of a batch's gradient over the square of its mean: batches to average until they are equal."""
-    file = folder.with_suffix(".noise.json")
+def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[float, float]:
+    """Variance of a batch's gradient, and the square of its mean, over batches from the same weights."""
+    folder = folder.with_name(f"{folder.name}-noise")  # not the run's own, whose logs it would begin anew
+    file = folder.with_suffix(".json")
     if not file.exists():
         settings = merged(config, {"train.updates_per_batch": 1, "output": str(folder), "threads": 1})
         run = set_up(load(values=settings), RunConsole(quiet=True), StopSignal())
@@ -201,7 +201,7 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 24) -> float:
         gradients = torch.stack(found)
         variance = float(gradients.var(0).sum())
         signal = float(gradients.mean(0).square().sum()) - variance / batches
-        file.write_text(json.dumps(variance / signal))
+        file.write_text(json.dumps([variance, signal]))
     return json.loads(file.read_text())
 
 
@@ -225,7 +225,7 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
         hum(Path(HUMMED))
     model = cold_start(seed, FOLDER / name if case.start else FOLDER, 1, case.start)
     heads = ["config", *(f"`{m}`" for m in case.shows), *["greedy, %"] * bool(case.shows)]
-    heads += ["gradient's noise"] * case.noise
+    heads += ["gradient's variance", "its noise"] if case.noise else []
     rows, said, drawn = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], [], []
     for arm in case.arms:
         config = config_of_arm(name, arm, seed, steps, model.resolve())
@@ -239,7 +239,9 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
             cells += [f"{100 * evals[0]['greedy']:.0f} to {100 * evals[-1]['greedy']:.0f}"]
             said += [f"- {arm}: {remark.finding}." for remark in explain(metrics, evals)]
             drawn.append((arm, *points(evals if case.draws == "greedy" else metrics, case.draws)))
-        cells += [f"{gradient_noise(config, folder):.2f}"] if case.noise else []
+        if case.noise:
+            variance, signal = gradient_noise(config, folder)
+            cells += [f"{variance:.3g}", f"{variance / signal:.2f}"]
         rows.append(f"| {' | '.join(cells)} |")
         print(rows[-1], flush=True)
     heard = ["", "`covey explain` says:", "", *(said or ["- nothing."])] if case.shows else []
