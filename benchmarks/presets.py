@@ -99,10 +99,10 @@ def trained(config: Settings, folder: Path, threads: int) -> Path:
     return folder
 
 
-def cold_start(seed: int, folder: Path, threads: int) -> Path:
-    """The model every preset starts from: the demo's first stage."""
+def cold_start(seed: int, folder: Path, threads: int, over: Settings | None = None) -> Path:
+    """The model every preset starts from: the demo's first stage, or one with settings of its own."""
     base = {k: v for k, v in DEMO.items() if k != "stages"}
-    config = merged(merged(base, DEMO["stages"][0]), {"seed": seed})
+    config = merged(merged(base, DEMO["stages"][0]), {"seed": seed, **(over or {})})
     return trained(config, folder / f"cold-{seed}", threads) / "final"
 
 
@@ -159,25 +159,40 @@ def table(found: Mapping[str, Sequence[Curve]]) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A small diagram: lines over steps, those of one name in one colour."""
+
+    title: str
+    lines: Sequence[tuple[str, Sequence[float], Sequence[float]]]
+    """(name or nothing, steps, values)."""
+    top: float
+    unit: str = ""
+
+
+COLOURS = ("#0b69a3", "#c05621", "#2d7d46", "#ba2525", "#6b46a3")
 SVG = Template(
     """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {{ height }}" role="img"
-     aria-label="Held-out greedy accuracy over steps, a panel a preset, a line a seed"
+     aria-label="{{ label }}"
      font-family="system-ui, sans-serif" font-size="11">
 <rect width="720" height="{{ height }}" fill="#ffffff"/>
 {%- for p in panels %}
 <g transform="translate({{ p.x }},{{ p.y }})">
-<text x="0" y="-6" font-size="13" font-weight="600" fill="#1f2933">{{ p.name }}</text>
-{%- for share in (0, 50, 100) %}
-<line x1="0" x2="180" y1="{{ 100 - share }}" y2="{{ 100 - share }}" stroke="#e4e7eb"/>
-<text x="-6" y="{{ 104 - share }}" text-anchor="end" fill="#616e7c">{{ share }} %</text>
+<text x="0" y="-6" font-size="13" font-weight="600" fill="#1f2933">{{ p.title }}</text>
+{%- for y, text in p.marks %}
+<line x1="0" x2="180" y1="{{ y }}" y2="{{ y }}" stroke="#e4e7eb"/>
+<text x="-6" y="{{ y + 4 }}" text-anchor="end" fill="#616e7c">{{ text }}</text>
 {%- endfor %}
 {%- for y in bars %}
 <line x1="0" x2="180" y1="{{ y }}" y2="{{ y }}" stroke="#ba2525" stroke-dasharray="3 4"/>
 {%- endfor %}
 <text x="0" y="114" text-anchor="middle" fill="#616e7c">0</text>
 <text x="180" y="114" text-anchor="middle" fill="#616e7c">{{ last }}</text>
-{%- for points in p.lines %}
-<polyline points="{{ points }}" fill="none" stroke="#0b69a3" stroke-width="1.5"/>
+{%- for points, colour in p.lines %}
+<polyline points="{{ points }}" fill="none" stroke="{{ colour }}" stroke-width="1.5"/>
+{%- endfor %}
+{%- for name, colour in p.names %}
+<text x="190" y="{{ 12 + 14 * loop.index0 }}" fill="{{ colour }}">{{ name }}</text>
 {%- endfor %}
 </g>
 {%- endfor %}
@@ -186,25 +201,39 @@ SVG = Template(
 )
 
 
-def picture(found: Mapping[str, Sequence[Curve]]) -> str:
-    """Small panels, three in a row, all to the same scale; the bars are dashed."""
-    last = max(c.steps[-1] for curves in found.values() for c in curves)
-    panels = []
-    for number, (name, curves) in enumerate(found.items()):
-        lines = [
-            " ".join(
-                f"{180 * s / last:.1f},{100 - 100 * g:.1f}" for s, g in zip(c.steps, c.greedy, strict=True)
-            )
-            for c in curves
+def chart(panels: Sequence[Panel], label: str, across: int = 3, bars: Sequence[float] = ()) -> str:
+    """Panels side by side over the same steps; bars are shares of their height, dashed."""
+    last = max(step for p in panels for _, steps, _ in p.lines for step in steps)
+    drawn = []
+    for number, p in enumerate(panels):
+        colours = dict(zip(dict.fromkeys(name for name, *_ in p.lines), COLOURS, strict=False))
+        points = [
+            " ".join(f"{180 * s / last:.1f},{100 - 100 * v / p.top:.1f}" for s, v in zip(x, y, strict=True))
+            for _, x, y in p.lines
         ]
-        panels.append(
-            {"name": name, "lines": lines, "x": 45 + 230 * (number % 3), "y": 30 + 155 * (number // 3)}
+        drawn.append(
+            {
+                "title": p.title,
+                "x": 45 + 690 // across * (number % across),
+                "y": 30 + 155 * (number // across),
+                "marks": [(100 - share, f"{p.top * share / 100:.3g}{p.unit}") for share in (0, 50, 100)],
+                "lines": [(line, colours[name]) for line, (name, *_) in zip(points, p.lines, strict=True)],
+                "names": [(name, colour) for name, colour in colours.items() if name],
+            }
         )
-    rows = (len(found) + 2) // 3
-    return (
-        SVG.render(panels=panels, height=155 * rows + 5, last=last, bars=[100 - 100 * bar for bar in BARS])
-        + "\n"
-    )
+    height = 155 * -(-len(panels) // across) + 5
+    marks = [100 - 100 * bar for bar in bars]
+    return SVG.render(panels=drawn, height=height, last=last, label=label, bars=marks) + "\n"
+
+
+def picture(found: Mapping[str, Sequence[Curve]]) -> str:
+    """A panel a preset, a line a seed, all to the same scale; the bars are dashed."""
+    panels = [
+        Panel(name, [("", c.steps, [100 * g for g in c.greedy]) for c in curves], 100, " %")
+        for name, curves in found.items()
+    ]
+    label = "Held-out greedy accuracy over steps, a panel a preset, a line a seed"
+    return chart(panels, label, bars=BARS)
 
 
 def report(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import json
 import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,18 +14,8 @@ import yaml
 
 from covey.config.load import load
 
-
-def loaded() -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / "presets.py"
-    spec = importlib.util.spec_from_file_location("benchmark_presets", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCH = loaded()
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+BENCH, PATHOLOGIES, STEPS = map(importlib.import_module, ("presets", "pathologies", "partial_sums"))
 
 
 @pytest.mark.parametrize("name", BENCH.PRESETS)
@@ -66,3 +56,44 @@ def test_a_gpu_is_measured_where_there_is_one(
     assert "--gpu measures on a GPU, and torch finds none here" in capsys.readouterr().err
     sizes = {size: speed["subject"].matrix_parameters(size) for size in ("0.5B", "1.5B")}
     assert sizes == pytest.approx({"0.5B": 0.494e9, "1.5B": 1.544e9}, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("case", "arm"), [(c, a) for c, case in PATHOLOGIES.CASES.items() for a in case.arms]
+)
+def test_every_arm_of_a_pathology_has_a_valid_config(tmp_path: Path, case: str, arm: str) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(PATHOLOGIES.config_of_arm(case, arm, 1, 5, tmp_path)))
+    config = load(tmp_path / "run.yaml").config
+    assert config.train.steps == 5
+    assert config.rollout.group_size * config.rollout.prompts_per_step == 256
+    assert [r for r in config.rewards if "math_answer" in r], "the verdict judges, whatever else does"
+
+
+def test_a_pathology_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fell = [{"step": s, "entropy": 0.5 if s < 5 else 0.01, "accuracy": 0.4} for s in range(10)]
+    evals = [{"step": s, "greedy": g, "pass@1": g} for s, g in ((0, 0.3), (10, 0.5))]
+    for name, records in (("metrics", fell), ("evals", evals)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    monkeypatch.setattr(PATHOLOGIES, "cold_start", lambda *_: tmp_path)
+    monkeypatch.setattr(PATHOLOGIES, "trained", lambda *_: tmp_path)
+    section, panel = PATHOLOGIES.run_case("entropy", 1, 10)
+    assert "| KL .1, clip .2 / .2 | 0.5 to 0.01 | 0.4 to 0.4 | 30 to 50 |" in section
+    assert "- KL .1, clip .2 / .2: entropy fell to 0.010 nats" in section
+    assert panel.lines[0][1:] == ([0, 5], [0.5, pytest.approx(0.01)])
+    assert BENCH.chart([panel], "x", 2).count("<polyline") == 3
+
+
+@pytest.mark.parametrize(
+    ("steps", "values"),
+    [
+        ("<think>7+8=5 5+9=4</think><answer>4</answer>", [1, 1, 1]),
+        ("<think>7+8=6 6+9=5</think><answer>5</answer>", [-1, 1, 1]),
+        ("<think>7+8=5 1+1=2</think><answer>5</answer>", [1, -1, -1]),
+        ("<think>7+8=5 5+9=4 4+0=4</think><answer>4</answer>", [1, 1, -1, -1]),
+        ("<answer>4</answer>", [-1]),
+        ("well", [-1]),
+    ],
+)
+def test_partial_sums_are_judged_one_by_one(steps: str, values: list[float]) -> None:
+    ends = list(range(1, len(steps) + 1))
+    assert [v for *_, v in STEPS.partial_sums(steps, "7+8+9=", ends).steps] == values

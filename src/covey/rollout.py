@@ -20,7 +20,7 @@ from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.rewards.base import Rewards
 from covey.rewards.canaries import watch
-from covey.rewards.scorer import Pending
+from covey.rewards.scorer import Pending, turned_over
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, allocate
@@ -155,15 +155,27 @@ class Rollouts:
             problems.append(prompted)
             requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(size)]))
         params = sampling_params(self.rollout)
-        groups = score_all(problems, requests, self.sampler, params, self.rewards, progress)
+        groups = self._scored(problems, requests, params, progress)
         if "greedy_reward" in self.algorithm.needs:
-            first = [replace(r, streams=r.streams[:1]) for r in requests]
-            params = replace(params, temperature=0.0)
-            greedy = score_all(problems, first, self.sampler, params, self.rewards, progress)
+            alone = [replace(r, streams=[key(r.streams[0], "greedy")]) for r in requests]
+            greedy = self._scored(problems, alone, replace(params, temperature=0.0), progress)
             groups = [
                 replace(g, greedy_reward=float(b.rewards[0])) for g, b in zip(groups, greedy, strict=True)
             ]
         return groups
+
+    def _scored(
+        self,
+        problems: Sequence[Prompted],
+        requests: Sequence[Request],
+        params: SamplingParams,
+        progress: Progress,
+    ) -> list[Group]:
+        groups = score_all(problems, requests, self.sampler, params, self.rewards, progress)
+        if not self.rewards.noise:
+            return groups
+        pairs = zip(groups, requests, strict=True)
+        return [turned_over(group, self.rewards, request.streams) for group, request in pairs]
 
 
 def score_all(

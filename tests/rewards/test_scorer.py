@@ -16,7 +16,7 @@ from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward, RewardError, reward
 from covey.rewards.lanes import Task
 from covey.rewards.preflight import rehearse
-from covey.rewards.scorer import Pending, Rewards
+from covey.rewards.scorer import Pending, Rewards, turned_over
 from covey.stopping import StopSignal
 from covey.types import Problem, Score
 
@@ -184,3 +184,37 @@ def test_an_isolated_function_can_hang_die_and_overflow(tmp_path: Path, capsys) 
     assert group.scores["risky"][6] == Score(0.5, "ambiguous", "rich", {"length": 4.0})
     for server in rewards.servers.values():
         server.close()
+
+
+def test_an_unreliable_judge_is_wrong_about_its_share_of_verdicts_and_steps() -> None:
+    def process(completion):
+        return Score({"half": 0.75, "far": -3.0, "lost": None}[completion], steps=((0, 1, 1.0), (1, 3, -0.5)))
+
+    rewards = of(process, noise=0.3)
+    streams = range(400)
+    half = turned_over(judged(rewards, *["half"] * 400), rewards, streams)
+    steps = np.array([s.values for s in half.steps])
+    turned = np.stack([half.rewards == 0.25, steps[:, 0] == -1.0, steps[:, 1] == 0.5])
+    assert set(half.rewards) == {0.75, 0.25} and set(steps.flat) == {1.0, -1.0, -0.5, 0.5}
+    assert (abs(turned.mean(1) - 0.3) < 0.1).all()
+    assert (abs(np.corrcoef(turned)) < 0.2).sum() == 6, "each has a draw of its own"
+    parts = [s.parts["turned_over"] for s in half.scores["process"]]
+    np.testing.assert_allclose(parts, turned.mean(0))
+    alone = turned_over(judged(rewards, "half"), rewards, streams[7:8])
+    assert alone.scores["process"][0] == half.scores["process"][7]
+    far = turned_over(judged(rewards, *["far"] * 400), rewards, streams)
+    assert set(far.rewards) == {-3.0}
+    lost = turned_over(judged(rewards, "lost", "half"), rewards, streams[:2])
+    assert lost.scores["process"][0].value is None
+
+
+def test_what_is_turned_over_opens_and_shuts_the_gates_of_others() -> None:
+    def right(completion):
+        return float(completion == "4")
+
+    def praise(completion):
+        return 2.0  # outside 0..1, so that it is left alone
+
+    rewards = Rewards([Reward("right", right), Reward("praise", praise, gated_by="right:right")], noise=0.5)
+    group = turned_over(judged(rewards, *["4"] * 50), rewards, range(50))
+    assert set(group.rewards) == {0.0, 3.0}

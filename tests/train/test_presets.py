@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.train.test_runs import start, varied
+from tests.train.test_runs import fingerprint, interrupted, start, varied
 
 from covey.config.load import load
+from covey.console import RunConsole
 from covey.objective.algorithms import PRESETS
 from covey.types import ConfigError, StepRewards
 
@@ -103,3 +104,28 @@ def test_a_refreshed_reference_brings_the_kl_back_to_zero(tmp_path: Path) -> Non
     saw = [m["kl/token_k3"] for m in metrics]
     assert saw[0] == saw[2] == saw[4] == 0
     assert min(saw[1], saw[3], saw[5]) > 0
+
+
+def test_an_unreliable_judge_is_announced_repeatable_and_kept_out_of_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(RunConsole, "say", lambda _, text, style="": said.append((text, style)))
+    settings: dict[str, Any] = {"algorithm": "remax", "rewards": (coin,)}
+    noisy: dict[str, Any] = {**settings, "scoring": {"noise": 0.4}}
+    start(tmp_path / "exact", **settings)
+    assert not any("turned over" in text for text, _ in said)
+    start(tmp_path / "whole", **noisy)
+    assert said.count(("40 % of the verdicts are turned over (scoring.noise)", "yellow")) == 1
+    interrupted(tmp_path / "cut", 60, **noisy)
+    start(tmp_path / "cut", **noisy)
+    assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
+    first = [(tmp_path / n / "evals.jsonl").read_text().splitlines()[0] for n in ("exact", "whole")]
+    assert first[0] == first[1]
+    metrics = [json.loads(x) for x in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert 0.2 < np.mean([m["reward/coin/turned_over"] for m in metrics]) < 0.6
+
+
+def test_a_judge_that_is_wrong_more_often_than_right_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"scoring\.noise"):
+        load(values={"scoring": {"noise": 0.6}})

@@ -131,6 +131,9 @@ class Scoring(Section):
     max_bad_golds: float = Field(
         0.01, ge=0, le=1, description="Refuse data with a larger share of golds no answer can equal."
     )
+    noise: float = Field(
+        0.0, ge=0, le=0.5, description="Share of verdicts turned over in training, to see what a run bears."
+    )
 
 
 class Sandbox(Section):

@@ -79,7 +79,7 @@ def load_rewards(
             rewards[names.index(reward.name)] = replace(
                 reward, settings={**reward.settings, "sandbox": chosen.sandbox}
             )
-    loaded = Rewards(rewards, **(scoring or Scoring()).model_dump(include={"timeout", "max_infra"}))
+    loaded = Rewards(rewards, **(scoring or Scoring()).model_dump(include={"timeout", "max_infra", "noise"}))
     loaded.sandbox = record
     return loaded
 

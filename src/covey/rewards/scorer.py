@@ -22,6 +22,7 @@ import numpy as np
 
 from covey.rewards.contract import CHILDREN, Reward, RewardError
 from covey.rewards.lanes import SHARED_WIDTH, Lanes, Task
+from covey.rng import key, uniforms
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
 from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
@@ -34,9 +35,16 @@ class Rewards(Sequence[Reward]):
     """The reward functions of a run, and what has happened to them."""
 
     def __init__(
-        self, rewards: Sequence[Reward], timeout: float = 60.0, max_infra: float = 0.2, steps: int = 5
+        self,
+        rewards: Sequence[Reward],
+        timeout: float = 60.0,
+        max_infra: float = 0.2,
+        noise: float = 0.0,
+        steps: int = 5,
     ) -> None:
         self.rewards, self.timeout, self.max_infra = tuple(rewards), timeout, max_infra
+        self.noise = noise
+        """Share of the verdicts that are turned over before they are trained on."""
         self.calls = self.judged = 0
         """Calls of reward functions so far, and completions in them."""
         self.waited = 0.0
@@ -244,6 +252,34 @@ def assemble(
         problem, prompt, tuple(completions), combine(components, weights), components, weights, steps
     )
     return replace(group, scores={name: tuple(v) for name, v in scores.items()})
+
+
+def turned_over(group: Group, rewards: Rewards, streams: Sequence[int]) -> Group:
+    """The group as a judge sees it that is wrong about a share ``rewards.noise`` of everything it says.
+
+    A score v in 0..1 becomes 1 - v, others stay; a step's v becomes -v. Each verdict and each step has a
+    draw of its own, keyed by the completion's stream (G,) and the reward's name.
+    """
+    scores = {
+        name: [
+            _unreliable(s, key(t, "noise", name), rewards.noise) for s, t in zip(own, streams, strict=True)
+        ]
+        for name, own in group.scores.items()
+    }
+    return assemble(group.problem, group.prompt, group.completions, rewards, scores)
+
+
+def _unreliable(score: Score, stream: int, noise: float) -> Score:
+    if score.value is None:
+        return score
+    verdict, *steps = (uniforms(stream, 1 + len(score.steps)) < noise).tolist()
+    verdict &= 0 <= score.value <= 1
+    return replace(
+        score,
+        value=1 - score.value if verdict else score.value,
+        steps=tuple((a, b, -v if turn else v) for (a, b, v), turn in zip(score.steps, steps, strict=True)),
+        parts={**score.parts, "turned_over": float(np.mean([verdict, *steps]))},
+    )
 
 
 def _open(gate: str, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:

@@ -167,6 +167,8 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
         console.say(
             f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
         )
+    if rewards.noise and config.method == "rl":
+        console.say(f"{100 * rewards.noise:g} % of the verdicts are turned over (scoring.noise)", "yellow")
     rehearse(source.train[0], rewards)
     train, bad = check_golds(source.train, rewards, config.scoring.max_bad_golds)
     test, bad_too = check_golds(source.test, rewards, config.scoring.max_bad_golds)
