@@ -89,7 +89,7 @@ def test_memory_that_is_really_used_up(policy: Policy, monkeypatch: pytest.Monke
     expected = sampled(policy, asked, SamplingParams(8))
     before = resource.getrlimit(resource.RLIMIT_AS)
     held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 28), before[1]))  # 16 caches need 3.2 GiB
+    resource.setrlimit(resource.RLIMIT_AS, (held + (1 << 29), before[1]))  # 16 caches need 3.2 GiB
     try:
         found = {(r, s): c for r, s, c in LocalSampler(policy, on_fewer=told.append).sample(asked, params)}
     finally:
