@@ -203,7 +203,7 @@ class Run:
         """
         train, every = self.loaded.config.train, self.loaded.config.eval.every
         done = self.state.step >= train.steps
-        if every and self.state.step % every == 0 and not done:
+        if every and self.test_set and self.state.step % every == 0 and not done:
             known = [r for r in self.folder.read("evals.jsonl") if r["step"] == self.state.step]
             if not known:
                 self.console.doing("evaluating")
