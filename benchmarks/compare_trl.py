@@ -352,9 +352,9 @@ def offline() -> Iterator[Difference]:
         loss = dpo_of_trl(kind, *pairs)
         got = (loss.detach(), torch.stack(torch.autograd.grad(loss, pairs)))
         if kind == "sigmoid":
-            mine = lambda a, b: preference.dpo(a, b, REF_CHOSEN, REF_REJECTED, beta=0.1)  # noqa: E731
+            mine = lambda a, b: preference.dpo(a, b, REF_CHOSEN, REF_REJECTED, beta=0.1)
         else:
-            mine = lambda a, b: preference.ipo(  # noqa: E731
+            mine = lambda a, b: preference.ipo(
                 a, b, REF_CHOSEN, REF_REJECTED, CHOSEN_LENGTHS, REJECTED_LENGTHS, tau=0.1
             )
         yield compared(f"DPOTrainer, {kind}", "averaged" if kind == "ipo" else "", got, derived(mine))

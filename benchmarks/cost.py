@@ -23,13 +23,12 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
-from jinja2 import Template
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT / "benchmarks" / "speed"))
+from presets import RESULTS, Panel, chart
 
-import subject  # noqa: E402 - the neighbour's folder is no package
+sys.path.insert(0, str(Path(__file__).parent / "speed"))
+
+import subject
 
 GROUP, LENGTH = 8, 128
 BASE = dict(zip(subject.NAMES, subject.SHAPES["5M"], strict=True))
@@ -143,57 +142,18 @@ def table(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) ->
     return "\n".join(lines) + "\n\nLargest errors: " + ", ".join(f"{w} {e:.0%}" for w, e in worst.items())
 
 
-SVG = Template(
-    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ 40 + 165 * axes|length }} 470" role="img"
-     aria-label="Seconds and memory of a step over five variables: measured dots, predicted lines"
-     font-family="system-ui, sans-serif" font-size="11">
-<rect width="100%" height="100%" fill="#ffffff"/>
-{%- for p in panels %}
-<g transform="translate({{ p.x }},{{ p.y }})">
-<rect width="130" height="100" fill="none" stroke="#e4e7eb"/>
-<text x="0" y="-6" font-weight="600" fill="#1f2933">{{ p.title }}</text>
-<text x="-4" y="9" text-anchor="end" fill="#616e7c">{{ p.top }}</text>
-<text x="-4" y="100" text-anchor="end" fill="#616e7c">0</text>
-<polyline points="{{ p.line }}" fill="none" stroke="#0b69a3" stroke-width="1.5"/>
-{%- for x, y in p.dots %}
-<circle cx="{{ x }}" cy="{{ y }}" r="3" fill="#ba2525"/>
-{%- endfor %}
-<text x="0" y="114" fill="#616e7c">{{ p.first }}</text>
-<text x="130" y="114" text-anchor="end" fill="#616e7c">{{ p.last }} {{ p.axis }}</text>
-</g>
-{%- endfor %}
-</svg>
-"""
-)
-
-
 def picture(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) -> str:
-    """A row a quantity, a column a variable, each from 0; dots are measured, lines predicted."""
+    """A row a variable, a column a quantity."""
     panels = []
-    titles = {"rollout": "rollout, s", "update": "update, s", "memory": "memory, MB"}
-    for column, (axis, base) in enumerate(BASE_VALUE.items()):
+    for axis, base in BASE_VALUE.items():
         values = {n: CELLS[n][1] for n in costs if CELLS[n][0] == axis} | {"base": base}
         names = sorted((n for n in values if n in costs), key=values.__getitem__)
-        for row, which in enumerate(said):
-            top = max(max(getattr(costs[n], which), said[which][n]) for n in names)
-            at = lambda n, v, top=top, values=values: (  # noqa: E731 - a place in the panel
-                round(130 * values[n] / max(values.values()), 1),
-                round(100 - 100 * v / top, 1),
-            )
-            panels.append(
-                {
-                    "x": 40 + 165 * column,
-                    "y": 30 + 150 * row,
-                    "title": titles[which],
-                    "axis": axis,
-                    "top": f"{top:.3g}" if top < 100 else f"{top:,.0f}",
-                    "first": 0,
-                    "last": f"{max(values.values()):,.0f}",
-                    "line": " ".join("{},{}".format(*at(n, said[which][n])) for n in names),
-                    "dots": [at(n, getattr(costs[n], which)) for n in names],
-                }
-            )
-    return SVG.render(axes=list(BASE_VALUE), panels=panels) + "\n"
+        for which, unit in (("rollout", " s"), ("update", " s"), ("memory", " MB")):
+            found = {"measured": [getattr(costs[n], which) for n in names]}
+            found["predicted"] = [said[which][n] for n in names]
+            lines = [(line, [values[n] for n in names], figures) for line, figures in found.items()]
+            panels.append(Panel(f"{which} over {axis}", lines, max(map(max, found.values())), unit))
+    return chart(panels, "Seconds and memory of a step over five variables, measured and predicted")
 
 
 def main() -> None:
@@ -225,7 +185,7 @@ def main() -> None:
         f"{platform.python_version()}. `python benchmarks/cost.py {' '.join(sys.argv[1:])}`\n\n"
         f"Base: 5M parameters, {subject.PROMPTS} prompts, {GROUP} completions each of {LENGTH} tokens, fp32; "
         "each other cell changes one thing. Memory is the peak above program and libraries.\n\n"
-        f"{table(costs, said)}.\n\n![Measured dots, predicted lines](cost.svg)\n"
+        f"{table(costs, said)}.\n\n![Measured and predicted](cost.svg)\n"
     )
     print(text)
     if chosen.write:

@@ -29,6 +29,7 @@ from covey.insight.explain import Seen, explain
 from covey.rng import key
 from covey.rollout import Rollouts
 from covey.stopping import StopSignal
+from covey.store.folder import read_stream
 from covey.tasks.generated import problems
 from covey.tasks.sums import LAST_DIGIT
 from covey.training.rl import gradient, prepare
@@ -205,11 +206,6 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[f
     return json.loads(file.read_text())
 
 
-def read(file: Path) -> list[dict[str, Any]]:
-    """The records of a JSONL file."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def points(records: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """(steps, values) of a metric, as means of five steps; steps without a value are left out."""
     known = [(r["step"], r[name]) for r in records if r.get(name) is not None]
@@ -233,7 +229,7 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
         cells = [arm]
         if case.shows:
             run = trained(config, folder, 1)
-            metrics, evals = read(run / "metrics.jsonl"), read(run / "evals.jsonl")
+            metrics, evals = read_stream(run, "metrics.jsonl"), read_stream(run, "evals.jsonl")
             seen = Seen(metrics, evals)
             cells += [f"{seen.early(m):.3g} to {seen.late(m):.3g}" for m in case.shows]
             cells += [f"{100 * evals[0]['greedy']:.0f} to {100 * evals[-1]['greedy']:.0f}"]

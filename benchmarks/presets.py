@@ -187,7 +187,7 @@ SVG = Template(
 <line x1="0" x2="180" y1="{{ y }}" y2="{{ y }}" stroke="#ba2525" stroke-dasharray="3 4"/>
 {%- endfor %}
 <text x="0" y="114" text-anchor="middle" fill="#616e7c">0</text>
-<text x="180" y="114" text-anchor="middle" fill="#616e7c">{{ last }}</text>
+<text x="180" y="114" text-anchor="middle" fill="#616e7c">{{ p.last }}</text>
 {%- for points, colour in p.lines %}
 <polyline points="{{ points }}" fill="none" stroke="{{ colour }}" stroke-width="1.5"/>
 {%- endfor %}
@@ -202,11 +202,11 @@ SVG = Template(
 
 
 def chart(panels: Sequence[Panel], label: str, across: int = 3, bars: Sequence[float] = ()) -> str:
-    """Panels side by side over the same steps; bars are shares of their height, dashed."""
-    last = max(step for p in panels for _, steps, _ in p.lines for step in steps)
+    """Panels side by side, each from 0; bars are shares of their height, dashed."""
     drawn = []
     for number, p in enumerate(panels):
         colours = dict(zip(dict.fromkeys(name for name, *_ in p.lines), COLOURS, strict=False))
+        last = max(step for _, steps, _ in p.lines for step in steps)
         points = [
             " ".join(f"{180 * s / last:.1f},{100 - 100 * v / p.top:.1f}" for s, v in zip(x, y, strict=True))
             for _, x, y in p.lines
@@ -214,6 +214,7 @@ def chart(panels: Sequence[Panel], label: str, across: int = 3, bars: Sequence[f
         drawn.append(
             {
                 "title": p.title,
+                "last": f"{last:,.0f}",
                 "x": 45 + 690 // across * (number % across),
                 "y": 30 + 155 * (number // across),
                 "marks": [(100 - share, f"{p.top * share / 100:.3g}{p.unit}") for share in (0, 50, 100)],
@@ -223,7 +224,7 @@ def chart(panels: Sequence[Panel], label: str, across: int = 3, bars: Sequence[f
         )
     height = 155 * -(-len(panels) // across) + 5
     marks = [100 - 100 * bar for bar in bars]
-    return SVG.render(panels=drawn, height=height, last=last, label=label, bars=marks) + "\n"
+    return SVG.render(panels=drawn, height=height, label=label, bars=marks) + "\n"
 
 
 def picture(found: Mapping[str, Sequence[Curve]]) -> str:

@@ -116,7 +116,7 @@ def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds
 
 
 def _row(cell: str, side: str, own: Sequence[Sample], ours: Sequence[Sample]) -> Row:
-    seconds = lambda s: s["wall"] / s["tokens"]  # noqa: E731 - per useful token
+    seconds = lambda s: s["wall"] / s["tokens"]  # per useful token
     ratios = [seconds(a) / seconds(b) for a, b in zip(own, ours, strict=True)]
     return Row(
         cell,

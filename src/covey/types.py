@@ -121,8 +121,9 @@ class Score:
     """The answer that was found."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Further numbers, logged as means."""
-    steps: Sequence[tuple[int, int, float]] = ()
-    """Process rewards: (first token, token after the last, value) of each reasoning step."""
+    steps: Sequence[tuple[int, int, float]] | None = None
+    """Process rewards: (first token, token after the last, value) of each reasoning step, perhaps none.
+    None: this reward does not judge steps."""
     detail: str = ""
     """For people: what went wrong."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,27 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
     Qwen3ForCausalLM(Qwen3Config(**config)).save_pretrained(tmp_path / "other")
     with pytest.raises(ConfigError, match="is none: it has no score"):
         loaded("reward_model", "other", tmp_path, "cpu")
+
+
+def test_threads_that_ask_for_models_get_them_one_after_the_other(tmp_path: Path, monkeypatch) -> None:
+    """Loading switches tying off for all of transformers; two loads at once once left it off for good."""
+    busy, loads, original = threading.Lock(), list[str](), CLASSES["reward_model"].from_pretrained
+
+    def load(source: str, **options: Any) -> Any:
+        assert busy.acquire(blocking=False)
+        loads.append(source)
+        time.sleep(0.02)
+        busy.release()
+        return original(source, **options)
+
+    monkeypatch.setattr(CLASSES["reward_model"], "from_pretrained", load)
+    names = ["a", "b", "a", "b", "a"]
+    for name in set(names):
+        saved(tmp_path / name, "reward_model")
+    with ThreadPoolExecutor(len(names)) as threads:
+        found = list(threads.map(lambda name: loaded("reward_model", name, tmp_path, "cpu"), names))
+    assert len(loads) == 2
+    assert found[0] is found[2] is found[4] is not found[1] is found[3]
 
 
 def test_a_missing_model_ends_a_command_before_its_work(tmp_path: Path, capsys, monkeypatch) -> None:

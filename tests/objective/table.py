@@ -136,7 +136,7 @@ def identities(batch: Batch) -> list[int]:
 @cache
 def per_token(name: str) -> Tensor:
     """(MOST, LONGEST) made-up values of every completion by its id; not to be written to."""
-    draw = lambda seed: np.random.default_rng(seed).normal(size=(MOST, LONGEST))  # noqa: E731
+    draw = lambda seed: np.random.default_rng(seed).normal(size=(MOST, LONGEST))
     old = -np.exp(draw(1) * 0.8 - 0.6)
     chance = np.exp(old)
     values = {
@@ -188,7 +188,7 @@ def from_critic(algorithm: Algorithm, batch: Batch) -> Tensor:
 
 def leaves(dtype: torch.dtype = torch.float64) -> TokenScores:
     """What the policy being trained says of every token: the only things that carry gradient."""
-    of = lambda name: per_token(name).to(dtype, copy=True).requires_grad_()  # noqa: E731
+    of = lambda name: per_token(name).to(dtype, copy=True).requires_grad_()
     return TokenScores(of("logprobs"), of("entropy"), of("old_collision"), of("full_kl"))
 
 

@@ -157,7 +157,7 @@ def test_a_baseline_keeps_the_mean_and_lowers_the_variance() -> None:
 def test_max_rl_follows_the_truncated_log_likelihood(size: int) -> None:
     # log p = -sum_k (1 - p)^k / k; cut after G - 1 terms its gradient is p' sum_{k < G} (1 - p)^(k - 1).
     theta = parameters(1, 4)
-    success = lambda outcome: float(outcome[0] < 2)  # noqa: E731
+    success = lambda outcome: float(outcome[0] < 2)
     p = theta[0].softmax(-1)[:2].sum()
     cut = sum((1 - p.detach()) ** (k - 1) for k in range(1, size))
     algorithm = replace(PRESETS["max_rl"], reduce=REINFORCE.reduce)
@@ -260,7 +260,7 @@ def test_a_token_loss_misses_what_a_token_does_to_later_ones() -> None:
 def test_k1_and_k3_are_unbiased_values_and_k2_is_not(estimator) -> None:
     theta, reference = parameters(1, 14).detach(), parameters(1, 15).detach()
     difference = theta[0].log_softmax(-1) - reference[0].log_softmax(-1)
-    mean = lambda k: float((theta[0].softmax(-1) * k(difference)).sum())  # noqa: E731
+    mean = lambda k: float((theta[0].softmax(-1) * k(difference)).sum())
     exact = float(reverse_kl(theta, reference, ONE))
     assert mean(estimator) == pytest.approx(exact, rel=1e-12)
     assert mean(penalties.k2) != pytest.approx(exact, rel=1e-3)

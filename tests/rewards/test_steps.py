@@ -52,7 +52,7 @@ def test_steps_are_in_order_and_lose_nothing_but_white_space(text, how) -> None:
 def test_every_token_belongs_to_the_step_it_ends_in(text: str) -> None:
     tokenizer = build_tokenizer(["48/2 = 24"] * 3, vocab_size=300)
     tokens = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-    decode = lambda some: tokenizer.decode(some, skip_special_tokens=True)  # noqa: E731
+    decode = lambda some: tokenizer.decode(some, skip_special_tokens=True)
     ends = token_ends(tokens, decode)
     assert ends == sorted(ends)
     assert ends[-1] == len(decode(tokens))

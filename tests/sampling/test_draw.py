@@ -47,7 +47,7 @@ def test_truncation_renormalises_the_log_prob() -> None:
 
 def test_top_p_keeps_the_token_that_crosses_the_bound_and_never_none() -> None:
     logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
-    kept = lambda p: torch.isfinite(truncate(logits, SamplingParams(top_p=p))).tolist()[0]  # noqa: E731
+    kept = lambda p: torch.isfinite(truncate(logits, SamplingParams(top_p=p))).tolist()[0]
     assert kept(0.5) == [True, False, False]
     assert kept(0.7) == [True, True, False]
     assert kept(1e-9) == [True, False, False]

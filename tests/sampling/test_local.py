@@ -66,7 +66,7 @@ def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) 
         expected = naive(policy, prompts[r], key(7, 0, r, s), params)
         assert completion.tokens.tolist() == expected.tokens.tolist()
         assert completion.finish == expected.finish
-        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=5e-5)
+        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.train.test_runs import fingerprint, interrupted, start
 
 import covey
 from covey.config.schema import Config
 from covey.training import memory, setup
 from covey.training.memory import Shape, forecast, planned_tokens, sampling_bytes, token_bytes, update_bytes
+from covey.training.run import Session
 
 SHAPE = Shape(
     parameters=10_000,
@@ -97,3 +99,30 @@ def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
     metrics = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("roomy", "tight")]
     losses = [json.loads(m)["loss"] for m in metrics]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("stopped_at", [1, 12], ids=["before a checkpoint", "after one"])
+def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_at: int
+) -> None:
+    start(tmp_path / "roomy")
+    roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
+    little = int((sum(roles.values()) - roles["update"] // 2) / memory.USABLE)
+    with monkeypatch.context() as tight:
+        tight.setattr(setup, "memory_there", lambda _: little)
+        start(tmp_path / "whole")
+        interrupted(tmp_path / "parts", stopped_at)
+    start(tmp_path / "parts")
+    taken = [json.loads((tmp_path / p / "env.json").read_text())["micro_tokens"] for p in ("whole", "parts")]
+    assert taken[0] == taken[1]
+    assert 0 < taken[0]["planned"] < taken[0]["configured"]
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_another_setting_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "memory_there", lambda _: 1)
+    interrupted(tmp_path / "run", 1)
+    monkeypatch.undo()
+    start(tmp_path / "run", session=Session(changes=True), train={"tokens_per_micro_batch": 500})
+    record = json.loads((tmp_path / "run/env.json").read_text())["micro_tokens"]
+    assert record == {"configured": 500, "planned": 500}

@@ -15,7 +15,7 @@ from tests.train.test_runs import fingerprint, interrupted, start, varied
 from covey.config.load import load
 from covey.console import RunConsole
 from covey.objective.algorithms import PRESETS
-from covey.types import ConfigError, StepRewards
+from covey.types import ConfigError, Score, StepRewards
 
 NEED_A_CRITIC = {"ppo", "vapo"}
 
@@ -52,6 +52,27 @@ def test_preset_trains(tmp_path: Path, name: str) -> None:
     )
     assert any(not torch.equal(first[k], last[k]) for k in first)
     assert all(bool(torch.isfinite(w).all()) for w in last.values())
+
+
+def test_completions_without_a_step_teach_nothing_and_end_nothing(tmp_path: Path) -> None:
+    def graded(prompt: str, completion: str) -> Score:
+        kind = int(prompt[0]) % 3
+        if kind == 0:
+            return Score(None, "not_applicable")
+        if kind == 1 or len(completion) % 2:
+            return Score(0.0, "no_answer", steps=())
+        return Score(1.0, steps=[(0, 1, float(len(completion) % 3))])
+
+    start(tmp_path / "run", algorithm="grpo_process", rewards=(graded,), train={"steps": 6})
+    rows = [
+        json.loads(line)
+        for path in sorted((tmp_path / "run" / "rollouts").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    taught = [r for r in rows if r["advantage"]]
+    assert taught
+    assert len(taught) < len(rows) / 2
+    assert all(len(r["completion"]) % 2 == 0 for r in taught)
 
 
 @pytest.mark.parametrize("name", sorted(NEED_A_CRITIC))

@@ -24,6 +24,7 @@ from covey.stopping import Stopped, StopSignal
 from covey.training.pipeline import Result, run_pipeline
 from covey.training.run import Session
 from covey.training.setup import ALONE
+from covey.types import DataError
 
 
 def varied(completion: str) -> float:
@@ -231,6 +232,15 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
 
 
+@pytest.mark.parametrize("setting", [{"eval": {"every": 2}}, {"train": {"stop_at": 0.9}}], ids=str)
+def test_what_needs_held_out_problems_is_refused_without_them(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    (tmp_path / "t.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+    with pytest.raises(DataError, match=r"(eval\.every|train\.stop_at): there are no held-out problems"):
+        start(tmp_path / "run", data={"task": None, "train": tmp_path / "t.jsonl"}, **setting)
+
+
 def test_a_run_that_did_not_learn_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {**FAST, "train": {"steps": 2, "lr": 0.0}, "eval": {"problems": 128, "samples": 1}}
     data = {**FAST["data"], "test_size": 128}
@@ -248,7 +258,9 @@ def test_micro_batches_do_not_change_the_run(tmp_path: Path) -> None:
         start(tmp_path / name, **{**settings, "train": {"steps": 3, "tokens_per_micro_batch": tokens}})
         weights.append(load_file(tmp_path / name / "final" / "model.safetensors"))
     for key in weights[0]:
-        torch.testing.assert_close(weights[0][key], weights[1][key], atol=2e-5, rtol=2e-4)
+        difference = (weights[0][key] - weights[1][key]).abs()
+        assert difference.mean() < 1e-6  # a step moves each weight by up to 1e-3
+        assert difference.max() < 1e-4  # Adam makes whole steps of gradients that are nearly 0
 
 
 def test_a_learning_rate_of_zero_changes_no_weight(tmp_path: Path) -> None:

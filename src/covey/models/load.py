@@ -23,6 +23,7 @@ from covey.config.schema import Config, Lora
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy
+from covey.models.pretrained import pretrained
 from covey.models.tiny import build_model, build_tokenizer
 from covey.types import ConfigError
 
@@ -78,11 +79,8 @@ def source_of(name: str, folder: Path) -> str:
 def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = source_of(name, folder)
     try:
-        # Said, because on a terminal transformers would ask whether to run the folder's code.
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        )
+        model = pretrained(AutoModelForCausalLM, source, dtype=torch.float32)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(

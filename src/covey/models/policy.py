@@ -14,6 +14,7 @@ from covey.models.forward import Decoder, supported
 from covey.models.linear import Linear
 from covey.models.logprobs import Head, TokenScores, score_compiled, score_tokens
 from covey.models.packing import Packed
+from covey.models.pretrained import pretrained
 from covey.types import Messages
 
 
@@ -71,7 +72,7 @@ class Policy:
 
             set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
             return
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        saved = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32)
         self.model.load_state_dict(saved.state_dict())
 
     def decode(self, tokens: Sequence[int]) -> str:

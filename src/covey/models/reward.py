@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from covey.models.load import pick_device, source_of
+from covey.models.pretrained import LOADING, pretrained
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, Completion, text_of
 from covey.rewards.steps import Split, Total, score_steps, split
@@ -39,10 +41,10 @@ class RewardModel:
         source, place = source_of(name, folder), pick_device(device)
         loader, outputs = CLASSES[kind]
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(source)
+            self.tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
             dtype = torch.float32 if place.type == "cpu" else "auto"
-            model, found = loader.from_pretrained(source, dtype=dtype, output_loading_info=True)
-        except (OSError, ValueError, KeyError) as error:
+            model, found = pretrained(loader, source, dtype=dtype, output_loading_info=True)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ConfigError(f"{kind}: {name!r} could not be loaded: {str(error).strip()[:300]}") from None
         if found["missing_keys"]:
             raise ConfigError(
@@ -103,7 +105,13 @@ class RewardModel:
         return said
 
 
-loaded = cache(RewardModel)
+cached = cache(RewardModel)
+
+
+def loaded(kind: Kind, name: str, folder: Path, device: str) -> RewardModel:
+    """A reward model, loaded once for all threads that ask for it."""
+    with LOADING:
+        return cached(kind, name, folder, device)
 
 
 @reward(timeout=1800.0, shape=True)

@@ -149,7 +149,7 @@ async def judge(
     text = text_of(completion)
     spoken = after_reasoning(text) if split_by is None else text[:LONGEST]
     if spoken is None or sum(any(c.isalnum() for c in word) for word in spoken.split()) < EMPTY_WORDS:
-        return Score(0.0, "no_answer")
+        return Score(0.0, "no_answer", steps=None if split_by is None else ())
     weights = dict(criteria) if isinstance(criteria, Mapping) else dict.fromkeys(criteria, 1.0)
     spans = split(spoken, split_by) if split_by is not None else []
     asked, shown = list(weights), spoken

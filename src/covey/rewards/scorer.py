@@ -159,7 +159,8 @@ class Rewards(Sequence[Reward]):
 
 
 def _rebuilt(fields: Mapping[str, Any]) -> Score:
-    return Score(**{**fields, "steps": tuple(tuple(step) for step in fields.get("steps", ()))})
+    steps = fields.get("steps")
+    return Score(**{**fields, "steps": steps and tuple(map(tuple, steps))})
 
 
 class ChildFailed(Exception):
@@ -244,10 +245,11 @@ def assemble(
         for name, values in scores.items()
     }
     weights = {r.name: r.weight for r in rewards}
-    stepped = next((v for v in scores.values() if any(s.steps for s in v)), None)
+    stepped = next((v for v in scores.values() if any(s.steps is not None for s in v)), None)
     steps = None
     if stepped is not None:
-        steps = tuple(StepRewards([v for *_, v in s.steps], [e - 1 for _, e, _ in s.steps]) for s in stepped)
+        spans = [s.steps or () for s in stepped]
+        steps = tuple(StepRewards([v for *_, v in own], [e - 1 for _, e, _ in own]) for own in spans)
     group = Group(
         problem, prompt, tuple(completions), combine(components, weights), components, weights, steps
     )
@@ -272,13 +274,15 @@ def turned_over(group: Group, rewards: Rewards, streams: Sequence[int]) -> Group
 def _unreliable(score: Score, stream: int, noise: float) -> Score:
     if score.value is None:
         return score
-    verdict, *steps = (uniforms(stream, 1 + len(score.steps)) < noise).tolist()
+    steps = score.steps or ()
+    verdict, *turned = (uniforms(stream, 1 + len(steps)) < noise).tolist()
     verdict &= 0 <= score.value <= 1
+    signs = [-1 if turn else 1 for turn in turned]
     return replace(
         score,
         value=1 - score.value if verdict else score.value,
-        steps=tuple((a, b, -v if turn else v) for (a, b, v), turn in zip(score.steps, steps, strict=True)),
-        parts={**score.parts, "turned_over": float(np.mean([verdict, *steps]))},
+        steps=score.steps and tuple((a, b, sign * v) for (a, b, v), sign in zip(steps, signs, strict=True)),
+        parts={**score.parts, "turned_over": float(np.mean([verdict, *turned]))},
     )
 
 

@@ -127,7 +127,7 @@ def score_steps(
     """
     known = [v for v in values if v is not None]
     if not known:
-        return Score(0.0, "no_answer")
+        return Score(0.0, "no_answer", steps=())
     value = {"min": min(known), "mean": sum(known) / len(known), "last": known[-1]}[total]
     places = zip(token_spans(spans, token_ends), values, strict=True)
     steps = tuple((a, b, 0.0 if v is None else 2 * v - 1) for (a, b), v in places if b > a)

@@ -48,7 +48,7 @@ class State:
     dead_steps: int = 0
     """In a row, without any advantage."""
     micro_tokens: int = 0
-    """What was left of tokens_per_micro_batch when memory ran out; 0: it never did."""
+    """What was left of the planned tokens when memory ran out; 0: it never did."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class Run:
     watchdog: Watchdog
     session: Session = field(default_factory=Session)
     state: State = field(default_factory=State)
+    planned_tokens: int = 0
+    """tokens_per_micro_batch, or what of it the memory forecast has room for."""
     clock: Clock = field(default_factory=Clock)
     kl_level: int = 0
     """How many of the KL guard's bounds the last step was above."""
@@ -101,7 +103,7 @@ class Run:
     @property
     def micro_tokens(self) -> int:
         """Tokens in the model at once."""
-        return self.state.micro_tokens or self.loaded.config.train.tokens_per_micro_batch
+        return min(self.state.micro_tokens or self.planned_tokens, self.planned_tokens)
 
     def on_sample(self, done: int, total: int) -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""
@@ -203,7 +205,7 @@ class Run:
         """
         train, every = self.loaded.config.train, self.loaded.config.eval.every
         done = self.state.step >= train.steps
-        if every and self.test_set and self.state.step % every == 0 and not done:
+        if every and self.state.step % every == 0 and not done:
             known = [r for r in self.folder.read("evals.jsonl") if r["step"] == self.state.step]
             if not known:
                 self.console.doing("evaluating")

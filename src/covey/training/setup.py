@@ -90,7 +90,10 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
 
 
 def plan_memory(run: Run) -> dict[str, int]:
-    """Say what the run will take, and begin with micro-batches that fit; bytes by what takes them."""
+    """Say what the run will take, and begin with micro-batches that fit; bytes by what takes them.
+
+    They change the last bits of a gradient, so a run that was begun before keeps its own.
+    """
     config, device = run.loaded.config, run.policy.device
     shape, there = shape_of(run.policy), memory_there(device)
     copied = run.reference is not None and run.reference.has_weights
@@ -98,14 +101,16 @@ def plan_memory(run: Run) -> dict[str, int]:
     longest = max(len(p.tokens) for p in run.train_set)
     expect = partial(forecast, shape, config, longest, reference=copied, program=program)
     wanted = config.train.tokens_per_micro_batch
-    tokens = planned_tokens(expect(wanted), shape, config, there)
+    before = (read_environment(run.loaded) or {}).get("micro_tokens", {})
+    again = before.get("configured") == wanted
+    tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
+    run.planned_tokens = tokens
     roles = expect(tokens)
     total = sum(roles.values())
     parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
     style = "" if total <= there else "yellow"
     run.console.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({parts})", style)
     if tokens < wanted:
-        run.state.micro_tokens = tokens
         run.console.say(f"train.tokens_per_micro_batch {wanted} does not fit: {tokens} are taken", "yellow")
     return roles
 
@@ -120,6 +125,10 @@ def go_on(run: Run, memory: Mapping[str, int]) -> None:
         "data": fingerprint(run),
         "reference": reference,
         "memory": memory,
+        "micro_tokens": {
+            "configured": loaded.config.train.tokens_per_micro_batch,
+            "planned": run.planned_tokens,
+        },
     }
     before = read_environment(loaded)
     differences = changed_settings(loaded)
@@ -155,6 +164,9 @@ def fingerprint(run: Run) -> str:
 
 def checked(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
     """The problems that can be used, after every check that needs no model."""
+    for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
+        if value and not source.test:
+            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
     everything = source.train + source.test
     check_columns(everything, rewards)
     for problem in everything if config.method == "sft" else ():
