@@ -360,25 +360,31 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
 
 /* --- decoding: one new token for every running completion ----------------------------------------- */
 
-/* scores[r][j] = q_r . k_j over n keys stored as columns, kt (E, ld); sums run over e in order. */
-static void score_columns(const float *q, const float *kt, long ld, long n, float *scores, long stride, long R, long E) {
-    for (long j = 0; j < n; j += 4 * LANES)
-        for (long r = 0; r < R; r += 2) {
-            long other = r + 1 < R ? r + 1 : r;
-            v16 a[4] = {0}, b[4] = {0};
-            for (long e = 0; e < E; e++) {
-                const float *row = kt + e * ld + j;
-                for (int u = 0; u < 4; u++) {
-                    v16 k = *(const v16 *)(row + u * LANES);
-                    a[u] = a[u] + k * q[r * E + e];
-                    b[u] = b[u] + k * q[other * E + e];
-                }
+/* scores[r][j] = q_r . k_j over sixteen keys times `wide`, stored as columns, kt (E, ld); sums run over e
+ * in order. */
+static inline __attribute__((always_inline)) void score_block(const float *q, const float *kt, long ld, float *scores,
+                                                              long stride, long R, long E, const int wide) {
+    for (long r = 0; r < R; r += 2) {
+        long other = r + 1 < R ? r + 1 : r;
+        v16 a[4] = {0}, b[4] = {0};
+        for (long e = 0; e < E; e++)
+            for (int u = 0; u < wide; u++) {
+                v16 k = *(const v16 *)(kt + e * ld + u * LANES);
+                a[u] = a[u] + k * q[r * E + e];
+                b[u] = b[u] + k * q[other * E + e];
             }
-            for (int u = 0; u < 4; u++) {
-                *(v16 *)(scores + r * stride + j + u * LANES) = a[u];
-                *(v16 *)(scores + other * stride + j + u * LANES) = b[u];
-            }
+        for (int u = 0; u < wide; u++) {
+            *(v16 *)(scores + r * stride + u * LANES) = a[u];
+            *(v16 *)(scores + other * stride + u * LANES) = b[u];
         }
+    }
+}
+
+/* The same over n keys; no more of them are read than there are, but for the last sixteen. */
+static void score_columns(const float *q, const float *kt, long ld, long n, float *scores, long stride, long R, long E) {
+    long j = 0;
+    for (; j + 4 * LANES <= n; j += 4 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 4);
+    for (; j < n; j += LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 1);
 }
 
 /* acc[r] += sum_j p[r][j] v_j and total[r] += sum_j p[r][j], in the order of the keys. v (n, E). */
@@ -408,18 +414,20 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
                          const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
                          float *own_keys, float *own_values, float scale, real *out, long B, long H, long K,
                          long E, long P, long S) {
-    long R = H / K, stride = P + S;
+    long R = H / K, stride = P + S, chunk = B * K / 64 + 1;
 #pragma omp parallel
     {
         float *scores = malloc(R * stride * sizeof(float));
         float q[16 * 1024], acc[16 * 1024], total[64];
         real turned[1024];
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic, chunk)
         for (long task = 0; task < B * K; task++) {
             long b = task / K, head = task % K, before = prompt_length[b], at = drawn[b], n = at + 1;
             const real *row = qkv + b * (H + 2 * K) * E;
             const real *c = cos + (before + at) * E, *s = sin + (before + at) * E;
             float *keys = own_keys + (b * K + head) * E * S, *values = own_values + (b * K + head) * S * E;
+            if (task + 1 < B * K) /* the next keys, which the processor cannot foresee */
+                for (long e = 0; e < E; e++) __builtin_prefetch(keys + (E + e) * S);
             NAME(turn)(row + (H + head) * E, kw, eps, c, s, turned, E);
             for (long e = 0; e < E; e++) keys[e * S + at] = get(turned + e);
             for (long e = 0; e < E; e++) values[at * E + e] = get(row + (H + K + head) * E + e);

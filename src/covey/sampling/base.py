@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from covey.types import Completion
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,15 @@ class Sampler(Protocol):
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order."""
         ...
+
+
+def shifted(rows: Sequence[Row], sources: Sequence[int], targets: Sequence[int], left: int) -> list[Row]:
+    """The first ``left`` rows after rows have moved.
+
+    >>> shifted("abcde", [4], [1], 3)
+    ['a', 'e', 'c']
+    """
+    after = list(rows)
+    for source, target in zip(sources, targets, strict=True):
+        after[target] = rows[source]
+    return after[:left]

@@ -21,6 +21,7 @@ from covey.models.forward import Attend, Decoder
 from covey.models.ops import Heads
 from covey.models.packing import pack
 from covey.models.policy import Policy
+from covey.sampling.base import shifted
 from covey.sampling.graphs import Replayed, Step, cuda_recorder
 
 PREFILL_TOKENS = 16_384
@@ -73,13 +74,12 @@ class CacheEngine:
         self.cache.grow(len(self.owners))
         return logits
 
-    def leave(self, slot: int) -> None:
-        """Free a slot: the last running one moves into it."""
-        last = len(self.owners) - 1
-        self.cache.move(last, slot)
-        for facts in (self.owners, self.lengths):
-            facts[slot] = facts[last]
-            facts.pop()
+    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
+        """Move completions to other slots, and free all slots but the first ``left``."""
+        if sources:
+            self.cache.move(sources, targets)
+        self.owners = shifted(self.owners, sources, targets, left)
+        self.lengths = shifted(self.lengths, sources, targets, left)
         self._forget()
 
     def _forget(self) -> None:
@@ -143,8 +143,8 @@ class _Cache(Protocol):
         """The first slots are a token longer."""
         ...
 
-    def move(self, source: int, target: int) -> None:
-        """A completion changes its slot."""
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Completions change their slots."""
         ...
 
     def keep(self, requests: set[int]) -> None:
@@ -195,11 +195,12 @@ class _TorchCache:
     def grow(self, rows: int) -> None:
         self.lengths[:rows] += 1
 
-    def move(self, source: int, target: int) -> None:
-        length = int(self.lengths[source])
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        lengths = self.lengths[sources]
+        seen = int(lengths.max())
         for store in (self.keys, self.values):
-            store[:, target, :length] = store[:, source, :length]
-        self.lengths[target] = length
+            store[:, targets, :seen] = store[:, sources, :seen]
+        self.lengths[targets] = lengths
 
     def keep(self, requests: set[int]) -> None:
         self.prompts = {r: p for r, p in self.prompts.items() if r in requests}
@@ -214,11 +215,12 @@ class _CompiledCache:
         layers, k, e = len(decoder.layers), heads.keys, heads.width
         places = slots + 1  # one more than runs at once: the last prompt waits for its other completions
         # In float32 whatever the model's dtype: converting at every read costs more than the memory.
-        self.prompt_keys = [torch.zeros(places, k, e, p) for _ in range(layers)]
-        self.prompt_values = [torch.zeros(places, k, p, e) for _ in range(layers)]
-        self.own_keys = [torch.zeros(slots, k, e, s) for _ in range(layers)]
-        self.own_values = [torch.zeros(slots, k, s, e) for _ in range(layers)]
-        self.prompt, self.prompt_length, self.drawn = torch.zeros(3, slots, dtype=torch.int64)
+        self.prompt_keys = torch.zeros(layers, places, k, e, p)
+        self.prompt_values = torch.zeros(layers, places, k, p, e)
+        self.own_keys = torch.zeros(layers, slots, k, e, s)
+        self.own_values = torch.zeros(layers, slots, k, s, e)
+        self.facts = torch.zeros(3, slots, dtype=torch.int64)
+        self.prompt, self.prompt_length, self.drawn = self.facts
         self.tables = decoder.rotation(self.prompt, reach=longest + max_tokens)
         self.sizes, self.scale, self.dtype = (p, s), e**-0.5, weight.dtype
         self.places: dict[int, tuple[int, int]] = {}
@@ -253,9 +255,10 @@ class _CompiledCache:
     def grow(self, rows: int) -> None:
         self.drawn[:rows] += 1
 
-    def move(self, source: int, target: int) -> None:
-        for store in (*self.own_keys, *self.own_values, self.prompt, self.prompt_length, self.drawn):
-            store[target] = store[source]
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        drawn = int(self.drawn[sources].max())
+        for store in (self.own_keys[..., :drawn], self.own_values[..., :drawn, :], self.facts):
+            store[:, targets] = store[:, sources]
 
     def keep(self, requests: set[int]) -> None:
         for request in [r for r in self.places if r not in requests]:

@@ -1,7 +1,7 @@
 """The local sampler: our own generation loop on the policy's own parameters.
 
-A waiting completion joins when a slot is free, running ones gain a token per step, and one that
-ends leaves at once: the last slot moves into its place, so running slots stay contiguous. What
+A waiting completion joins when a slot is free, running ones gain a token per step, and those that
+end leave at once: the last slots move into their places, so running slots stay contiguous. What
 it takes to compute the logits is the engine's business: ours (``cache``) for the shapes
 ``models.forward`` knows, the Hugging Face modules (``modules``) for all others.
 
@@ -11,7 +11,7 @@ Shapes: B running completions, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from covey.endings import OutOfRoom, out_of_memory
 from covey.faults import Faults
 from covey.models.policy import Policy
 from covey.rng import uniforms
-from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.base import Request, Sampled, SamplingParams, shifted
 from covey.sampling.cache import CacheEngine
 from covey.sampling.draw import draw
 from covey.sampling.modules import ModulesEngine
@@ -43,8 +43,8 @@ class Engine(Protocol):
         """Append the last drawn token (B,) of every slot. -> next logits (B, V)."""
         ...
 
-    def leave(self, slot: int) -> None:
-        """Free a slot; the last one moves into its place."""
+    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
+        """Move completions to other slots, and free all slots but the first ``left``."""
         ...
 
 
@@ -113,9 +113,12 @@ class LocalSampler:
                 if joining:
                     logits.append(engine.join([r for r, _ in joining]))
                 running.draw(torch.cat(logits))
-            for slot, finish in running.ended():
-                yield running.leave(slot, finish, self.version)
-                engine.leave(slot)
+            if ended := running.ended():
+                finished = [running.completed(slot, finish, self.version) for slot, finish in ended.items()]
+                moves = moved(ended, running.count)
+                running.leave(*moves)
+                engine.leave(*moves)
+                yield from finished
 
     def _engine(self, requests: Sequence[Request], params: SamplingParams, slots: int) -> Engine:
         kind = ModulesEngine if self.policy.decoder is None else CacheEngine
@@ -156,15 +159,15 @@ class _Running:
         self.tokens[rows, at], self.logprobs[rows, at] = draw(logits, self.uniform[rows, at], self.params)
         self.drawn[rows] += 1
 
-    def ended(self) -> list[tuple[int, Literal["stop", "length"]]]:
-        """Slots whose completion ended with the token drawn last, highest first, and why."""
+    def ended(self) -> dict[int, Literal["stop", "length"]]:
+        """Slots whose completion ended with the token drawn last, and why."""
         stopped = torch.isin(self.last(), self.end_ids).tolist()
         full = (self.drawn[: self.count] == self.params.max_tokens).tolist()
-        return [
-            (slot, "stop" if stop else "length")
-            for slot in range(self.count - 1, -1, -1)
+        return {
+            slot: "stop" if stop else "length"
+            for slot in range(self.count)
             if (stop := stopped[slot] or self._stop_string(slot)) or full[slot]
-        ]
+        }
 
     def _stop_string(self, slot: int) -> bool:
         if not self.params.stop:
@@ -174,16 +177,27 @@ class _Running:
         text = self.policy.decode(tail.tolist())
         return any(s in text for s in self.params.stop)
 
-    def leave(self, slot: int, finish: Literal["stop", "length"], version: int) -> Sampled:
-        """Take a finished completion out; the last row moves into its place."""
+    def completed(self, slot: int, finish: Literal["stop", "length"], version: int) -> Sampled:
+        """What stands in a slot."""
         length = int(self.drawn[slot])
         tokens = self.tokens[slot, :length].cpu().numpy().copy()
         logprobs = self.logprobs[slot, :length].cpu().numpy().copy()
         text = self.policy.decode(tokens.tolist())
-        sampled = Sampled(*self.owners[slot], Completion(tokens, logprobs, text, finish, version))
-        end = self.count - 1
-        for rows in (self.tokens, self.logprobs, self.uniform, self.drawn):
-            rows[slot] = rows[end]
-        self.owners[slot] = self.owners[end]
-        self.owners.pop()
-        return sampled
+        return Sampled(*self.owners[slot], Completion(tokens, logprobs, text, finish, version))
+
+    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
+        """As the engine's."""
+        for rows in (self.tokens, self.logprobs, self.uniform, self.drawn) if sources else ():
+            rows[targets] = rows[sources]
+        self.owners = shifted(self.owners, sources, targets, left)
+
+
+def moved(leaving: Collection[int], count: int) -> tuple[list[int], list[int], int]:
+    """Which of ``count`` rows move so that those that stay stand first: from where, where to, how many stay.
+
+    >>> moved([1, 3], 5)
+    ([4], [1], 3)
+    """
+    left = count - len(leaving)
+    sources = [row for row in range(left, count) if row not in leaving]
+    return sources, [row for row in leaving if row < left], left

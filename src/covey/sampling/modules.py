@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.models.policy import Policy
+from covey.sampling.base import shifted
 
 
 class ModulesEngine:
@@ -62,7 +63,6 @@ class ModulesEngine:
         self.cache = out.past_key_values
         return out.logits[:, -1]
 
-    def leave(self, slot: int) -> None:
-        """Free a slot: the last running one moves into it."""
-        self.order[slot] = self.order[-1]
-        self.order.pop()
+    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
+        """Move completions to other slots, and free all slots but the first ``left``."""
+        self.order = shifted(self.order, sources, targets, left)
