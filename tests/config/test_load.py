@@ -54,6 +54,11 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("rollout: {group_size: 1}\n", "compares siblings"),
         ("stages: [{train: {lrr: 1}}]\n", "stages[1]: train.lrr is not a setting"),
         ("train: {schedule: quadratic}\n", "train.schedule"),
+        ("algorithm: dr_grpo\nguards: {kl_action: raise_coef}\n", "there is no algorithm.kl to raise"),
+        (
+            "algorithm: {name: grpo, kl: {coef: 0.1, target: 1}}\nguards: {kl_action: raise_coef}\n",
+            "algorithm.kl.target moves the coefficient already",
+        ),
     ],
 )
 def test_mistakes_name_the_place_and_the_remedy(tmp_path: Path, text: str, says: str) -> None:

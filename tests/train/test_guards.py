@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
-from tests.train.test_runs import StopAt, fingerprint, interrupted, start
+from tests.train.test_runs import StopAt, alike, fingerprint, interrupted, start
 
+from covey.config.schema import Guards
+from covey.console import RunConsole
 from covey.endings import CheckpointError, GuardStop, OutOfRoom
 from covey.faults import Faults
 from covey.stopping import Stopped, StopSignal
+from covey.training.guards import _watch_kl
 from covey.training.run import Session
 
 
@@ -134,6 +138,28 @@ def test_the_kl_guard_raises_its_coefficient_and_a_resume_knows_it(tmp_path: Pat
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
 
 
+@pytest.mark.parametrize(
+    ("seen", "coefficients"),
+    [([2, 2, 0.5, 0.5, 0.5], [0.15, 0.225, 0.15, 0.1, 0.1]), ([0.5, math.nan], [0.1, 0.1])],
+)
+def test_a_raised_coefficient_comes_back(seen: list[float], coefficients: list[float]) -> None:
+    """1.5 times .1 and again, then the same way back, and never below what the config says."""
+    guards = Guards(kl_warn=None, kl_act=1.0, kl_stop=None, kl_action="raise_coef")
+    run: Any = SimpleNamespace(
+        loaded=SimpleNamespace(config=SimpleNamespace(guards=guards)),
+        algorithm=SimpleNamespace(kl=SimpleNamespace(coef=0.1)),
+        state=SimpleNamespace(step=1, kl_coef=0.1),
+        console=RunConsole(quiet=True),
+        kl_level=0,
+        event=lambda *_, **__: None,
+    )
+    found = []
+    for kl in seen:
+        _watch_kl(run, kl)
+        found.append(run.state.kl_coef)
+    assert found == pytest.approx(coefficients)
+
+
 def test_the_entropy_floor_stops(tmp_path: Path) -> None:
     with pytest.raises(GuardStop, match=r"below guards.entropy_floor 100"):
         start(tmp_path / "run", guards={"entropy_floor": 100.0})
@@ -147,8 +173,7 @@ def test_out_of_memory_splits_the_micro_batch_and_keeps_the_gradient(tmp_path: P
     events = [e["tokens_per_micro_batch"] for e in read(tmp_path / "split", "events.jsonl")]
     assert events == [256, 128]
     a, b = (load_file(tmp_path / n / "final" / "model.safetensors") for n in ("whole", "split"))
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], atol=2e-5, rtol=2e-4)
+    alike(a, b)
     assert read(tmp_path / "whole", "metrics.jsonl")[0]["loss"] == pytest.approx(
         read(tmp_path / "split", "metrics.jsonl")[0]["loss"], abs=1e-6
     )

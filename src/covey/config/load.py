@@ -210,6 +210,8 @@ def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where:
         problems = contradictions(algorithm, config.rollout.group_size, updates)
         if config.guards.kl_action == "raise_coef" and algorithm.kl is None:
             problems.append("guards.kl_action raise_coef: there is no algorithm.kl to raise")
+        elif config.guards.kl_action == "raise_coef" and algorithm.kl.target is not None:
+            problems.append("guards.kl_action raise_coef: algorithm.kl.target moves the coefficient already")
         if config.method == "rl" and not config.stages and problems:
             raise ConfigError("\n".join(problems))
     except ConfigError as error:

@@ -111,7 +111,8 @@ class Guards(Section):
     kl_act: float | None = Field(10.0, gt=0, description="The same: do what kl_action says.")
     kl_stop: float | None = Field(20.0, gt=0, description="The same: stop, whatever kl_action says.")
     kl_action: Literal["warn", "raise_coef", "stop"] = Field(
-        "warn", description="At kl_act; raise_coef: half as much KL coefficient again, every step."
+        "warn",
+        description="At kl_act; raise_coef: the KL coefficient times 1.5 in each step above, and back below.",
     )
     entropy_floor: float = Field(
         0.0, ge=0, description="Stop when the mean entropy of a step, nats a token, falls below."

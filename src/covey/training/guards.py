@@ -127,9 +127,11 @@ def _watch_kl(run: Run, kl: float) -> None:
             f"guards.{'kl_stop' if level == 3 else 'kl_act'} {bounds[level - 1]:g}. Lower train.lr, raise "
             "algorithm.kl.coef, or allow more if that is what you want"
         )
-    if level == 2 and guards.kl_action == "raise_coef":
-        run.state.kl_coef *= RAISE
-        run.event(step, "KL coefficient raised", coef=run.state.kl_coef, kl=kl)
+    if guards.kl_action == "raise_coef" and run.algorithm.kl is not None:
+        coef, start = run.state.kl_coef, run.algorithm.kl.coef
+        run.state.kl_coef = coef * RAISE if level == 2 else max(start, coef / RAISE)
+        if run.state.kl_coef != coef:
+            run.event(step, "KL coefficient moved", coef=run.state.kl_coef, kl=kl)
     if level > run.kl_level:
         run.console.say(
             f"step {step}: {kl:.1f} nats a completion away from the reference (guards.kl_stop ends the "
