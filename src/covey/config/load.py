@@ -208,10 +208,13 @@ def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where:
         algorithm = build_algorithm(config.algorithm, folder)
         updates = config.train.inner_epochs * config.train.updates_per_batch
         problems = contradictions(algorithm, config.rollout.group_size, updates)
-        if config.guards.kl_action == "raise_coef" and algorithm.kl is None:
-            problems.append("guards.kl_action raise_coef: there is no algorithm.kl to raise")
-        elif config.guards.kl_action == "raise_coef" and algorithm.kl.target is not None:
-            problems.append("guards.kl_action raise_coef: algorithm.kl.target moves the coefficient already")
+        if config.guards.kl_action == "raise_coef":
+            if algorithm.kl is None:
+                problems.append("guards.kl_action raise_coef: there is no algorithm.kl to raise")
+            elif algorithm.kl.target is not None:
+                problems.append(
+                    "guards.kl_action raise_coef: algorithm.kl.target moves the coefficient already"
+                )
         if config.method == "rl" and not config.stages and problems:
             raise ConfigError("\n".join(problems))
     except ConfigError as error:
