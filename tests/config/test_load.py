@@ -57,7 +57,7 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("algorithm: dr_grpo\nguards: {kl_action: raise_coef}\n", "there is no algorithm.kl to raise"),
         (
             "algorithm: {name: grpo, kl: {coef: 0.1, target: 1}}\nguards: {kl_action: raise_coef}\n",
-            "algorithm.kl.target moves the coefficient already",
+            "algorithm.kl.target moves it already",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -61,13 +61,32 @@ class Sampler(Protocol):
         ...
 
 
-def shifted(rows: Sequence[Row], sources: Sequence[int], targets: Sequence[int], left: int) -> list[Row]:
-    """The first ``left`` rows after rows have moved.
+class Moves(NamedTuple):
+    """How rows move up when some leave, so that those that stay stand first."""
 
-    >>> shifted("abcde", [4], [1], 3)
-    ['a', 'e', 'c']
-    """
-    after = list(rows)
-    for source, target in zip(sources, targets, strict=True):
-        after[target] = rows[source]
-    return after[:left]
+    sources: list[int]
+    targets: list[int]
+    left: int
+    """How many stay."""
+
+    @classmethod
+    def after(cls, leaving: Collection[int], count: int) -> Moves:
+        """Of ``count`` rows some leave; rows from the end take their places.
+
+        >>> Moves.after([1, 3], 5)
+        Moves(sources=[4], targets=[1], left=3)
+        """
+        left = count - len(leaving)
+        sources = [row for row in range(left, count) if row not in leaving]
+        return cls(sources, [row for row in leaving if row < left], left)
+
+    def of(self, rows: Sequence[Row]) -> list[Row]:
+        """A list after them.
+
+        >>> Moves.after([1, 3], 5).of("abcde")
+        ['a', 'e', 'c']
+        """
+        after = list(rows)
+        for source, target in zip(self.sources, self.targets, strict=True):
+            after[target] = rows[source]
+        return after[: self.left]

@@ -21,7 +21,7 @@ from covey.models.forward import Attend, Decoder
 from covey.models.ops import Heads
 from covey.models.packing import pack
 from covey.models.policy import Policy
-from covey.sampling.base import shifted
+from covey.sampling.base import Moves
 from covey.sampling.graphs import Replayed, Step, cuda_recorder
 
 PREFILL_TOKENS = 16_384
@@ -74,12 +74,11 @@ class CacheEngine:
         self.cache.grow(len(self.owners))
         return logits
 
-    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
-        """Move completions to other slots, and free all slots but the first ``left``."""
-        if sources:
-            self.cache.move(sources, targets)
-        self.owners = shifted(self.owners, sources, targets, left)
-        self.lengths = shifted(self.lengths, sources, targets, left)
+    def leave(self, moves: Moves) -> None:
+        """Free the slots of completions that have ended."""
+        if moves.sources:
+            self.cache.move(moves.sources, moves.targets)
+        self.owners, self.lengths = moves.of(self.owners), moves.of(self.lengths)
         self._forget()
 
     def _forget(self) -> None:

@@ -11,7 +11,7 @@ Shapes: B running completions, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from covey.endings import OutOfRoom, out_of_memory
 from covey.faults import Faults
 from covey.models.policy import Policy
 from covey.rng import uniforms
-from covey.sampling.base import Request, Sampled, SamplingParams, shifted
+from covey.sampling.base import Moves, Request, Sampled, SamplingParams
 from covey.sampling.cache import CacheEngine
 from covey.sampling.draw import draw
 from covey.sampling.modules import ModulesEngine
@@ -43,8 +43,8 @@ class Engine(Protocol):
         """Append the last drawn token (B,) of every slot. -> next logits (B, V)."""
         ...
 
-    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
-        """Move completions to other slots, and free all slots but the first ``left``."""
+    def leave(self, moves: Moves) -> None:
+        """Free the slots of completions that have ended."""
         ...
 
 
@@ -115,9 +115,9 @@ class LocalSampler:
                 running.draw(torch.cat(logits))
             if ended := running.ended():
                 finished = [running.completed(slot, finish, self.version) for slot, finish in ended.items()]
-                moves = moved(ended, running.count)
-                running.leave(*moves)
-                engine.leave(*moves)
+                moves = Moves.after(ended, running.count)
+                running.leave(moves)
+                engine.leave(moves)
                 yield from finished
 
     def _engine(self, requests: Sequence[Request], params: SamplingParams, slots: int) -> Engine:
@@ -185,19 +185,8 @@ class _Running:
         text = self.policy.decode(tokens.tolist())
         return Sampled(*self.owners[slot], Completion(tokens, logprobs, text, finish, version))
 
-    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
+    def leave(self, moves: Moves) -> None:
         """As the engine's."""
-        for rows in (self.tokens, self.logprobs, self.uniform, self.drawn) if sources else ():
-            rows[targets] = rows[sources]
-        self.owners = shifted(self.owners, sources, targets, left)
-
-
-def moved(leaving: Collection[int], count: int) -> tuple[list[int], list[int], int]:
-    """Which of ``count`` rows move so that those that stay stand first: from where, where to, how many stay.
-
-    >>> moved([1, 3], 5)
-    ([4], [1], 3)
-    """
-    left = count - len(leaving)
-    sources = [row for row in range(left, count) if row not in leaving]
-    return sources, [row for row in leaving if row < left], left
+        for rows in (self.tokens, self.logprobs, self.uniform, self.drawn) if moves.sources else ():
+            rows[moves.targets] = rows[moves.sources]
+        self.owners = moves.of(self.owners)

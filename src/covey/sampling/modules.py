@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covey.models.policy import Policy
-from covey.sampling.base import shifted
+from covey.sampling.base import Moves
 
 
 class ModulesEngine:
@@ -63,6 +63,6 @@ class ModulesEngine:
         self.cache = out.past_key_values
         return out.logits[:, -1]
 
-    def leave(self, sources: Sequence[int], targets: Sequence[int], left: int) -> None:
-        """Move completions to other slots, and free all slots but the first ``left``."""
-        self.order = shifted(self.order, sources, targets, left)
+    def leave(self, moves: Moves) -> None:
+        """Free the slots of completions that have ended."""
+        self.order = moves.of(self.order)
