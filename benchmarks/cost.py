@@ -4,7 +4,7 @@
 
 Each cell is a run of `covey train` in a process of its own, from random weights that never end a completion.
 Memory is the run's own forecast (`env.json`), made before its first step. Seconds follow from the matrix
-products, the attention and the vocabulary that a cell has to go through, at rates fitted on the other cells.
+products, the attention, the vocabulary and the decode steps of a cell, at rates fitted on the other cells.
 With --write the table and the curves go to benchmarks/results/cost.{md,svg}.
 """
 
@@ -63,7 +63,7 @@ class Cost(NamedTuple):
     forecast: float
     """MB beside program and libraries."""
     work: list[float]
-    """GFLOP of products and of attention, and giga-entries of logits, once through."""
+    """GFLOP of products and of attention, giga-entries of logits, once through; thousands of decode steps."""
 
 
 def worker(cell: str, steps: int, threads: int) -> None:
@@ -110,17 +110,17 @@ def work_of(cell: str, group: int, length: float, prompt: int = 36) -> list[floa
     seen = rows * (length * prompt + length * length / 2)
     attention = 4 * shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"] * seen
     products = 2 * rows * length * subject.matrix_parameters(cell)
-    return [products / 1e9, attention / 1e9, rows * length * shape["vocab_size"] / 1e9]
+    return [products / 1e9, attention / 1e9, rows * length * shape["vocab_size"] / 1e9, length / 1e3]
 
 
 def predicted(costs: Mapping[str, Cost], which: str) -> dict[str, float]:
     """Seconds of every cell at rates that are fitted on all others, least squares of relative errors."""
-    found = {}
+    found, parts = {}, {"rollout": 4, "update": 3}[which]
     for name, cost in costs.items():
         rest = [c for other, c in costs.items() if other != name]
-        seconds = np.array([getattr(c, which) for c in rest])
-        rates = np.linalg.lstsq(np.array([c.work for c in rest]) / seconds[:, None], np.ones(len(rest)))[0]
-        found[name] = float(rates @ cost.work)
+        seconds, work = np.array([getattr(c, which) for c in rest]), np.array([c.work[:parts] for c in rest])
+        rates = np.linalg.lstsq(work / seconds[:, None], np.ones(len(rest)))[0]
+        found[name] = float(rates @ cost.work[:parts])
     return found
 
 

@@ -172,10 +172,10 @@ class Panel:
 
 COLOURS = ("#0b69a3", "#c05621", "#2d7d46", "#ba2525", "#6b46a3")
 SVG = Template(
-    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {{ height }}" role="img"
+    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" role="img"
      aria-label="{{ label }}"
      font-family="system-ui, sans-serif" font-size="11">
-<rect width="720" height="{{ height }}" fill="#ffffff"/>
+<rect width="{{ width }}" height="{{ height }}" fill="#ffffff"/>
 {%- for p in panels %}
 <g transform="translate({{ p.x }},{{ p.y }})">
 <text x="0" y="-6" font-size="13" font-weight="600" fill="#1f2933">{{ p.title }}</text>
@@ -203,7 +203,8 @@ SVG = Template(
 
 def chart(panels: Sequence[Panel], label: str, across: int = 3, bars: Sequence[float] = ()) -> str:
     """Panels side by side, each from 0; bars are shares of their height, dashed."""
-    drawn = []
+    drawn, named = [], any(name for p in panels for name, *_ in p.lines)
+    wide = 345 if named else 230
     for number, p in enumerate(panels):
         colours = dict(zip(dict.fromkeys(name for name, *_ in p.lines), COLOURS, strict=False))
         last = max(step for _, steps, _ in p.lines for step in steps)
@@ -215,16 +216,22 @@ def chart(panels: Sequence[Panel], label: str, across: int = 3, bars: Sequence[f
             {
                 "title": p.title,
                 "last": f"{last:,.0f}",
-                "x": 45 + 690 // across * (number % across),
+                "x": 60 + wide * (number % across),
                 "y": 30 + 155 * (number // across),
-                "marks": [(100 - share, f"{p.top * share / 100:.3g}{p.unit}") for share in (0, 50, 100)],
+                "marks": [(100 - share, short(p.top * share / 100) + p.unit) for share in (0, 50, 100)],
                 "lines": [(line, colours[name]) for line, (name, *_) in zip(points, p.lines, strict=True)],
                 "names": [(name, colour) for name, colour in colours.items() if name],
             }
         )
     height = 155 * -(-len(panels) // across) + 5
     marks = [100 - 100 * bar for bar in bars]
-    return SVG.render(panels=drawn, height=height, label=label, bars=marks) + "\n"
+    width = wide * across + 30
+    return SVG.render(panels=drawn, width=width, height=height, label=label, bars=marks) + "\n"
+
+
+def short(number: float) -> str:
+    """Three figures, and no exponent for thousands."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def picture(found: Mapping[str, Sequence[Curve]]) -> str:
