@@ -161,7 +161,7 @@ def compare(seed: int, rates: Sequence[float], cap: float) -> list[str]:
             worker = [sys.executable, __file__, "--worker", model, seed, rate, cap * seconds]
             said, took = run(worker)
             found = json.loads(said.splitlines()[-1])
-            end, times = "not reached", f"> {cap:g}, at {100 * found['accuracy']:.0f} %"
+            end, times = "not reached", f"> {cap:g}, at {100 * found['accuracy']:.1f} %"
             if found["accuracy"] >= BAR:
                 end, times = f"{took:.0f}", f"{took / seconds:.1f}"
             lines.append(f"| {seed} | TRL, lr {rate:g} | {end} | {found['steps']} | {times} |")
