@@ -63,16 +63,21 @@ def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sampled_log_probs_are_the_trainers_bits(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("lengths", "most"), [((3, 17, 1, 70), 50), ((3, 40), 80)], ids=["prompts", "own"])
+def test_sampled_log_probs_are_the_trainers_bits(
+    name: str, dtype: torch.dtype, lengths: tuple[int, ...], most: int
+) -> None:
+    """Also beyond 64 keys, of the prompt and of the completion: so many are read at once."""
     policy = policy_of(name)
     policy.model.to(dtype)
     policy = Policy(policy.model, policy.tokenizer)
-    prompts = random_prompts(3, 17, 1, 40)
+    policy.end_ids = [] if most > 64 else policy.end_ids
+    prompts = random_prompts(*lengths)
     requests = [Request(p, [key(0, i, g) for g in range(5)]) for i, p in enumerate(prompts)]
     completions: list[list[np.ndarray]] = [[] for _ in prompts]
     recorded: list[list[np.ndarray]] = [[] for _ in prompts]
     torch.set_num_threads(2)
-    for request, _, completion in LocalSampler(policy, 7).sample(requests, SamplingParams(50, 0.9)):
+    for request, _, completion in LocalSampler(policy, 7).sample(requests, SamplingParams(most, 0.9)):
         completions[request].append(completion.tokens)
         recorded[request].append(completion.logprobs)
     torch.set_num_threads(1)
