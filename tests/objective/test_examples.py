@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +59,9 @@ def test_tickets() -> None:
 def test_seven_is_good_among_fives_and_bad_among_eights() -> None:
     among_fives, among_eights = t(7, 4, 5, 4), t(7, 8, 8, 9)
     assert (float(among_fives.mean()), float(among_eights.mean())) == (5, 8)
-    assert group_zscore(among_fives)[0] > 0 > group_zscore(among_eights)[0]
+    # (7 - 5) / sqrt(6 / 3) and (7 - 8) / sqrt(2 / 3): no weak negative, its group hardly differs.
+    assert float(group_zscore(among_fives, eps=0.0)[0]) == pytest.approx(2 / math.sqrt(2))
+    assert float(group_zscore(among_eights, eps=0.0)[0]) == pytest.approx(-1 / math.sqrt(2 / 3))
 
 
 def test_rescaled_rewards_have_the_same_zscores() -> None:

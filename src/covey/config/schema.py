@@ -44,7 +44,9 @@ class Rollout(Section):
     group_size: int = Field(8, ge=1, description="Completions per prompt; more: better baseline, dearer.")
     prompts_per_step: int = Field(16, ge=1, description="Prompts sampled for a training step.")
     max_tokens: int = Field(512, ge=1, description="Longest completion, tokens; longer ones are cut.")
-    temperature: float = Field(1.0, ge=0, description="Of sampling; the loss uses the same.")
+    temperature: float = Field(
+        1.0, ge=0, description="Of sampling; the loss uses the same. Published runs use 0.6 to 1.0."
+    )
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep this much probability.")
     top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
     stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
