@@ -212,9 +212,7 @@ def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where:
             if algorithm.kl is None:
                 problems.append("guards.kl_action raise_coef: there is no algorithm.kl to raise")
             elif algorithm.kl.target is not None:
-                problems.append(
-                    "guards.kl_action raise_coef: algorithm.kl.target moves the coefficient already"
-                )
+                problems.append("guards.kl_action raise_coef: algorithm.kl.target moves it already")
         if config.method == "rl" and not config.stages and problems:
             raise ConfigError("\n".join(problems))
     except ConfigError as error:
