@@ -4,10 +4,10 @@
 
 The cold start is the demo's first stage. Both sides use one thread and the demo's second stage: 256
 completions a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed.
-Everything that a process does is counted, its start and its evaluations too (covey's are greedy as well
-as sampled).
-TRL's GRPOTrainer runs at each of the learning rates; the best is what counts. A side that is not there
-after `--cap` times covey's seconds is given up. `--write` keeps the table in benchmarks/results/learn.md.
+Everything that a process does is counted, its start and its evaluations too (covey's are greedy as well as
+sampled). TRL's GRPOTrainer runs at each of the learning rates; the best is what counts. A side that is not
+there after `--cap` times covey's seconds is given up. `--write` keeps the table in
+benchmarks/results/learn.md.
 """
 
 from __future__ import annotations

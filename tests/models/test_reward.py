@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen3Config
 
 from covey.cli import main
+from covey.models.pretrained import pretrained
 from covey.models.reward import AT_ONCE, loaded
 from covey.models.tiny import build_tokenizer
 from covey.rewards.base import load_rewards
@@ -126,25 +127,28 @@ def test_folders_that_hold_no_reward_model_are_refused(tmp_path: Path) -> None:
         loaded("reward_model", "other", tmp_path, "cpu")
 
 
-def test_threads_that_ask_for_models_get_them_one_after_the_other(tmp_path: Path, monkeypatch) -> None:
-    """Loading switches tying off for all of transformers; two loads at once once left it off for good."""
-    busy, loads, original = threading.Lock(), list[str](), CLASSES["reward_model"].from_pretrained
+def test_models_load_one_at_a_time_as_data_only(tmp_path: Path) -> None:
+    """Loading switches tying off for all of transformers; two loads at once left it off for good."""
+    busy = threading.Lock()
 
-    def load(source: str, **options: Any) -> Any:
-        assert busy.acquire(blocking=False)
-        loads.append(source)
-        time.sleep(0.02)
-        busy.release()
-        return original(source, **options)
+    class Loader:
+        @staticmethod
+        def from_pretrained(source: Path, **options: Any) -> dict[str, Any]:
+            assert busy.acquire(blocking=False)
+            time.sleep(0.02)
+            busy.release()
+            return options
 
-    monkeypatch.setattr(CLASSES["reward_model"], "from_pretrained", load)
-    names = ["a", "b", "a", "b", "a"]
-    for name in set(names):
-        saved(tmp_path / name, "reward_model")
-    with ThreadPoolExecutor(len(names)) as threads:
-        found = list(threads.map(lambda name: loaded("reward_model", name, tmp_path, "cpu"), names))
-    assert len(loads) == 2
-    assert found[0] is found[2] is found[4] is not found[1] is found[3]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: pretrained(Loader, tmp_path), range(4)))
+    assert found == [{"use_safetensors": True, "trust_remote_code": False}] * 4
+
+
+def test_threads_that_ask_for_a_reward_model_share_one(tmp_path: Path) -> None:
+    saved(tmp_path / "judge", "reward_model")
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: loaded("reward_model", "judge", tmp_path, "cpu"), range(4)))
+    assert len({id(model) for model in found}) == 1
 
 
 def test_a_missing_model_ends_a_command_before_its_work(tmp_path: Path, capsys, monkeypatch) -> None:

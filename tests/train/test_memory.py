@@ -10,6 +10,7 @@ from tests.train.test_runs import fingerprint, interrupted, start
 
 import covey
 from covey.config.schema import Config
+from covey.console import RunConsole
 from covey.training import memory, setup
 from covey.training.memory import Shape, forecast, planned_tokens, sampling_bytes, token_bytes, update_bytes
 from covey.training.run import Session
@@ -112,7 +113,10 @@ def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
         tight.setattr(setup, "memory_there", lambda _: little)
         start(tmp_path / "whole")
         interrupted(tmp_path / "parts", stopped_at)
+    said: list[str] = []
+    monkeypatch.setattr(RunConsole, "say", lambda _, text, style="": said.append(text))
     start(tmp_path / "parts")
+    assert any("had no room when the run began" in text for text in said)
     taken = [json.loads((tmp_path / p / "env.json").read_text())["micro_tokens"] for p in ("whole", "parts")]
     assert taken[0] == taken[1]
     assert 0 < taken[0]["planned"] < taken[0]["configured"]

@@ -111,7 +111,8 @@ def plan_memory(run: Run) -> dict[str, int]:
     style = "" if total <= there else "yellow"
     run.console.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({parts})", style)
     if tokens < wanted:
-        run.console.say(f"train.tokens_per_micro_batch {wanted} does not fit: {tokens} are taken", "yellow")
+        why = "had no room when the run began" if again else "does not fit"
+        run.console.say(f"train.tokens_per_micro_batch {wanted} {why}: {tokens} are taken", "yellow")
     return roles
 
 
