@@ -78,6 +78,7 @@ def _train(
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = _load(config, (*settings, *place), as_json)
     from covey.faults import Faults
+    from covey.insight.usage import sample_command
 
     faults = Faults(manner.inject)
     from covey.console import RunConsole
@@ -104,8 +105,8 @@ def _train(
     last = results[-1]
     model = last.folder / "final"
     value = {r.folder.name: r.record() for r in results} | {"model": str(model)}
-    try_it = f"try it  covey sample {model} {last.example!r}"
-    _print(as_json, value, (f"model   {model}", f"curve   {last.folder / 'curve.svg'}", try_it))
+    try_it = sample_command(model, last.example, last.template)
+    _print(as_json, value, (f"model   {model}", f"curve   {last.folder / 'curve.svg'}", f"try it  {try_it}"))
     return 1 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
 
 
@@ -174,6 +175,8 @@ def sample(
     max_tokens: int = 256,
     temperature: float = 1.0,
     chat: bool = False,
+    system: str = "",
+    chat_template_kwargs: str = "",
     seed: int = 0,
     as_json: Json = False,
 ) -> int:
@@ -184,10 +187,13 @@ def sample(
     :param max_tokens: Longest completion.
     :param temperature: 0 is greedy.
     :param chat: Send the prompts as a user's messages through the chat template.
+    :param system: With --chat: the system message before them.
+    :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
     """
     from covey.training.once import sample_once
 
-    completions = sample_once(model, prompts, n, max_tokens, temperature, chat, seed)
+    arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
+    completions = sample_once(model, prompts, n, max_tokens, temperature, chat, seed, system, arguments)
     by_prompt = list(zip(prompts, completions, strict=True))
     _print(as_json, dict(by_prompt), (f"{prompt}{text}" for prompt, texts in by_prompt for text in texts))
     return 0
@@ -247,6 +253,16 @@ def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = 
         loaded = load(config, settings)
     _tell(as_json, (f"note: {note}" for note in loaded.notes))
     return loaded
+
+
+def _json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option}: {text!r} is no JSON object")
+    return value
 
 
 def _print(as_json: bool, value: Any, lines: Iterable[str]) -> None:

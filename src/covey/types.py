@@ -57,6 +57,8 @@ class Problem:
     """Plain text, or chat messages that go through the model's template."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Every other field of the row, handed to the reward functions by name."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template gets besides the messages: `tools`, `documents`, `enable_thinking`, ..."""
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,24 @@ def test_parquet_keeps_texts(tmp_path: Path) -> None:
     assert row.columns == {"answer": "007", "tests": [{"input": "1", "output": "2"}]}
 
 
+def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
+    found = read(tmp_path / "a.json", '\n[{"prompt": "a",\n "answer": "007"}, {"prompt": "b"}]')
+    assert [p.prompt for p in found] == ["a", "b"]
+    assert found[0].columns["answer"] == "007"
+    assert [p.prompt for p in read(tmp_path / "b.json", '{"prompt": "a"}\n{"prompt": "b"}\n')] == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
+        ("a.json", '[{"prompt": "a"}, 7]', "a.json: row 2: a row is a JSON object, this is a int"),
+        ("a.json", '[{"prompt": "a"},', "a.json: not valid JSON"),
+        ("a.json", "[]", "no rows"),
+        (
+            "a.jsonl",
+            '[{"prompt": "a"}]',
+            "a.jsonl:1: a row is a JSON object, this is a list; name a file that is one list .json",
+        ),
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": \n', "a.jsonl:2: not valid JSON"),
         ("a.jsonl", '{"prompt": "a"}\n[1]\n', "a.jsonl:2: a row is a JSON object"),
         ("a.jsonl", '{"prompt": "a"}\n\n{"question": "b"}\n', "a.jsonl:3: no column 'prompt'"),

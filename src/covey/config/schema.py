@@ -18,7 +18,7 @@ class Data(Section):
     """Where problems come from: a built-in task, or files with one problem a row."""
 
     task: str | None = Field(None, description="Built-in generated task: `last_digit`, `sums`, ...")
-    train: Path | None = Field(None, description="JSONL or parquet file of training problems.")
+    train: Path | None = Field(None, description="File of training problems: JSONL, JSON, CSV or parquet.")
     test: Path | None = Field(None, description="The same for held-out problems.")
     prompt: str = Field("prompt", description="Column with the prompt: text or chat messages.")
     completion: str = Field("completion", description="Column with the answer to imitate (sft).")
@@ -31,6 +31,11 @@ class Data(Section):
     template: str | None = Field(None, description="Text around each text prompt; {prompt} marks its place.")
     chat: bool = Field(False, description="Send text prompts as a user's message through the chat template.")
     system: str | None = Field(None, description="System message before every prompt; implies chat.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        {},
+        description="Passed on to the chat template, as {enable_thinking: false}; a row's columns "
+        "`chat_template_kwargs`, `tools` and `documents` go there too and win.",
+    )
     train_size: int = Field(4096, ge=1, description="Problems a generated task offers for training.")
     test_size: int = Field(512, ge=1, description="Held-out problems, generated or from the file's head.")
     long_prompts: Literal["error", "drop"] = Field(

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import try_to_load_from_cache
 
 from covey.config.load import Loaded
 from covey.evaluate import Evaluation
 from covey.insight.verdict import Verdict
+from covey.types import Problem
 
 CARD = """---
-library_name: transformers
-tags: [covey, reinforcement-learning, {algorithm}]
----
+{metadata}---
 
 # {name}
 
-Trained from `{base}` with covey: {method}, {steps} steps, seed {seed}.
+Trained from {base} on {data} with covey: {method}, {steps} steps, seed {seed}.
 
 {verdict}
 
@@ -24,39 +29,135 @@ Trained from `{base}` with covey: {method}, {steps} steps, seed {seed}.
 ## Use
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}
 
 tokenizer = AutoTokenizer.from_pretrained({path!r})
-model = AutoModelForCausalLM.from_pretrained({path!r})
-inputs = tokenizer({prompt!r}, return_tensors="pt")
+model = {model}
+{inputs}
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_tokens})[0]))
 ```
 
-`config.yaml` beside this folder holds every setting, `metrics.jsonl` every step.
+{settings} holds every setting, `metrics.jsonl` beside it every step.
 """
 
 
-def model_card(
-    loaded: Loaded, steps: int, verdict: Verdict | None, evaluations: Mapping[str, Evaluation], prompt: str
-) -> str:
-    """Markdown for `final/README.md`. ``evaluations`` are columns, by name."""
-    config = loaded.config
-    algorithm = (
-        config.algorithm if isinstance(config.algorithm, str) else config.algorithm.get("name", "dapo")
-    )
+@dataclass(frozen=True)
+class Trained:
+    """What a card is about."""
+
+    loaded: Loaded
+    steps: int
+    verdict: Verdict | None
+    evaluations: Mapping[str, Evaluation]
+    """Columns of the table, by name."""
+    example: Problem
+
+
+def write_cards(final: Path, trained: Trained) -> None:
+    """`README.md` of the model and, where adapters were trained, theirs in place of peft's stub."""
+    (final / "README.md").write_text(model_card(trained), encoding="utf-8")
+    if (final / "adapter").is_dir():
+        (final / "adapter" / "README.md").write_text(model_card(trained, adapter=True), encoding="utf-8")
+
+
+def model_card(trained: Trained, adapter: bool = False) -> str:
+    """Markdown of a card; with ``adapter`` for the low-rank weights alone."""
+    config = trained.loaded.config
+    run = config.output.resolve()
+    path, base = str(run / "final"), _source(trained.loaded)
+    load = f"AutoModelForCausalLM.from_pretrained({path!r})"
+    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    if adapter and base:
+        load = load.replace(repr(path), repr(base))
+        load = f"PeftModel.from_pretrained({load}, {path + '/adapter'!r})"
+        imports = f"from peft import PeftModel\n{imports}"
     return CARD.format(
-        name=config.output.name,
-        base=config.model,
-        method=algorithm if config.method == "rl" else "supervised fine-tuning",
-        algorithm=algorithm,
-        steps=steps,
+        metadata=yaml.safe_dump(_metadata(trained.loaded, adapter), sort_keys=False, allow_unicode=True),
+        name=config.output.name + (" (adapter)" if adapter else ""),
+        base=f"`{base or config.model}`",
+        data=_data(trained.loaded),
+        method=_algorithm(trained.loaded) if config.method == "rl" else "supervised fine-tuning",
+        steps=trained.steps,
         seed=config.seed,
-        verdict=verdict.sentence if verdict else "There were no held-out problems to measure it on.",
-        table=_table(evaluations),
-        path=str(config.output / "final"),
-        prompt=prompt,
+        verdict=trained.verdict.sentence
+        if trained.verdict
+        else "There were no held-out problems to measure it on.",
+        table=_table(trained.evaluations),
+        imports=imports,
+        path=path,
+        model=load,
+        inputs=_inputs(trained.example),
         max_tokens=config.rollout.max_tokens,
+        settings=f"`{run / 'config.yaml'}`",
     )
+
+
+def _inputs(example: Problem) -> str:
+    """The lines that make the example a model's input, as it was in training."""
+    if isinstance(example.prompt, str):
+        return f'inputs = tokenizer({example.prompt!r}, return_tensors="pt")'
+    template = f", **{dict(example.template)!r}" if example.template else ""
+    return (
+        f"messages = {list(example.prompt)!r}\n"
+        "inputs = tokenizer.apply_chat_template(\n"
+        f'    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True{template}\n)'
+    )
+
+
+def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
+    """The card's head, as the hub reads it."""
+    config = loaded.config
+    of_base = _head_of(config.model, loaded.folder)
+    tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else ["sft"]
+    head = {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "base_model": _source(loaded) if adapter else _ancestor(loaded),
+        **{k: of_base.get(k) for k in ("license", "license_name", "license_link")},
+        "datasets": [config.data.train.name] if config.data.train else None,
+        "tags": ["covey", *tags],
+    }
+    return {k: v for k, v in head.items() if v is not None}
+
+
+def _source(loaded: Loaded) -> str | None:
+    """The model the run began with, as it can be loaded from anywhere; None for `tiny`."""
+    name = loaded.config.model
+    folder = _folder(name, loaded.folder)
+    return str(folder.resolve()) if folder else name if name != "tiny" else None
+
+
+def _ancestor(loaded: Loaded) -> str | None:
+    """The model it all began with: of a run that began with another run's model, that one's."""
+    head = _head_of(loaded.config.model, loaded.folder)
+    ours = _folder(loaded.config.model, loaded.folder) and "covey" in (head.get("tags") or ())
+    return head.get("base_model") if ours else _source(loaded)
+
+
+def _folder(model: str, folder: Path) -> Path | None:
+    return next((f for f in (folder / model, Path(model)) if f.is_dir()), None)
+
+
+def _head_of(model: str, folder: Path) -> dict[str, Any]:
+    """The head of a model's own card, if it is on this machine; {} otherwise."""
+    local = _folder(model, folder)
+    cached = local / "README.md" if local else "/" in model and try_to_load_from_cache(model, "README.md")
+    try:
+        text = Path(cached).read_text(encoding="utf-8") if isinstance(cached, str | Path) else ""
+        head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return head if isinstance(head, dict) else {}
+
+
+def _data(loaded: Loaded) -> str:
+    data = loaded.config.data
+    return f"`{data.train.name}`" if data.train else f"the task `{data.task}`"
+
+
+def _algorithm(loaded: Loaded) -> str:
+    algorithm = loaded.config.algorithm
+    return algorithm if isinstance(algorithm, str) else str(algorithm.get("name", "dapo"))
 
 
 def _table(evaluations: Mapping[str, Evaluation]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from covey.models.chat import chat_tokens
 from covey.models.forward import Decoder, supported
 from covey.models.linear import Linear
 from covey.models.logprobs import Head, TokenScores, score_compiled, score_tokens
@@ -57,12 +58,11 @@ class Policy:
         """The trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def encode(self, prompt: str | Messages) -> list[int]:
-        """Token ids of a prompt: text as it is, messages through the chat template."""
+    def encode(self, prompt: str | Messages, template: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a prompt: text as it is, messages through the chat template with its arguments."""
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
-        template = self.tokenizer.apply_chat_template
-        return list(template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+        return chat_tokens(self.tokenizer, prompt, template or {})
 
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a checkpoint folder; its adapter's if this policy trains one."""

@@ -1,10 +1,10 @@
-"""Problems from a user's files: JSONL, CSV or parquet, a problem a row."""
+"""Problems from a user's files: JSONL, a JSON list, CSV or parquet, a problem a row."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from covey.types import DataError, Problem
 
 RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 """Names the reward functions already use."""
+TEMPLATE_COLUMNS = ("tools", "documents")
+"""Columns that are arguments of the chat template, each a list of objects."""
 
 
 def read_problems(file: Path, data: Data) -> list[Problem]:
@@ -27,8 +29,8 @@ def read_problems(file: Path, data: Data) -> list[Problem]:
 
 
 def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line or row number from 1, row) of a .jsonl, .csv or .parquet file."""
-    readers = {".jsonl": _jsonl, ".json": _jsonl, ".csv": _csv, ".parquet": _parquet}
+    """(line or row number from 1, row) of a .jsonl, .json, .csv or .parquet file."""
+    readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if not file.is_file():
         raise DataError(f"{file}: no such file")
     if file.suffix not in readers:
@@ -41,13 +43,31 @@ def _jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{file}:{number}: not valid JSON: {str(error)[:200]}") from None
-            if not isinstance(row, dict):
-                raise DataError(f"{file}:{number}: a row is a JSON object, this is a {type(row).__name__}")
-            yield number, row
+            yield number, _row(_parsed(line, f"{file}:{number}"), f"{file}:{number}")
+
+
+def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A list of objects, or objects a line each."""
+    content = file.read_bytes()
+    if not content.lstrip().startswith(b"["):
+        yield from _jsonl(file)
+        return
+    for number, row in enumerate(_parsed(content, str(file)), start=1):
+        yield number, _row(row, f"{file}: row {number}")
+
+
+def _parsed(text: str | bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON: {str(error)[:200]}") from None
+
+
+def _row(row: Any, where: str) -> dict[str, Any]:
+    if isinstance(row, dict):
+        return row
+    hint = "; name a file that is one list .json" if isinstance(row, list) else ""
+    raise DataError(f"{where}: a row is a JSON object, this is a {type(row).__name__}{hint}")
 
 
 def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -93,7 +113,9 @@ def _problem(file: Path, line: int, row: dict[str, Any], data: Data) -> Problem:
         if data.answer not in row:
             raise DataError(f"{where}: no column {data.answer!r} (data.answer)")
         columns["answer"] = row[data.answer]
-    return Problem(f"{file.name}:{line}", _prompt(where, row[data.prompt], data), columns)
+    prompt = _prompt(where, row[data.prompt], data)
+    template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
+    return Problem(f"{file.name}:{line}", prompt, columns, template)
 
 
 def _prompt(where: str, prompt: Any, data: Data) -> Any:
@@ -109,6 +131,39 @@ def _prompt(where: str, prompt: Any, data: Data) -> Any:
         f"{where}: {data.prompt!r} must be a text or a list of {{role, content}} messages, "
         f"this is {str(prompt)[:60]!r}"
     )
+
+
+def _template_arguments(where: str, columns: Mapping[str, Any], data: Data) -> dict[str, Any]:
+    """What the chat template gets besides the messages; a row's own values win over the config's."""
+    own = _given(where, columns, "chat_template_kwargs") or {}
+    if not isinstance(own, dict):
+        raise DataError(f"{where}: chat_template_kwargs must be an object, this is {str(own)[:60]!r}")
+    found = {**data.chat_template_kwargs, **own}
+    for name in TEMPLATE_COLUMNS:
+        # An empty list is not the same to every template as none at all.
+        if value := _given(where, columns, name):
+            found[name] = value
+        value = found.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(v, dict) for v in value):
+            raise DataError(
+                f"{where}: {name!r} goes to the chat template and must be a list of objects (for tools: "
+                f"JSON schemas), this is {str(value)[:60]!r}. If the column is something else, rename it"
+            )
+    return found
+
+
+def _given(where: str, columns: Mapping[str, Any], name: str) -> Any:
+    """A column that may be JSON in a text, as CSV has it, or padded with nulls, as parquet does."""
+    value = columns.get(name)
+    if isinstance(value, str) and value.strip():
+        value = _parsed(value, f"{where}: {name}")
+    return _without_nulls(value)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def _system(data: Data) -> list[dict[str, str]]:

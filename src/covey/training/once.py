@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_problems
-from covey.training.setup import encode, texts_of
-from covey.types import DataError
+from covey.training.setup import encode, texts_of, unseen_by_model
+from covey.types import ConfigError, DataError
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
@@ -31,6 +32,8 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     check_columns(source.test, rewards)
     policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     problems = encode(policy, source.test, config)[: config.eval.problems]
+    for note in unseen_by_model(policy, source.test, config):
+        console.say(note, "yellow")
     console.begin("evaluating", 1)
     try:
         return evaluate(
@@ -54,17 +57,24 @@ def sample_once(
     temperature: float = 1.0,
     chat: bool = False,
     seed: int = 0,
+    system: str = "",
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[list[str]]:
-    """``n`` completions of each prompt."""
+    """``n`` completions of each prompt.
+
+    With ``chat`` each is a user's message, after ``system`` if that is given; the template gets
+    ``chat_template_kwargs``, as {"enable_thinking": False} or {"tools": [...]}.
+    """
+    if not chat and (system or chat_template_kwargs):
+        raise ConfigError("system and chat_template_kwargs go through the chat template: set chat too")
     loaded = load(values={"model": model, "seed": seed})
     policy = load_policy(loaded.config, loaded.folder)
-    requests = [
-        Request(
-            np.array(policy.encode([{"role": "user", "content": p}] if chat else p), dtype=np.int64),
-            [key(seed, "sample", i, p) for i in range(n)],
-        )
-        for p in prompts
-    ]
+    before = [{"role": "system", "content": system}] if system else []
+    requests = []
+    for text in prompts:
+        prompt = [*before, {"role": "user", "content": text}] if chat else text
+        tokens = np.array(policy.encode(prompt, chat_template_kwargs), dtype=np.int64)
+        requests.append(Request(tokens, [key(seed, "sample", i, text) for i in range(n)]))
     texts = [[""] * n for _ in prompts]
     for sampled in LocalSampler(policy).sample(requests, SamplingParams(max_tokens, temperature)):
         texts[sampled.request][sampled.sample] = sampled.completion.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from covey.config.load import Loaded
 from covey.console import RunConsole, duration
 from covey.endings import GuardStop
 from covey.evaluate import Evaluation
-from covey.insight.card import model_card
+from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.explain import explain
+from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge
 from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
@@ -24,6 +25,7 @@ from covey.training.guards import check_weights
 from covey.training.resume import refuse_other_config
 from covey.training.run import Run, Session
 from covey.training.setup import ALONE, set_up
+from covey.types import Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
 RESULT = "result.json"
@@ -37,10 +39,11 @@ class Result:
     """`final/` in it is the model."""
     steps: int
     seconds: float
-    example: str
-    """A prompt to try the model with."""
+    example: str | Messages
+    """A prompt to try the model with, and in ``template`` what its chat template gets besides."""
     verdict: Verdict | None = None
     """None where there were no held-out problems."""
+    template: Mapping[str, Any] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
@@ -120,11 +123,10 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     check_weights(run.policy, str(folder / "final"))
     seconds = run.clock.total()
     verdict = judge(evaluations["before"], evaluations["after"], seconds) if evaluations else None
-    example = run.policy.decode((run.test_set or run.train_set)[0].tokens.tolist())
+    example = example_of([p.problem for p in run.test_set or run.train_set])
     with committed_folder(folder / "final") as final:
         save_policy(run.policy, final)
-        card = model_card(run.loaded, run.state.step, verdict, evaluations, example)
-        (final / "README.md").write_text(card, encoding="utf-8")
+        write_cards(final, Trained(run.loaded, run.state.step, verdict, evaluations, example))
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(
         folder / "curve.svg",
@@ -133,7 +135,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         run.folder.read("evals.jsonl"),
     )
     run.folder.sync()
-    result = Result(folder, run.state.step, round(seconds, 1), example, verdict)
+    result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
     write_file(folder / RESULT, json.dumps(result.record(), indent=1))
     words = (
         verdict.sentence if verdict else f"done in {duration(seconds)}; no held-out problems to judge it by"

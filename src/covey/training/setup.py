@@ -16,6 +16,7 @@ from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.endings import RECORD, START, CheckpointError
+from covey.models.chat import ignored
 from covey.models.load import Reference, load_policy
 from covey.models.policy import Policy
 from covey.rewards.base import Rewards, load_rewards
@@ -54,6 +55,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
+    for note in unseen_by_model(policy, [*source.train, *source.test], config):
+        console.say(note, "yellow")
     algorithm, optimizer = loaded.algorithm, Optimizer(policy.parameters, config.train)
     sampler = LocalSampler(policy, config.rollout.max_running, session.faults)
     run = Run(
@@ -171,10 +174,11 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
     everything = source.train + source.test
     check_columns(everything, rewards)
     for problem in everything if config.method == "sft" else ():
-        if config.data.completion not in problem.columns:
+        answer = problem.columns.get(config.data.completion)
+        if answer is None or isinstance(answer, list | dict):
             raise DataError(
                 f"{problem.id}: supervised learning needs column {config.data.completion!r} "
-                "(data.completion) with the answer to imitate"
+                "(data.completion) with the answer to imitate, as a text"
             )
     if rewards.sandbox and "not_blocked" in rewards.sandbox:
         console.say(
@@ -198,10 +202,43 @@ def texts_of(source: Source, config: Config) -> Iterable[str]:
         yield str(problem.columns.get(config.data.completion, ""))
 
 
+def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config) -> list[str]:
+    """What the data gives the chat template and the model is never told; a sentence each."""
+    notes = []
+    texts = [p for p in problems if isinstance(p.prompt, str)]
+    if texts and config.data.chat_template_kwargs:
+        notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
+    if tools := [p for p in texts if p.columns.get("tools")]:
+        notes.append(
+            f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
+            "template; set data.chat: true"
+        )
+    checked: set[str] = set()
+    for problem in problems:
+        # Once per name: a template treats them all alike, and rendering everything twice takes its time.
+        if isinstance(problem.prompt, str) or set(problem.template) <= checked:
+            continue
+        unseen = ignored(policy.tokenizer, problem.prompt, problem.template)
+        notes += [
+            f"{problem.id}: the model's chat template ignores {name}, so the model is not told of it"
+            for name in unseen
+            if name not in checked
+        ]
+        checked |= set(problem.template)
+    return notes
+
+
+def _tokens(policy: Policy, problem: Problem) -> list[int]:
+    try:
+        return policy.encode(problem.prompt, problem.template)
+    except DataError as error:
+        raise DataError(f"{problem.id}: {error}") from None
+
+
 def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
     """Prompts as tokens. Those that leave no room for max_tokens are an error or left out."""
     room = policy.context - config.rollout.max_tokens
-    encoded = [Prompted(p, np.array(policy.encode(p.prompt), dtype=np.int64)) for p in problems]
+    encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
     if empty := [p for p in encoded if not len(p.tokens)]:
         raise DataError(f"{empty[0].problem.id}: the prompt has no tokens")
     long = [p for p in encoded if len(p.tokens) > room]

@@ -1,0 +1,79 @@
+"""How to try a model: a prompt to show, and the command line that sends it as it was trained."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.types import Messages, Problem
+
+SHORT = 200
+LOOKED_AT = 256
+"""Problems among which a simple example is looked for."""
+ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def example_of(problems: Sequence[Problem]) -> Problem:
+    """The first problem that a command line shows whole in one short line, else the shortest."""
+    few = problems[:LOOKED_AT]
+    return next((p for p in few if _simple(p)), min(few, key=lambda p: len(str(p.prompt))))
+
+
+def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, Any]) -> str:
+    """The `covey sample` line for a prompt, safe to paste into bash or zsh."""
+    system, text = spoken(prompt)
+    words = ["covey sample", shell_word(str(model))]
+    if not isinstance(prompt, str):
+        words.append("--chat")
+        if system:
+            words.append(f"--system={shell_word(system)}")
+        if template:
+            arguments = json.dumps(template, ensure_ascii=False)
+            words.append(f"--chat-template-kwargs={shell_word(arguments)}")
+    # The command takes what begins with a hyphen for an option, unless it comes after `--`.
+    return " ".join([*words, *(["--"] if text.startswith("-") else []), shell_word(text)])
+
+
+def spoken(prompt: str | Messages) -> tuple[str, str]:
+    """(system message or "", last user's message) of a chat; ("", text) of a text."""
+    if isinstance(prompt, str):
+        return "", prompt
+    system = [_text(m) for m in prompt[:1] if m["role"] == "system"]
+    user = [_text(m) for m in prompt if m["role"] == "user"]
+    return "".join(system), (user or [_text(prompt[-1])])[-1]
+
+
+def shell_word(text: str) -> str:
+    r"""Quoted for a shell: nothing in it is expanded, and line breaks stay on the line.
+
+    >>> print(shell_word("it's $2"), shell_word("two\nlines"))
+    'it'"'"'s $2' $'two\nlines'
+    """
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(_escaped(c) for c in text) + "'"
+
+
+def _escaped(character: str) -> str:
+    if character in ESCAPES:
+        return ESCAPES[character]
+    if character.isprintable() and character != "!":  # an interactive shell expands ! even here
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "replace"))
+
+
+def _simple(problem: Problem) -> bool:
+    prompt = problem.prompt
+    system, text = spoken(prompt)
+    alone = isinstance(prompt, str) or len(prompt) == 1 + bool(system)
+    return alone and (system + text).isprintable() and 0 < len(text) <= SHORT
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """A message's content, which may be a list of parts."""
+    content = message["content"]
+    parts = content if isinstance(content, list) else [content]
+    return "".join(str(p.get("text", "")) if isinstance(p, Mapping) else str(p or "") for p in parts)

@@ -1,0 +1,66 @@
+"""Chat messages through a model's own template."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from covey.types import ConfigError, DataError, Messages
+
+OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+"""Arguments that are not the user's to set; tools and documents are."""
+OWN -= {"tools", "documents"}
+
+
+def chat_tokens(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, Any]
+) -> list[int]:
+    """Token ids of messages up to where the assistant begins.
+
+    ``arguments`` is what the template gets besides them: `tools`, `documents`, `enable_thinking`, ...
+
+    Raises ConfigError where the model has no template, DataError where the template refuses the messages.
+    """
+    name = tokenizer.name_or_path or "the model"
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"{name}: this model has no chat template, but the prompt is a chat. Take a model with one (an "
+            "instruct model), put a chat_template.jinja into its folder, or use plain text (data.chat: false "
+            "and text prompts; for `covey sample`, no --chat)"
+        )
+    if taken := OWN & set(arguments):
+        raise ConfigError(
+            f"data.chat_template_kwargs: {min(taken)} is no variable of the template. Another template goes "
+            "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
+        )
+    template = tokenizer.apply_chat_template
+    try:
+        ids = template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **arguments)
+    except (TemplateError, TypeError, ValueError, LookupError) as error:
+        raise DataError(f"the chat template of {name} refuses the messages: {error}") from None
+    return list(ids)
+
+
+def ignored(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, Any]
+) -> list[str]:
+    """Names of those template arguments that the model never gets to see.
+
+    Tools and documents have to change the tokens. A variable may equal its default, so it is enough that
+    the template mentions it.
+    """
+    source = tokenizer.get_chat_template(tools=arguments.get("tools"))
+    whole = chat_tokens(tokenizer, messages, arguments)
+
+    def unseen(name: str) -> bool:
+        if name not in ("tools", "documents"):
+            return not re.search(rf"\b{re.escape(name)}\b", source)
+        others = {k: v for k, v in arguments.items() if k != name}
+        return chat_tokens(tokenizer, messages, others) == whole
+
+    return [name for name in arguments if unseen(name)]
