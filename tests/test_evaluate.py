@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.evaluate import Evaluation, evaluate, gain, mean_interval, pass_at_k, wilson
+from covey.evaluation import Evaluation, evaluate, gain, mean_interval, pass_at_k, wilson
 from covey.insight.verdict import judge
 from covey.rewards.base import load_rewards
 from covey.sampling.base import SamplingParams

@@ -10,7 +10,7 @@ import os
 # program uses a core. OpenMP reads this once, when torch loads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from covey.api import sample, train
+from covey.api import evaluate, explain, resume, sample, train
 from covey.rewards.contract import reward
 from covey.types import VERSION, Completion, CoveyError, Group, Problem, Score, StepRewards
 
@@ -24,6 +24,9 @@ __all__ = [
     "Score",
     "StepRewards",
     "__version__",
+    "evaluate",
+    "explain",
+    "resume",
     "reward",
     "sample",
     "train",

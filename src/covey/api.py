@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covey.config.load import load
+from covey.config.start import Start, read_start
+from covey.config.usercode import refuse_while_importing
 
 if TYPE_CHECKING:
+    from covey.evaluation import Evaluation
+    from covey.insight.explain import Remark
     from covey.training.pipeline import Result
 
 
@@ -22,17 +26,66 @@ def train(config: str | Path | None = None, *, quiet: bool = False, **settings: 
     Goes on where an interrupted run of the same output folder stopped. Returns the last stage's
     result; its `folder / "final"` is a Hugging Face model. Raises CoveyError.
     """
-    from covey.console import RunConsole
-    from covey.stopping import StopSignal
-    from covey.training.pipeline import run_pipeline
+    file = Path(config) if config is not None else None
+    return _run(Start(file, (), settings), None, quiet)
 
-    loaded = load(Path(config) if config is not None else None, values=settings)
-    with StopSignal().listening() as stop:
-        return run_pipeline(loaded, RunConsole(quiet), stop)[-1]
+
+def resume(run: str | Path, *, quiet: bool = False, strict: bool = False, **settings: Any) -> Result:
+    """Go on with an interrupted run; settings given here are changed, as by `covey resume`.
+
+    Rewards that the run was given as objects, and that no file defines by name, are given again:
+
+        covey.resume("runs/quick", rewards=[mine])
+    """
+    return _run(read_start(Path(run)).changed(values=settings), Path(run), quiet, strict)
+
+
+def evaluate(run: str | Path, *, quiet: bool = False, **settings: Any) -> Evaluation:
+    """Held-out accuracy of a run's model, of a config's, or of a model with `data` and `rewards` given here.
+
+    ``run`` is the folder of a run, a YAML file, or a model's folder or hub id. The result's
+    `summary()` has greedy accuracy, pass@k and majority vote, each with its interval.
+    """
+    refuse_while_importing()
+    from covey.console import RunConsole
+    from covey.training.once import evaluate_once
+    from covey.training.recorded import load_run
+
+    path = Path(run)
+    if path.suffix in (".yaml", ".yml"):
+        loaded = load(path, values=settings)
+    elif path.is_dir() and not (path / "config.json").is_file():
+        loaded = load_run(path, values=settings)
+    else:
+        loaded = load(values={"model": str(run), **settings})
+    return evaluate_once(loaded, RunConsole(quiet))
+
+
+def explain(run: str | Path) -> list[Remark]:
+    """What stands out in a run's metrics, and which setting to change."""
+    from covey.training.recorded import explain_run
+
+    return explain_run(Path(run))[1]
 
 
 def sample(model: str, prompts: Sequence[str], **settings: Any) -> list[list[str]]:
-    """Completions of each prompt; settings: n, max_tokens, temperature, chat, seed."""
+    """Completions of each prompt.
+
+    Settings: n, max_tokens, temperature, seed, chat, system, chat_template_kwargs.
+    """
     from covey.training.once import sample_once
 
     return sample_once(model, prompts, **settings)
+
+
+def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) -> Result:
+    refuse_while_importing()
+    from covey.console import RunConsole
+    from covey.stopping import StopSignal
+    from covey.training.pipeline import run_pipeline
+    from covey.training.run import Session
+
+    loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
+    session = Session(strict, resumed is not None, start.record(), loaded.config.output)
+    with StopSignal().listening() as stop:
+        return run_pipeline(loaded, RunConsole(quiet), stop, session)[-1]

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from covey.endings import RECORD, START, as_error, go_on, record
+from covey.endings import RECORD, as_error, go_on, record
 from covey.types import ConfigError
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
+    from covey.config.start import Start
 
 app = App(
     name="covey",
@@ -49,13 +50,14 @@ PLAIN = Manner()
 @app.command
 def demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
-    return _train(Path(str(files("covey") / "recipes" / "demo.yaml")), settings, manner, as_json)
+    recipe = Path(str(files("covey") / "recipes" / "demo.yaml"))
+    return _train(_start(recipe, settings), manner, as_json)
 
 
 @app.command
 def train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Train as a YAML file says. Run it again to go on after an interruption."""
-    return _train(config, settings, manner, as_json)
+    return _train(_start(config, settings), manner, as_json)
 
 
 @app.command
@@ -64,19 +66,21 @@ def resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json
 
     :param run: The folder of the run.
     """
-    try:
-        start = json.loads((run / START).read_text())
-        config, before = Path(start["config"]), list(start["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{run}: no run in this folder that `covey train` began (no {START})") from None
-    return _train(config, (*before, *settings), manner, as_json, resumed=run)
+    from covey.config.start import read_start
+
+    return _train(read_start(run).changed(settings), manner, as_json, resumed=run)
 
 
-def _train(
-    config: Path, settings: Sequence[str], manner: Manner, as_json: bool, resumed: Path | None = None
-) -> int:
+def _start(config: Path, settings: Sequence[str]) -> Start:
+    from covey.config.start import Start
+
+    return Start(config, settings)
+
+
+def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = None) -> int:
     place = ("--output", str(resumed)) if resumed is not None else ()
-    loaded = _load(config, (*settings, *place), as_json)
+    loaded = start.changed(place).load()
+    _tell(as_json, (f"note: {note}" for note in loaded.notes))
     from covey.faults import Faults
     from covey.insight.usage import sample_command
 
@@ -87,9 +91,8 @@ def _train(
     from covey.training.pipeline import run_pipeline
     from covey.training.run import Session
 
-    start = {"config": str(config.resolve()), "settings": list(settings)}
     home = loaded.config.output
-    session = Session(manner.strict, resumed is not None, start, home, faults)
+    session = Session(manner.strict, resumed is not None, start.record(), home, faults)
     console = RunConsole(quiet=as_json)
     try:
         with StopSignal(manner.max_minutes).listening() as stop:
@@ -150,12 +153,9 @@ def explain(what: str = "", *, as_json: Json = False) -> int:
         without it every setting is listed.
     """
     if what and Path(what).is_dir():
-        from covey.insight.explain import explain as remarks_on
-        from covey.store.folder import read_stream
-        from covey.training.recorded import last_stage
+        from covey.training.recorded import explain_run
 
-        stage = last_stage(Path(what))
-        remarks = remarks_on(*(read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals")))
+        stage, remarks = explain_run(Path(what))
         found = [vars(r) for r in remarks]
         lines: Iterable[str] = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
     else:

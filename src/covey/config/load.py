@@ -11,16 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from covey.config.algorithm import build_algorithm, contradictions, describe, hint
 from covey.config.schema import Config, Section
+from covey.config.usercode import name_of, spec_of
 from covey.objective.algorithms import Algorithm
 from covey.types import ConfigError
 
 MAX_BYTES = 1 << 20
+OBJECT = "an object in Python: "
+"""In a recorded config, before the name of something that no file can hold."""
 
 ALIASES: Mapping[str, str] = {
     "model_name_or_path": "model",
@@ -69,7 +73,7 @@ class Loaded:
         stages = []
         for number, overrides in enumerate(self.config.stages, start=1):
             where = f"stages[{number}]"
-            merged = _merge(base, dict(overrides))
+            merged = merge(base, dict(overrides))
             origins = {**self.origins, **dict.fromkeys((k for k, _ in flatten(overrides)), where)}
             stages.append(_validate(merged, origins, self.folder, where))
         return stages
@@ -81,7 +85,7 @@ def load(
     values: Mapping[str, Any] | None = None,
     folder: Path | None = None,
 ) -> Loaded:
-    """Read a YAML file, then `--dotted.key value` overrides, then Python values; check everything.
+    """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
 
     Relative paths are looked for in ``folder``; by default the file's, without one the working directory.
 
@@ -89,10 +93,11 @@ def load(
     0.0003
     """
     raw, origins = read_yaml(file) if file is not None else ({}, {})
-    for key, value, origin in (*_options(overrides), *_items(values or {})):
+    for key, value, origin in (*_items(values or {}), *_options(overrides)):
         _put(raw, key, value)
         origins[key] = origin
     notes = _rename(raw, origins)
+    _refuse_lost_objects(raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     loaded = _validate(raw, origins, folder, str(file) if file else "config")
     loaded.notes = notes
@@ -261,12 +266,13 @@ def _section(known: FieldInfo) -> type[Section] | None:
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings, one over the other."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
         merged[key] = (
-            _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+            merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
         )
     return merged
 
@@ -274,7 +280,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def resolved(loaded: Loaded) -> dict[str, Any]:
     """The whole config as plain values, defaults and the algorithm's axes spelled out."""
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages"}))
-    values["rewards"] = [reward_name(r) for r in loaded.config.rewards]
+    values["rewards"] = plain(loaded.config.rewards, loaded.folder)
     values["algorithm"] = describe(loaded.algorithm)
     return values
 
@@ -296,8 +302,39 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def reward_name(reward: Any) -> Any:
-    """How a reward entry is written in a config; a Python callable by its name."""
-    if isinstance(reward, Mapping):
-        return {reward_name(k): v for k, v in reward.items()}
-    return getattr(reward, "__name__", reward) if callable(reward) else reward
+def plain(value: Any, folder: Path) -> Any:
+    """A value from Python as a file can hold it; functions by where they are found from ``folder``.
+
+    What no file can hold becomes a text that ``load`` refuses by name.
+    """
+    if isinstance(value, Mapping):
+        return {plain(k, folder): plain(v, folder) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v, folder) for v in value]
+    if isinstance(value, Path):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    return spec_of(value, folder) or f"{OBJECT}{name_of(value)}"
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.items() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _refuse_lost_objects(raw: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a recorded config stands for something that only Python had."""
+    for key, value in raw.items():
+        if lost := [text.removeprefix(OBJECT) for text in _texts(value) if text.startswith(OBJECT)]:
+            run = str(raw.get("output", ""))
+            raise ConfigError(
+                f"{key}: `{lost[0]}` was given to this run as an object in Python, which no file can hold. "
+                f"Give it again from Python: covey.resume({run!r}, {key}=[...]) or covey.evaluate({run!r}, "
+                f"{key}=[...]). A function of a .py file needs none of this"
+            )

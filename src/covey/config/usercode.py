@@ -1,15 +1,19 @@
-"""Loading a user's own function: `module.py:function`, from the project folder only."""
+"""A user's own functions, `folder/file.py:function` or `package.module:function`: loading and naming them."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from covey.types import ConfigError
+
+IMPORTING: list[Path] = []
+"""Files of the user that are being executed for their functions."""
 
 
 def load_function(spec: str, folder: Path) -> Callable[..., Any]:
@@ -19,28 +23,91 @@ def load_function(spec: str, folder: Path) -> Callable[..., Any]:
     """
     file, _, name = spec.partition(":")
     path = (folder / file).resolve()
-    if path.suffix != ".py" or not path.is_file():
+    if path.suffix != ".py" and all(part.isidentifier() for part in file.split(".")):
+        module = _imported(spec, file, folder)
+    elif path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"{spec}: no such file {path}; write it as module.py:function")
-    module = _load(path)
+    else:
+        module = _load(path)
     function = getattr(module, name, None)
     if not callable(function):
         offered = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise ConfigError(f"{spec}: {path.name} defines no function {name!r}; it has {', '.join(offered)}")
-    function.__covey_name__ = spec
+        raise ConfigError(f"{spec}: {file} defines no function {name!r}; it has {', '.join(offered)}")
+    with suppress(AttributeError):  # an object with slots; only functions of the objective need it
+        function.__covey_name__ = spec
     return function
 
 
+def spec_of(function: Any, folder: Path) -> str | None:
+    """How a config in ``folder`` names a function; None if none does: a lambda, a closure, an object.
+
+    >>> spec_of(load_function, Path()), spec_of(lambda: 0, Path())
+    ('covey.config.usercode:load_function', None)
+    """
+    name = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = Path(getattr(module, "__file__", None) or "")
+    if module is None or getattr(module, name, None) is not function or file.suffix != ".py":
+        return None
+    if module.__package__:  # its relative imports work under its own name only
+        return f"{module.__spec__.name if module.__spec__ else module.__name__}:{name}"
+    path, here = file.resolve(), folder.resolve()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{name}"
+
+
+def name_of(function: Any) -> str:
+    """A function's name; that of an object's class, and of what a partial calls.
+
+    >>> import functools
+    >>> name_of(name_of), name_of(Path()), name_of(functools.partial(print, 1))
+    ('name_of', 'PosixPath', 'print')
+    """
+    called = getattr(function, "func", function)
+    return getattr(called, "__name__", type(called).__name__)
+
+
+def refuse_while_importing() -> None:
+    """Raise ConfigError if a run is begun by a file that is only being imported for its functions."""
+    if IMPORTING:
+        raise ConfigError(
+            f"{IMPORTING[-1].name} begins a run when it is imported, but only its functions are wanted: put "
+            'what begins the run below `if __name__ == "__main__":`'
+        )
+
+
+def _imported(spec: str, module: str, folder: Path) -> ModuleType:
+    """A module by its import path, found from ``folder`` too."""
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{spec}: {module} cannot be imported here: {type(error).__name__}: {error}. Write it as "
+            "module.py:function, or install the package"
+        ) from error
+    finally:
+        sys.path.pop(0)
+
+
 def _load(path: Path) -> ModuleType:
+    for known in tuple(sys.modules.values()):
+        # What the program itself has imported, or is, shall not run a second time.
+        file = getattr(known, "__dict__", {}).get("__file__")
+        if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
+            return known
     name = f"covey_user_{path.stem}_{abs(hash(str(path))):x}"
-    if name in sys.modules:
-        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    IMPORTING.append(path)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{path}: importing it failed: {type(error).__name__}: {error}") from error
+    finally:
+        IMPORTING.pop()
     return module

@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import try_to_load_from_cache
 
 from covey.config.load import Loaded
-from covey.evaluate import Evaluation
+from covey.evaluation import Evaluation
 from covey.insight.verdict import Verdict
 from covey.types import Problem
 

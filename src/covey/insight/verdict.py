@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from covey.console import duration
-from covey.evaluate import Evaluation, gain
+from covey.evaluation import Evaluation, gain
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05

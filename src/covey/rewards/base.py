@@ -13,7 +13,7 @@ import numpy as np
 from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring
-from covey.config.usercode import load_function
+from covey.config.usercode import load_function, name_of
 from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
 from covey.rewards.contract import PROVIDED, Reward, RewardError
 from covey.rewards.scorer import Rewards
@@ -95,7 +95,7 @@ def _load(spec: Any, folder: Path) -> Reward:
     target, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, {})
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
     function = _function(target, folder)
-    reward = Reward(str(settings.pop("name", getattr(function, "__name__", target))), function)
+    reward = Reward(str(settings.pop("name", name_of(function))), function)
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ConfigError(f"rewards: the weight of {target} must be a number, this is {weight!r}")

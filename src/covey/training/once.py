@@ -9,7 +9,7 @@ import numpy as np
 
 from covey.config.load import Loaded, load
 from covey.console import RunConsole
-from covey.evaluate import Evaluation, evaluate
+from covey.evaluation import Evaluation, evaluate
 from covey.models.load import load_policy
 from covey.rewards.base import load_rewards
 from covey.rewards.preflight import check_columns

@@ -11,7 +11,7 @@ from typing import Any
 from covey.config.load import Loaded
 from covey.console import RunConsole, duration
 from covey.endings import GuardStop
-from covey.evaluate import Evaluation
+from covey.evaluation import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.explain import explain

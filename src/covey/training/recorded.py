@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from covey.config.load import Loaded, load
+from covey.insight.explain import Remark, explain
 from covey.store.commit import damage
+from covey.store.folder import read_stream
 from covey.types import ConfigError
 
 
-def load_run(folder: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Loaded:
     """The config of a run, or of a pipeline's last stage, with the model it ended with.
 
-    While it has not ended, that is the newest checkpoint. Overrides win, `--model` too. Raises
+    While it has not ended, that is the newest checkpoint. Overrides and values win, also for `model`. Raises
     ConfigError where there is no run, or no model yet.
     """
     stage = last_stage(folder)
-    loaded = load_recorded(stage, overrides)
-    if loaded.origins.get("model", "").startswith("--"):
+    loaded = load_recorded(stage, overrides, values)
+    if "model" in (values or {}) or loaded.origins.get("model", "").startswith("--"):
         return loaded
     if (final := stage / "final").is_dir():
         return replace(loaded, config=loaded.config.model_copy(update={"model": str(final.resolve())}))
@@ -32,16 +35,24 @@ def load_run(folder: Path, overrides: Sequence[str] = ()) -> Loaded:
     return replace(loaded, checkpoint=newest)
 
 
-def load_recorded(folder: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_recorded(
+    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
+) -> Loaded:
     """The config a run was started with. Raises ConfigError where there is no run."""
     if not (folder / "config.yaml").exists():
         raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
-    loaded = load(folder / "config.yaml", overrides, folder=here)
+    loaded = load(folder / "config.yaml", overrides, values, here)
     if here != origin:
         loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {here}")
     return loaded
+
+
+def explain_run(folder: Path) -> tuple[Path, list[Remark]]:
+    """The last stage of a run, and what stands out in its metrics."""
+    stage = last_stage(folder)
+    return stage, explain(*(read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals")))
 
 
 def last_stage(folder: Path) -> Path:
