@@ -27,8 +27,9 @@ def main(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     times = [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
     terminal = Console(record=True, width=118, force_terminal=True, file=io.StringIO(), highlight=False)
-    console = RunConsole(console=Console(quiet=True))
+    console = RunConsole(quiet=True)
     console.begin("2-rl (rl)", len(rows))
+    console.console = terminal
     for number, (metrics, lap) in enumerate(zip(rows[: len(rows) // 2], times, strict=False), start=1):
         console.step(number, metrics["reward/mean"], facts(metrics, lap))
     shown = times[: len(rows) // 2]

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -48,27 +46,28 @@ class RunConsole:
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(highlight=False, quiet=quiet)
         self.live: Live | None = None
-        self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
+        self.title, self.steps, self.started, self.first, self.at_most = "", 0, 0.0, 0, False
         self.rewards: list[float] = []
         self.facts: Mapping[str, str] = {}
         self.activity = ""
         self.step_number = 0
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that stays."""
-        self.console.print(Text(text, style=style), soft_wrap=True)
+        """A line that stays: broken between words on a terminal, left whole in a file."""
+        self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
 
-    def begin(self, title: str, steps: int, first: int = 0) -> None:
-        """A stage starts (or goes on at step ``first``)."""
+    def begin(self, title: str, steps: int, first: int = 0, at_most: bool = False) -> None:
+        """A stage starts (or goes on at step ``first``); ``at_most``: it may end before all its steps."""
         self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
+        self.at_most = at_most
         self.rewards, self.facts, self.activity, self.step_number = [], {}, "", first
         if self.console.is_terminal and not self.console.quiet:
             self.live = Live(self.panel(), console=self.console, refresh_per_second=8, transient=True)
             self.live.start()
 
-    def sampling(self, done: int, total: int) -> None:
+    def sampling(self, done: int, total: int, what: str = "sampling") -> None:
         """Completions come in."""
-        self.doing(f"sampling {done}/{total}")
+        self.doing(f"{what} {done}/{total}")
 
     def fewer_running(self, running: int) -> None:
         """Sampling ran out of memory."""
@@ -82,7 +81,7 @@ class RunConsole:
     def step(self, number: int, value: float, facts: Mapping[str, str]) -> None:
         """A step ended: its headline value (reward or loss) and the facts beside it."""
         self.rewards.append(value)
-        self.step_number, self.facts = number, facts
+        self.step_number, self.facts, self.activity = number, facts, ""
         self._refresh()
         every = max(1, self.steps // LINES_PER_STAGE)
         if self.live is None and (number % every == 0 or number == self.steps):
@@ -104,15 +103,39 @@ class RunConsole:
         if not done or self.step_number >= self.steps:
             return ""
         elapsed = time.monotonic() - self.started
-        return f"{duration(elapsed / done * (self.steps - self.step_number))} left"
+        left = duration(elapsed / done * (self.steps - self.step_number))
+        return f"at most {left} left" if self.at_most else f"{left} left"
 
     def panel(self) -> RenderableType:
-        """Stage, progress and time left; below them the reward's course and the facts of the last step."""
-        head = Table.grid(padding=(0, 2))
-        title, activity = Text(self.title, style="bold"), Text(self.activity, style="dim")
-        bar = ProgressBar(total=max(self.steps, 1), completed=self.step_number, width=30)
-        head.add_row(title, bar, f"step {self.step_number}/{self.steps}", self._time_left(), activity)
-        body = Table.grid(padding=(0, 2))
+        """Stage, progress and time left; the reward's course and what happens now; the last step's facts."""
+        width = self.console.width
+        words = [Text(w) for w in (f"step {self.step_number}/{self.steps}", self._time_left()) if w]
+        room = width - sum(2 + w.cell_len for w in words)
+        title = Text(self.title, style="bold")
+        title.truncate(max(16, room), overflow="ellipsis")
+        room -= title.cell_len + 2
+        bar = [_bar(self.step_number / max(self.steps, 1), min(30, room))] if room >= 8 else []
+        course = Text(sparkline(self.rewards, min(32, width)), style="green")
         facts = [Text.assemble((f"{k} ", "dim"), v) for k, v in self.facts.items()]
-        body.add_row(Text(sparkline(self.rewards), style="green"), *facts)
-        return Group(head, body)
+        rows = ([title, *bar, *words], [course, Text(self.activity, style="dim")], facts)
+        return Group(*(line for row in rows for line in flow([item for item in row if item], width)))
+
+
+def flow(items: Sequence[Text], width: int) -> list[Text]:
+    """Items side by side in as many lines as they need; none is broken unless it is wider than a line.
+
+    >>> [line.plain for line in flow([Text("loss 1.5"), Text("tokens/s 9"), Text("lr 3")], 20)]
+    ['loss 1.5  tokens/s 9', 'lr 3']
+    """
+    lines: list[Text] = []
+    for item in items:
+        if lines and lines[-1].cell_len + 2 + item.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], "  ", item)
+        else:
+            lines.append(item)
+    return lines
+
+
+def _bar(share: float, width: int) -> Text:
+    done = round(min(share, 1.0) * width)
+    return Text.assemble(("━" * done, "green"), ("━" * (width - done), "bright_black"))

@@ -34,7 +34,9 @@ def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, A
             arguments = json.dumps(template, ensure_ascii=False)
             words.append(f"--chat-template-kwargs={shell_word(arguments)}")
     # The command takes what begins with a hyphen for an option, unless it comes after `--`.
-    return " ".join([*words, *(["--"] if text.startswith("-") else []), shell_word(text)])
+    before = ["--"] if text.startswith("-") else []
+    quoted = shell_word(text)
+    return " ".join([*words, *before, f"'{text}'" if quoted == text else quoted])
 
 
 def spoken(prompt: str | Messages) -> tuple[str, str]:

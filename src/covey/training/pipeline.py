@@ -88,7 +88,9 @@ def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Se
     config = loaded.config
     run = set_up(loaded, console, stop, session)
     try:
-        console.begin(f"{config.output.name} ({config.method})", config.train.steps, run.state.step)
+        stops_early = config.train.stop_at is not None and config.eval.every > 0
+        title = f"{config.output.name} ({config.method})"
+        console.begin(title, config.train.steps, run.state.step, stops_early)
         evaluations = {}
         with run.watchdog.watching():
             if run.test_set:

@@ -31,6 +31,7 @@ def train(run: Run) -> None:
         run.faults.at_step()
         with run.clock("rollout"):
             sampled = rollouts.sample(step, run.on_sample)
+        run.console.doing("updating")
         with run.clock("prepare"):
             batch = fitting(run, prepare, sampled.groups, step)
         observed: list[Observation] = []

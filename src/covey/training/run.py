@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,11 @@ class Run:
         """Tokens in the model at once."""
         return min(self.state.micro_tokens or self.planned_tokens, self.planned_tokens)
 
-    def on_sample(self, done: int, total: int) -> None:
+    def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""
         self.watchdog.progress()
         self.stop.check()
-        self.console.sampling(done, total)
+        self.console.sampling(done, total, what)
 
     def on_fewer(self, running: int) -> None:
         """Sampling ran out of memory and goes on with so many completions at once."""
@@ -132,7 +133,7 @@ class Run:
                 sampling_params(config.rollout),
                 config.eval.samples,
                 config.seed,
-                self.on_sample,
+                partial(self.on_sample, what="evaluating"),
             )
         self.folder.append("evals.jsonl", {"step": self.state.step, **result.record()})
         return result
@@ -165,6 +166,7 @@ class Run:
         target = self.folder.path / "checkpoints" / f"step_{self.state.step:06d}"
         if target.exists():
             return
+        self.console.doing("saving")
         check_weights(self.policy, str(target))
         self.state.seconds = self.clock.total()
         keep = self.loaded.config.train.keep

@@ -21,6 +21,7 @@ def train(run: Run) -> None:
         run.stop.check()
         run.faults.at_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
+        run.console.doing("updating")
         chosen = [run.train_set[i] for i in rows]
         answers = [answer_tokens(run, prompted) for prompted in chosen]
         batch = supervised_batch([p.tokens for p in chosen], answers)
