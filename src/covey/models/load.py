@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,7 +24,7 @@ from covey.config.schema import Config, Lora
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy
-from covey.models.pretrained import pretrained
+from covey.models.pretrained import pretrained, unreachable
 from covey.models.tiny import build_model, build_tokenizer
 from covey.types import ConfigError
 
@@ -78,11 +79,14 @@ def source_of(name: str, folder: Path) -> str:
 
 def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = source_of(name, folder)
+    cached = unreachable(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model = pretrained(AutoModelForCausalLM, source, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
+        model = pretrained(AutoModelForCausalLM, source, dtype=torch.float32, local_files_only=cached)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if cached:
+            reason = "there is no such folder, the hub does not answer, and this machine has no copy"
         raise ConfigError(
             f"model: {name!r} could not be loaded: {reason}\n"
             "Give a folder with a Hugging Face model (weights as safetensors), a hub id that can be reached, "
@@ -100,7 +104,9 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     layers = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
-        adapter = get_peft_model(model, layers)
+        with warnings.catch_warnings():  # peft reads a property that transformers has renamed
+            warnings.simplefilter("ignore", FutureWarning)
+            adapter = get_peft_model(model, layers)
     except ValueError as error:
         raise ConfigError(f"lora.targets: {error}") from None
     return Policy(adapter.get_base_model(), tokenizer, adapter)

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from covey.models.load import pick_device, source_of
-from covey.models.pretrained import LOADING, pretrained
+from covey.models.pretrained import LOADING, pretrained, unreachable
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, Completion, text_of
 from covey.rewards.steps import Split, Total, score_steps, split
@@ -40,10 +40,11 @@ class RewardModel:
     def __init__(self, kind: Kind, name: str, folder: Path, device: str) -> None:
         source, place = source_of(name, folder), pick_device(device)
         loader, outputs = CLASSES[kind]
+        here = {"local_files_only": unreachable(source)}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+            self.tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **here)
             dtype = torch.float32 if place.type == "cpu" else "auto"
-            model, found = pretrained(loader, source, dtype=dtype, output_loading_info=True)
+            model, found = pretrained(loader, source, dtype=dtype, output_loading_info=True, **here)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ConfigError(f"{kind}: {name!r} could not be loaded: {str(error).strip()[:300]}") from None
         if found["missing_keys"]:
