@@ -36,7 +36,7 @@ class ScriptedSampler:
 
     def __init__(self, answer: Callable[[np.ndarray, int], str]) -> None:
         self.answer = answer
-        self.version = 0
+        self.version, self.bit_exact = 0, False
         self.streams: list[int] = []
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:

@@ -22,7 +22,7 @@ from covey.models.packing import Packed, pack
 from covey.objective.algorithms import Algorithm
 from covey.objective.loss import Terms
 from covey.objective.reductions import Totals
-from covey.types import Completion, DataError, Group, Problem, StepRewards
+from covey.types import Completion, DataError, Group, Problem, SamplingMask, StepRewards
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class Batch:
     ref_logprobs: Tensor | None = None
     marked: Tensor | None = None
     noise: Tensor | None = None
+    sampling_masks: tuple[SamplingMask, ...] | None = None
+    """(N,) what could be drawn at each token; None where everything could."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -96,6 +98,8 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float64)
     cut = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
     mask &= ~(rewards.isnan() | (cut & mask_truncated))[:, None]
+    masks = tuple(c.sampling_mask for _, c in completions if c.sampling_mask is not None)
+    assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
         prompts=tuple(groups[g].prompt for g, _ in completions),
         tokens=tuple(c.tokens for _, c in completions),
@@ -104,6 +108,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         mask=mask,
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
+        sampling_masks=masks or None,
     )
 
 
@@ -265,7 +270,8 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor) 
             prompts.append(prompt)
             completions.append([])
         completions[-1].append(tokens)
-    return MicroBatch(part, pack(prompts, completions), totals, group_tokens[rows])
+    mask = None if part.sampling_masks is None else SamplingMask.join(part.sampling_masks)
+    return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows])
 
 
 def supervised_batch(prompts: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> Batch:

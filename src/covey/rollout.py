@@ -117,6 +117,7 @@ class Rollouts:
             "rollout/rejected": float(len(rejected)),
             "rollout/reward_calls": float(self.rewards.calls - calls),
             "rollout/judged": float(self.rewards.judged - judged),
+            **_kept_tokens([*kept, *rejected]),
             **(self.difficulty.metrics() if self._remembers else {}),
         }
         return RolloutBatch(kept, rejected, self.rewards.waited - waited, metrics)
@@ -176,6 +177,13 @@ class Rollouts:
             return groups
         pairs = zip(groups, requests, strict=True)
         return [turned_over(group, self.rewards, request.streams) for group, request in pairs]
+
+
+def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
+    """How many tokens could be drawn on average, where top_p or top_k left some out."""
+    masks = [c.sampling_mask for g in groups for c in g.completions if c.sampling_mask is not None]
+    places = sum(len(m.ends) for m in masks)
+    return {"rollout/kept_tokens": sum(len(m.ids) for m in masks) / places} if places else {}
 
 
 def score_all(

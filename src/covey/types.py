@@ -62,6 +62,52 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class SamplingMask:
+    """The tokens that top_p and top_k left to be drawn, at each of T places.
+
+    >>> mask = SamplingMask.of([np.array([4, 7]), np.array([2])])
+    >>> mask.ids.tolist(), mask.ends.tolist()
+    ([4, 7, 2], [2, 3])
+    """
+
+    ids: np.ndarray
+    """(K,) int32: the ids kept at one place after those of the place before, ascending."""
+    ends: np.ndarray
+    """(T,) int64: where the ids of each place end."""
+
+    @classmethod
+    def of(cls, kept: Sequence[np.ndarray]) -> SamplingMask:
+        """From the ids kept at each place."""
+        empty = np.zeros(0, np.int32)
+        ends = np.cumsum([len(ids) for ids in kept], dtype=np.int64)
+        return cls(np.concatenate([empty, *kept]).astype(np.int32), ends)
+
+    @classmethod
+    def join(cls, masks: Sequence[SamplingMask]) -> SamplingMask:
+        """The places of several completions, one after another.
+
+        >>> one = SamplingMask.of([np.array([4, 7])])
+        >>> SamplingMask.join([one, one]).ends.tolist()
+        [2, 4]
+        """
+        starts = np.cumsum([0, *(len(m.ids) for m in masks)])
+        ends = [m.ends + start for m, start in zip(masks, starts, strict=False)]
+        ids = np.concatenate([np.zeros(0, np.int32), *(m.ids for m in masks)])
+        return cls(ids, np.concatenate([np.zeros(0, np.int64), *ends]))
+
+    def flat(self, start: int, stop: int, vocabulary: int) -> np.ndarray:
+        """Where the ids kept from place ``start`` to ``stop`` stand in a flat (stop - start, V) array.
+
+        >>> SamplingMask.of([np.array([4]), np.array([0, 2])]).flat(1, 2, 10).tolist()
+        [0, 2]
+        """
+        ends = self.ends[start:stop]
+        first = int(self.ends[start - 1]) if start else 0
+        rows = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=first))
+        return rows * vocabulary + self.ids[first : first + len(rows)]
+
+
+@dataclass(frozen=True)
 class Completion:
     """What the sampler drew for a problem, token by token; never re-tokenized afterwards."""
 
@@ -75,6 +121,8 @@ class Completion:
     """``stop``: ended by itself. ``length``: cut at the token limit."""
     version: int = 0
     """Number of optimizer steps the sampling policy had seen."""
+    sampling_mask: SamplingMask | None = None
+    """What could be drawn at each token; None where everything could."""
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from covey.rng import key, uniforms
 from covey.sampling.base import SamplingParams
-from covey.sampling.draw import draw, truncate
+from covey.sampling.draw import draw, kept_tokens
 
 
 def test_inverse_cdf_by_hand() -> None:
     # Probabilities .5, .3, .2: cumulative .5, .8, 1.
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log().expand(5, 3)
-    tokens, logprobs = draw(logits, torch.tensor([0.0, 0.49, 0.51, 0.79, 0.9999]), SamplingParams())
+    tokens, logprobs, _ = draw(logits, torch.tensor([0.0, 0.49, 0.51, 0.79, 0.9999]), SamplingParams())
     assert tokens.tolist() == [0, 0, 1, 1, 2]
     np.testing.assert_allclose(logprobs.exp(), [0.5, 0.5, 0.3, 0.3, 0.2], rtol=1e-6)
 
@@ -32,7 +32,7 @@ def test_logits_that_are_no_numbers_give_a_token_of_the_vocabulary(
     rows[4], rows[5, -1] = -torch.inf, torch.nan
     for uniform in (0.0, 0.5, 0.999999):
         uniforms_ = torch.full((6,), uniform)
-        tokens, _ = draw(rows.to(dtype), uniforms_, SamplingParams(temperature=temperature))
+        tokens, *_ = draw(rows.to(dtype), uniforms_, SamplingParams(temperature=temperature))
         assert all(0 <= token < size for token in tokens.tolist())
 
 
@@ -40,14 +40,14 @@ def test_truncation_renormalises_the_log_prob() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     # top-k 2 keeps .4 and .3; top-p .65 keeps the same: .4 alone is not enough.
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.65)):
-        token, logprob = draw(logits, torch.tensor([0.99]), params)
+        token, logprob, _ = draw(logits, torch.tensor([0.99]), params)
         assert token.item() == 1
         np.testing.assert_allclose(logprob.exp(), 0.3 / 0.7, rtol=1e-6)
 
 
 def test_top_p_keeps_the_token_that_crosses_the_bound_and_never_none() -> None:
     logits = torch.tensor([[0.6, 0.3, 0.1]]).log()
-    kept = lambda p: torch.isfinite(truncate(logits, SamplingParams(top_p=p))).tolist()[0]
+    kept = lambda p: kept_tokens(logits, SamplingParams(top_p=p)).tolist()[0]
     assert kept(0.5) == [True, False, False]
     assert kept(0.7) == [True, True, False]
     assert kept(1e-9) == [True, False, False]
@@ -61,7 +61,7 @@ def test_a_token_without_probability_is_never_drawn(seed: int, scale: float) -> 
     logits[:, rng.integers(0, 40, 20)] = -torch.inf
     highest = torch.full((8,), float(np.float32(1) - np.float32(2**-23)))
     for uniform in (torch.zeros(8), highest):
-        tokens, logprobs = draw(logits, uniform, SamplingParams())
+        tokens, logprobs, _ = draw(logits, uniform, SamplingParams())
         assert bool((tokens < 40).all())
         assert bool(torch.isfinite(logprobs).all())
 

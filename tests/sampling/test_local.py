@@ -37,7 +37,7 @@ def naive(policy: Policy, prompt: np.ndarray, stream: int, params: SamplingParam
     tokens, logprobs = list(prompt), []
     for u in uniforms(stream, params.max_tokens):
         logits = policy.model(torch.tensor([tokens])).logits[:, -1]
-        token, logprob = draw(logits, torch.tensor([float(u)]), params)
+        token, logprob, _ = draw(logits, torch.tensor([float(u)]), params)
         tokens.append(int(token))
         logprobs.append(float(logprob))
         if tokens[-1] in policy.end_ids:

@@ -131,7 +131,7 @@ RULES: tuple[tuple[Callable[[Seen], str | None], str], ...] = (
     (_clipping, "larger algorithm.surrogate.clip_low and clip_high, or fewer train.updates_per_batch"),
     (
         _above("sampler_gap/mean", 0.02, "sampler and trainer disagree"),
-        "algorithm.weight: truncated, dtype: float32, or rollout.top_p 1",
+        "algorithm.weight: truncated, or dtype: float32",
     ),
     (
         _above("kl/completion_k1", 10.0, "the policy has drifted far from the reference"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from covey.models.ops import Sequences
+from covey.types import SamplingMask
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Packed:
     """(M,) int64: the token to be predicted."""
     place: Tensor
     """(N, L) bool: where the M predictions stand when completions are laid out as rows."""
+    sampling_mask: SamplingMask | None = None
+    """What could be drawn at the M predictions; None where everything could."""
 
     def unpack(self, values: Tensor) -> Tensor:
         """(M,) values of the predictions -> (N, L), zero on the padding."""
@@ -59,12 +63,19 @@ class Packed:
         if self.tokens.device == device:
             return self
         spans, groups, longest = self.sequences
-        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, sequences=Sequences(spans.to(device), groups.to(device), longest), **moved)
 
 
-def pack(prompts: Sequence[np.ndarray], completions: Sequence[Sequence[np.ndarray]]) -> Packed:
-    """Lay out prompts (P,) and the completions (L,) of each, in order. Prompts are never empty."""
+def pack(
+    prompts: Sequence[np.ndarray],
+    completions: Sequence[Sequence[np.ndarray]],
+    sampling_mask: SamplingMask | None = None,
+) -> Packed:
+    """Lay out prompts (P,) and the completions (L,) of each, in order. Prompts are never empty.
+
+    ``sampling_mask`` has a place for each token of the completions, in the same order.
+    """
     tokens, positions, sources = [], [], []
     spans: list[tuple[int, int, int, int]] = []
     groups = [0]
@@ -93,6 +104,7 @@ def pack(prompts: Sequence[np.ndarray], completions: Sequence[Sequence[np.ndarra
         sources=_flat(sources),
         targets=_flat(answers),
         place=torch.from_numpy(np.arange(lengths.max(initial=0)) < lengths[:, None]),
+        sampling_mask=sampling_mask,
     )
 
 

@@ -110,8 +110,8 @@ class Policy:
         """
         hidden = self.hidden(packed)
         if self.exact and reference is None:
-            return score_compiled(hidden, self._head, packed.targets, temperature)
-        return score_tokens(hidden, self.head, packed.targets, temperature, reference)
+            return score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
+        return score_tokens(hidden, self.head, packed.targets, temperature, reference, packed.sampling_mask)
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """(N, S) padded tokens through the Hugging Face modules -> (N, S, D), or logits."""

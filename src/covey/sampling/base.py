@@ -29,8 +29,8 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens can never be drawn, so that log-probs are renormalised."""
-        return self.top_p < 1 or self.top_k > 0
+        """Whether some tokens cannot be drawn, so that log-probs are those of what is left."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,15 @@ class Sampled(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Anything that can answer requests with completions; ``version`` names its weights."""
+    """Anything that can answer requests with completions."""
 
     version: int
+    """Optimizer steps its weights have seen; set by whoever moves them."""
+
+    @property
+    def bit_exact(self) -> bool:
+        """Whether the log-probs it records are the bits that the trained policy's ``score`` finds."""
+        ...
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from covey.sampling.base import Moves, Request, Sampled, SamplingParams
 from covey.sampling.cache import CacheEngine
 from covey.sampling.draw import draw
 from covey.sampling.modules import ModulesEngine
-from covey.types import Completion
+from covey.types import Completion, SamplingMask
 
 
 class Engine(Protocol):
@@ -66,6 +67,11 @@ class LocalSampler:
         self.faults = faults or Faults()
         self.on_fewer = on_fewer
         self.version = 0
+
+    @property
+    def bit_exact(self) -> bool:
+        """It samples from the trained policy itself: exact where that one is."""
+        return self.policy.exact
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order.
@@ -138,6 +144,8 @@ class _Running:
         self.drawn = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.slots = torch.arange(slots, device=policy.device)
         self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
+        self.kept: list[list[np.ndarray]] = []
+        """(B,) of (drawn,) the ids that could be drawn; nothing where all could."""
 
     @property
     def count(self) -> int:
@@ -147,6 +155,7 @@ class _Running:
         self.uniform[self.count] = torch.from_numpy(uniforms(stream, self.params.max_tokens))
         self.drawn[self.count] = 0
         self.owners.append(owner)
+        self.kept.append([])
 
     def last(self) -> Tensor:
         """(B,) the token drawn last in each slot."""
@@ -156,8 +165,14 @@ class _Running:
     def draw(self, logits: Tensor) -> None:
         rows = self.slots[: self.count]
         at = self.drawn[rows]
-        self.tokens[rows, at], self.logprobs[rows, at] = draw(logits, self.uniform[rows, at], self.params)
+        drawn = draw(logits, self.uniform[rows, at], self.params)
+        self.tokens[rows, at], self.logprobs[rows, at] = drawn.tokens, drawn.logprobs
         self.drawn[rows] += 1
+        if drawn.kept is not None:
+            ids = drawn.kept.nonzero()[:, 1].int().cpu().numpy()
+            ends = drawn.kept.sum(-1).cumsum(-1).tolist()
+            for slot, kept in enumerate(np.split(ids, ends[:-1])):
+                self.kept[slot].append(kept)
 
     def ended(self) -> dict[int, Literal["stop", "length"]]:
         """Slots whose completion ended with the token drawn last, and why."""
@@ -183,10 +198,11 @@ class _Running:
         tokens = self.tokens[slot, :length].cpu().numpy().copy()
         logprobs = self.logprobs[slot, :length].cpu().numpy().copy()
         text = self.policy.decode(tokens.tolist())
-        return Sampled(*self.owners[slot], Completion(tokens, logprobs, text, finish, version))
+        mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
+        return Sampled(*self.owners[slot], Completion(tokens, logprobs, text, finish, version, mask))
 
     def leave(self, moves: Moves) -> None:
         """As the engine's."""
         for rows in (self.tokens, self.logprobs, self.uniform, self.drawn) if moves.sources else ():
             rows[moves.targets] = rows[moves.sources]
-        self.owners = moves.of(self.owners)
+        self.owners, self.kept = moves.of(self.owners), moves.of(self.kept)

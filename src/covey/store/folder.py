@@ -20,7 +20,7 @@ import numpy as np
 
 from covey.endings import CheckpointError
 from covey.store.commit import clear_leftovers, damage, discard, make_folder, sync, write_file
-from covey.types import Group
+from covey.types import Group, SamplingMask
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
 
@@ -123,6 +123,8 @@ class RunFolder:
             for (number, sample), advantage in zip(places, advantages, strict=True)
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
+        kept = SamplingMask.join(masks)
         arrays = _npz(
             prompt_tokens=np.concatenate([g.prompt for g in groups]),
             prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
@@ -130,6 +132,7 @@ class RunFolder:
             ends=np.cumsum([len(c.tokens) for c in completions]),
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
+            **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
         )
         write_file(name.with_suffix(".npz"), arrays)
         write_file(name.with_suffix(".jsonl"), text)

@@ -17,7 +17,7 @@ from covey.batching import Batch, micro_batches
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.models.load import weights_hash
-from covey.rollout import Rollouts, sampling_params
+from covey.rollout import Rollouts
 from covey.stopping import StopSignal
 from covey.training.rl import backward, prepare, score_batch, updates
 from covey.training.run import Run
@@ -82,13 +82,12 @@ def _findings(run: Run, batch: Batch) -> Iterator[Finding]:
         f"largest |log ratio| {ratio:.1e}"
         + (", where every bit has to be the same" if run.policy.exact else ""),
     )
-    truncated = sampling_params(run.loaded.config.rollout).truncates
     gap = float((together - batch.sampler_logprobs).where(batch.mask, 0.0).abs().max())
     yield Finding(
         "sampler and trainer agree about the log-probs of the sampled tokens",
-        truncated or (gap == 0.0 if run.policy.exact else gap < _tolerance(run, CLOSE)),
+        gap == 0.0 if run.sampler.bit_exact else gap < _tolerance(run, CLOSE),
         f"largest difference {gap:.1e} nats"
-        + (", top_p or top_k renormalise the sampler's" if truncated else ""),
+        + (", where every bit has to be the same" if run.sampler.bit_exact else ""),
     )
     masked = replace(batch, mask=batch.mask & (torch.arange(batch.mask.shape[1]) % 2 == 0))
     garbage = replace(masked, advantages=masked.advantages.where(masked.mask, torch.nan))

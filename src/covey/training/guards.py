@@ -44,6 +44,7 @@ def update(run: Run, step: int, batch: Batch, losses: Sequence[float]) -> float:
     if math.isfinite(norm):
         run.state.bad_updates = 0
         run.state.updates += norm > 0
+        run.sampler.version = run.state.updates
         return norm
     where = _keep(run, step, batch, loss)
     run.optimizer.clear()
@@ -73,6 +74,8 @@ def _keep(run: Run, step: int, batch: Batch, loss: float) -> str:
     tensors = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
     for i, (prompt, tokens) in enumerate(zip(batch.prompts, batch.tokens, strict=True)):
         tensors[f"prompt.{i}"], tensors[f"tokens.{i}"] = torch.tensor(prompt), torch.tensor(tokens)
+    for i, mask in enumerate(batch.sampling_masks or ()):
+        tensors[f"kept_ids.{i}"], tensors[f"kept_ends.{i}"] = torch.tensor(mask.ids), torch.tensor(mask.ends)
     save_file(tensors, folder / f"{name}.safetensors")
     record = {"step": step, "loss": str(loss), "optimizer_step": run.state.updates, "parameters": struck}
     (folder / f"{name}.json").write_text(json.dumps(record, indent=1))

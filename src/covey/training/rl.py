@@ -15,8 +15,9 @@ from covey.objective.controllers import adaptive_entropy, adaptive_kl
 from covey.objective.diagnostics import Observation, observe
 from covey.objective.loss import policy_loss
 from covey.rng import key, permutation, uniforms
-from covey.rollout import Rollouts, sampling_params
+from covey.rollout import Rollouts
 from covey.training.guards import fitting, update, watch
+from covey.training.old_logprobs import OldLogprobs, old_logprob_source
 from covey.training.report import report_step
 from covey.training.run import Run
 from covey.types import Group
@@ -53,14 +54,12 @@ def prepare(run: Run, groups: Sequence[Group], step: int) -> Batch:
     """Groups -> the batch to train on: advantages and every frozen log-prob the algorithm needs."""
     config, algorithm = run.loaded.config, run.algorithm
     batch = collate(groups, config.rollout.mask_truncated)
-    several_updates = config.train.inner_epochs * config.train.updates_per_batch > 1
-    beyond_logprobs = algorithm.needs & {"old_entropy", "old_collision"}
-    exact = run.policy.exact and not sampling_params(config.rollout).truncates and not beyond_logprobs
-    if algorithm.old == "sampler" or (exact and (several_updates or algorithm.needs_old)):
-        batch = replace(batch, old_logprobs=batch.sampler_logprobs)
-    elif several_updates or algorithm.needs_old:
+    source = old_source(run)
+    if source is OldLogprobs.RECOMPUTED or algorithm.needs & {"old_entropy", "old_collision"}:
         logprobs, entropy, collision = score_batch(run, run.policy, batch, run.micro_tokens)
         batch = replace(batch, old_logprobs=logprobs, old_entropy=entropy, old_collision=collision)
+    if source in (OldLogprobs.RECORDED, OldLogprobs.SAMPLER):
+        batch = replace(batch, old_logprobs=batch.sampler_logprobs)
     if run.reference is not None and "ref_logprobs" in algorithm.needs:
         with run.reference.active() as reference:
             batch = replace(batch, ref_logprobs=score_batch(run, reference, batch, run.micro_tokens)[0])
@@ -68,6 +67,12 @@ def prepare(run: Run, groups: Sequence[Group], step: int) -> Batch:
         draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
         batch = replace(batch, noise=torch.from_numpy(draws).view(batch.mask.shape))
     return with_advantages(batch, groups, algorithm, kl_coef=run.state.kl_coef)
+
+
+def old_source(run: Run) -> OldLogprobs:
+    """Where a rollout batch's old log-probs come from in this run."""
+    train = run.loaded.config.train
+    return old_logprob_source(run.algorithm, run.sampler, train.inner_epochs * train.updates_per_batch)
 
 
 @torch.no_grad()
@@ -88,7 +93,7 @@ def score_batch(run: Run, policy: Policy, batch: Batch, tokens: int) -> tuple[Te
 def updates(run: Run, batch: Batch, step: int) -> Iterator[Batch]:
     """The minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     config, mark = run.loaded.config, run.algorithm.mark
-    unmoved = run.algorithm.old == "trainer"
+    unmoved = old_source(run).starts_at_one
     for epoch in range(config.train.inner_epochs):
         order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
         for minibatch in minibatches(batch, config.train.updates_per_batch, order):

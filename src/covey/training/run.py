@@ -244,6 +244,7 @@ class Run:
             if self.reference is not None and self.algorithm.moves_reference:
                 self.reference.load(load_file(checkpoint / "reference.safetensors"))
         self.state = replace(self.state, **saved["state"])
+        self.sampler.version = self.state.updates
         self.clock.before = self.state.seconds
         self.folder.rewind(saved["streams"], self.state.step)
         return checkpoint is not None

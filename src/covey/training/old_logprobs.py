@@ -1,0 +1,35 @@
+"""Where the log-probs come from that importance ratios divide by."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from covey.objective.algorithms import Algorithm
+from covey.sampling.base import Sampler
+
+
+class OldLogprobs(Enum):
+    """A source, and why it is the right one."""
+
+    CURRENT = (
+        "one update and nothing else reads them: the policy has not moved, the ratio is 1 by construction"
+    )
+    RECORDED = "the sampler's are the policy's own, bit for bit: recomputing them would change nothing"
+    RECOMPUTED = "the sampler rounds in another way, so the policy scores the tokens before its first update"
+    SAMPLER = (
+        "the algorithm asks for the ratio to the sampler (`old: sampler`), whatever lies between the two"
+    )
+
+    @property
+    def starts_at_one(self) -> bool:
+        """Whether the first update's ratio is 1 by definition, so that no rounding may be seen in it."""
+        return self is not OldLogprobs.SAMPLER
+
+
+def old_logprob_source(algorithm: Algorithm, sampler: Sampler, updates: int) -> OldLogprobs:
+    """The source for a rollout batch that gets so many updates."""
+    if algorithm.old == "sampler":
+        return OldLogprobs.SAMPLER
+    if updates == 1 and not algorithm.needs_old:
+        return OldLogprobs.CURRENT
+    return OldLogprobs.RECORDED if sampler.bit_exact else OldLogprobs.RECOMPUTED
