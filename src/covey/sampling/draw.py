@@ -62,14 +62,26 @@ def _draw_compiled(logits: Tensor, uniform: Tensor, temperature: float) -> tuple
 
 
 def kept_tokens(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The top-k, and of these the smallest set with probability >= top_p. (B, V) -> (B, V) bool."""
+    """What top_k leaves, and of that what top_p leaves; ties with the last one stay. (B, V) -> (B, V) bool."""
     kept = torch.ones_like(logits, dtype=torch.bool)
     if params.top_k > 0:
         kth = logits.topk(min(params.top_k, logits.shape[-1])).values[:, -1:]
         kept = ~(logits < kth)
     if params.top_p < 1:
-        ordered, order = logits.masked_fill(~kept, EXCLUDED).sort(dim=-1, descending=True, stable=True)
-        probs = ordered.softmax(-1)
-        inside = ~(probs.cumsum(-1) - probs >= params.top_p)
-        kept = kept & torch.empty_like(kept).scatter_(-1, order, inside)
+        kept = nucleus(logits.masked_fill(~kept, EXCLUDED).softmax(-1), params.top_p)
     return kept
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """The likeliest tokens until they hold ``top_p``. (B, V) -> (B, V) bool.
+
+    All tokens that are no likelier than (1 - top_p) / V together hold at most 1 - top_p, so that only the
+    others need to be sorted: of a large vocabulary a few thousand. Ties are told apart by nothing, so that
+    a row's set does not depend on how many candidates another row has.
+    """
+    least = (1 - top_p) / probs.shape[-1]
+    candidates = int((probs > least).sum(-1).max())
+    ordered = probs.topk(max(candidates, 1)).values
+    inside = (ordered.cumsum(-1) - ordered < top_p) & (ordered > least)
+    inside[:, 0] = True
+    return ~(probs < ordered.masked_fill(~inside, torch.inf).amin(-1, keepdim=True))
