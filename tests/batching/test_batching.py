@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.conftest import random_prompts
 from tests.fakes import group
 
 from covey.batching import (
@@ -19,6 +21,11 @@ from covey.batching import (
     with_advantages,
 )
 from covey.config.algorithm import build_algorithm
+from covey.models.policy import Policy
+from covey.rng import key
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.local import LocalSampler
+from covey.types import Group, Problem
 
 GRPO = build_algorithm("dr_grpo")
 
@@ -44,6 +51,28 @@ def test_truncated_completions_can_be_left_untrained() -> None:
     cut = type(cut)(cut.problem, cut.prompt, completions, cut.rewards, cut.components, cut.weights)
     assert collate([cut]).mask.any(-1).tolist() == [True, True]
     assert collate([cut], mask_truncated=True).mask.any(-1).tolist() == [True, False]
+
+
+def test_a_sampling_mask_follows_its_tokens_into_every_piece(policy: Policy) -> None:
+    params = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.7)
+    prompts = random_prompts(4, 11, 7)
+    requests = [Request(prompt, [key(3, i, g) for g in range(4)]) for i, prompt in enumerate(prompts)]
+    drawn = {(r, s): c for r, s, c in LocalSampler(policy, 5).sample(requests, params)}
+    groups = [
+        Group(Problem(str(r), ""), prompt, tuple(drawn[r, s] for s in range(4)), np.arange(4.0))
+        for r, prompt in enumerate(prompts)
+    ]
+    whole = collate(groups)
+    whole = replace(whole, advantages=whole.mask.float())
+    seen = 0
+    for count in (1, 2, 3):
+        for part in minibatches(whole, count, np.array([2, 0, 1])):
+            for budget in (1, 9, 25, 60, 1 << 30):
+                for micro in micro_batches(part, budget, 9):
+                    found = micro.packed.unpack(policy.score(micro.packed, 0.8).logprobs).detach()
+                    torch.testing.assert_close(found, micro.rows.sampler_logprobs, rtol=0, atol=1e-5)
+                    seen += len(micro.rows)
+    assert seen == 3 * 5 * 12
 
 
 def test_no_groups_make_an_empty_batch() -> None:

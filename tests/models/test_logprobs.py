@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from covey.kernels.calls import available
 from covey.models import logprobs
-from covey.models.logprobs import score_tokens
+from covey.models.linear import Linear
+from covey.models.logprobs import score_compiled, score_tokens
+from covey.types import SamplingMask
 
 
 def small_head(vocabulary: int = 50, width: int = 8) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
@@ -57,3 +62,61 @@ def test_full_kl_is_the_reverse_kl_of_the_definition() -> None:
     got = score_tokens(hidden, head, targets, 0.7, (elsewhere, head)).full_kl
     policy, reference = ((head(h) / 0.7).log_softmax(-1) for h in (hidden, elsewhere))
     torch.testing.assert_close(got, (policy.exp() * (policy - reference)).sum(-1))
+
+
+def kept_sets(targets: torch.Tensor, vocabulary: int) -> SamplingMask:
+    """A target alone, all tokens, and sets between; every target is in its own."""
+    rng = np.random.default_rng(0)
+    sizes = [1, vocabulary, *rng.integers(1, vocabulary, len(targets))]
+    sets = [{int(t), *rng.permutation(vocabulary)[: n - 1]} for t, n in zip(targets, sizes, strict=False)]
+    return SamplingMask.of([np.array(sorted(s)) for s in sets])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("chunk", [50, 50 * 4, 1 << 24])
+def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, chunk: int
+) -> None:
+    """Against dense float64 logits with -inf, values and gradients."""
+    if compiled and not available(torch.float32, torch.device("cpu")):
+        pytest.skip("no C compiler on this machine")
+    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", chunk)
+    monkeypatch.setattr(logprobs, "CACHED_LOGITS", chunk)
+    monkeypatch.setattr(logprobs, "FEWEST_ROWS", 1)
+    head, hidden, targets = small_head(width=16)
+    mask = kept_sets(targets, 50)
+    with torch.no_grad():
+        head.weight.mul_(8)
+    other_head, other_hidden = nn.Linear(16, 50, bias=False), torch.randn(33, 16)
+    if compiled:
+        found = score_compiled(hidden, Linear(head), targets, 0.7, mask)
+    else:
+        found = score_tokens(hidden, head, targets, 0.7, (other_hidden, other_head), mask)
+    weights = torch.linspace(-1, 1, 33)
+    total = (weights * (2 * found.logprobs + found.entropy + 3 * found.full_kl)).sum()
+    total.backward()
+
+    wide, weight = hidden.detach().double().requires_grad_(), head.weight.detach().double().requires_grad_()
+    dropped = torch.ones(33, 50, dtype=torch.bool)
+    starts = [0, *mask.ends[:-1]]
+    for row, (start, end) in enumerate(zip(starts, mask.ends, strict=True)):
+        dropped[row, torch.from_numpy(mask.ids[start:end]).long()] = False
+    logp = (wide @ weight.t() / 0.7).masked_fill(dropped, -torch.inf).log_softmax(-1)
+    ref = (other_hidden.double() @ other_head.weight.detach().double().t() / 0.7).masked_fill(
+        dropped, -torch.inf
+    )
+    p, logp_kept = logp.exp(), logp.masked_fill(dropped, 0.0)
+    chosen = logp.gather(1, targets[:, None])[:, 0]
+    entropy = -(p * logp_kept).sum(-1)
+    full_kl = (p * (logp_kept - ref.log_softmax(-1).masked_fill(dropped, 0.0))).sum(-1) * (not compiled)
+    expected = (weights.double() * (2 * chosen + entropy + 3 * full_kl)).sum()
+    expected.backward()
+    assert wide.grad is not None and weight.grad is not None and hidden.grad is not None
+    close = {"check_dtype": False, "rtol": 1e-5, "atol": 2e-5}
+    torch.testing.assert_close(found.logprobs, chosen, **close)
+    torch.testing.assert_close(found.entropy, entropy, **close)
+    torch.testing.assert_close(found.collision, p.square().sum(-1), **close)
+    torch.testing.assert_close(found.full_kl, full_kl, **close)
+    torch.testing.assert_close(hidden.grad, wide.grad, **close)
+    torch.testing.assert_close(head.weight.grad, weight.grad, **close)
+    assert found.logprobs[0] == found.entropy[0] == 0  # the first token could only be itself

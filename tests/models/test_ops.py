@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
+from covey.types import Completion, SamplingMask
 from tests.conftest import policy_of, random_prompts
 
 pytestmark = pytest.mark.skipif(
@@ -63,9 +65,10 @@ def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}, {"top_k": 4}], ids=str)
 @pytest.mark.parametrize(("lengths", "most"), [((3, 17, 1, 70), 50), ((3, 40), 80)], ids=["prompts", "own"])
 def test_sampled_log_probs_are_the_trainers_bits(
-    name: str, dtype: torch.dtype, lengths: tuple[int, ...], most: int
+    name: str, dtype: torch.dtype, lengths: tuple[int, ...], most: int, truncation: dict[str, Any]
 ) -> None:
     """Also beyond 64 keys, of the prompt and of the completion: so many are read at once."""
     policy = policy_of(name)
@@ -74,15 +77,18 @@ def test_sampled_log_probs_are_the_trainers_bits(
     policy.end_ids = [] if most > 64 else policy.end_ids
     prompts = random_prompts(*lengths)
     requests = [Request(p, [key(0, i, g) for g in range(5)]) for i, p in enumerate(prompts)]
-    completions: list[list[np.ndarray]] = [[] for _ in prompts]
-    recorded: list[list[np.ndarray]] = [[] for _ in prompts]
+    sampled: list[list[Completion]] = [[] for _ in prompts]
     torch.set_num_threads(2)
-    for request, _, completion in LocalSampler(policy, 7).sample(requests, SamplingParams(most, 0.9)):
-        completions[request].append(completion.tokens)
-        recorded[request].append(completion.logprobs)
+    for request, _, completion in LocalSampler(policy, 7).sample(
+        requests, SamplingParams(most, 0.9, **truncation)
+    ):
+        sampled[request].append(completion)
     torch.set_num_threads(1)
-    found = policy.score(pack(prompts, completions), 0.9).logprobs.detach().numpy()
-    assert np.array_equal(found, np.concatenate([row for group in recorded for row in group]))
+    every = [c for group in sampled for c in group]
+    mask = SamplingMask.join([c.sampling_mask for c in every if c.sampling_mask is not None])
+    packed = pack(prompts, [[c.tokens for c in group] for group in sampled], mask if truncation else None)
+    found = policy.score(packed, 0.9).logprobs.detach().numpy()
+    assert np.array_equal(found, np.concatenate([c.logprobs for c in every]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

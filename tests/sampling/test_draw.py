@@ -53,6 +53,27 @@ def test_top_p_keeps_the_token_that_crosses_the_bound_and_never_none() -> None:
     assert kept(1e-9) == [True, False, False]
 
 
+@pytest.mark.parametrize("size", [3, 50, 3000])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("top_k", [0, 7])
+def test_the_nucleus_is_that_of_a_full_sort_in_any_company(size: int, top_p: float, top_k: int) -> None:
+    torch.manual_seed(size)
+    logits = torch.randn(9, size) * torch.tensor([[0.0], [0.1], [0.5], [1], [2], [3], [5], [9], [30]])
+    params = SamplingParams(top_p=top_p, top_k=top_k)
+    together = kept_tokens(logits, params)
+    for row, found in zip(logits, together, strict=True):
+        assert torch.equal(kept_tokens(row[None], params)[0], found)
+        fit = row.topk(min(top_k, size)).indices if top_k else torch.arange(size)
+        wide = torch.full((size,), -torch.inf, dtype=torch.float64)
+        wide[fit] = row.double()[fit]
+        ordered, order = wide.softmax(-1).sort(descending=True)
+        expected = order[: int((ordered.cumsum(-1) - ordered < top_p).sum())]
+        if row.any():  # equal tokens are all kept
+            assert set(found.nonzero()[:, 0].tolist()) == set(expected.tolist())
+        else:
+            assert found.all()
+
+
 @given(st.integers(0, 2**63), st.floats(0.05, 30.0))
 @settings(max_examples=60, deadline=None)
 def test_a_token_without_probability_is_never_drawn(seed: int, scale: float) -> None:

@@ -15,7 +15,7 @@ from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key, uniforms
 from covey.sampling.base import Request, SamplingParams
-from covey.sampling.draw import draw
+from covey.sampling.draw import draw, kept_tokens
 from covey.sampling.local import LocalSampler
 from covey.types import Completion
 from tests.conftest import OTHERS, policy_of, random_prompts
@@ -128,6 +128,32 @@ def test_log_probs_are_those_of_the_trainer(policy: Policy) -> None:
         packed = pack([prompts[r]], [[completion.tokens]])
         scored = policy.score(packed, params.temperature).logprobs.detach().numpy()
         np.testing.assert_allclose(completion.logprobs, scored, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_what_could_be_drawn_is_recorded_with_every_token(name: str) -> None:
+    policy, prompts = policy_of(name), random_prompts(4, 11, 7)
+    params = SamplingParams(max_tokens=15, temperature=0.8, top_k=6, top_p=0.9)
+    asked = requests(prompts, size=4)
+    for (r, _), completion in sampled(policy, asked, params, slots=5).items():
+        mask, done = completion.sampling_mask, list(prompts[r])
+        assert mask is not None and len(mask.ends) == len(completion.tokens)
+        assert mask.ids.dtype == np.int32
+        for ids, token, recorded in zip(
+            np.split(mask.ids, mask.ends[:-1]), completion.tokens, completion.logprobs, strict=True
+        ):
+            with torch.no_grad():
+                logits = policy.model(torch.tensor([done])).logits[0, -1] / params.temperature
+            assert ids.tolist() == kept_tokens(logits[None], params).nonzero()[:, 1].tolist()
+            level = logits[torch.from_numpy(ids).long()].logsumexp(0)
+            assert recorded == pytest.approx(float(logits[token] - level), abs=2e-4)
+            done.append(token)
+
+
+def test_without_truncation_nothing_is_recorded(policy: Policy) -> None:
+    for params in (SamplingParams(5), SamplingParams(5, temperature=0.0, top_p=0.5, top_k=3)):
+        for completion in sampled(policy, requests(random_prompts(4)), params).values():
+            assert completion.sampling_mask is None
 
 
 def test_the_end_token_is_kept_and_ends_the_completion(policy: Policy) -> None:

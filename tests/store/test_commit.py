@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.fakes import group
 from covey.endings import CheckpointError
 from covey.store.commit import clear_leftovers, committed_folder, damage, write_file
 from covey.store.folder import FolderBusy, RunFolder
+from covey.types import SamplingMask
 
 
 def write_two(target: Path, text: str) -> None:
@@ -135,4 +137,22 @@ def test_the_rollout_log_holds_text_rewards_and_token_arrays(tmp_path: Path) -> 
     assert arrays["advantages"][7:].tolist() == [0.0] * 6
     folder.write_rollouts(4, groups, advantages)
     assert (tmp_path / "rollouts" / "step_000004.npz").read_bytes() == first
+    assert "kept_ids" not in arrays
+    folder.close()
+
+
+def test_the_rollout_log_holds_what_could_be_drawn(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    kept = [[[4, 5], [1]], [[7], [2, 3, 9], [0]]]
+    trained, rejected = group([1, 0], [2, 3], "p"), group([1, 1], [2, 3], "r")
+    masked = [
+        replace(c, sampling_mask=SamplingMask.of([np.array(ids) for ids in sets]))
+        for c, sets in zip(trained.completions, kept, strict=True)
+    ]
+    groups = [replace(g, completions=tuple(masked)) for g in (trained, rejected)]
+    folder.write_rollouts(0, groups[:1], [np.ones(2), np.ones(3)], groups[1:])
+    arrays = np.load(tmp_path / "rollouts" / "step_000000.npz")
+    assert len(arrays["kept_ends"]) == len(arrays["tokens"]) == arrays["ends"][-1]
+    sets = np.split(arrays["kept_ids"], arrays["kept_ends"][:-1])
+    assert [s.tolist() for s in sets] == [ids for _ in range(2) for sets in kept for ids in sets]
     folder.close()

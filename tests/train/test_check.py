@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from covey import batching
 from covey.cli import main
 from covey.models.policy import Policy
 
@@ -30,6 +31,18 @@ def test_a_right_step_passes(tmp_path: Path, capsys, algorithm: str) -> None:
     assert [f["claim"] for f in found if not f["holds"]] == []
     assert code == 0
     assert len(found) == 5
+
+
+@pytest.mark.parametrize("truncation", [{"top_p": 0.7}, {"top_k": 3}], ids=str)
+def test_a_truncated_sampler_is_checked_too(tmp_path: Path, capsys, monkeypatch, truncation: dict) -> None:
+    rollout = {**CONFIG["rollout"], **truncation}
+    code, found = findings(tmp_path, capsys, algorithm="dppo", rollout=rollout)
+    assert [f["claim"] for f in found if not f["holds"]] == []
+    assert code == 0
+    monkeypatch.setattr(batching.SamplingMask, "join", lambda _: None)  # scored as if all could be drawn
+    code, found = findings(tmp_path, capsys, algorithm="dppo", rollout=rollout)
+    assert code == 1
+    assert [f["claim"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]
 
 
 def test_a_model_whose_rows_depend_on_their_company_is_noticed(tmp_path: Path, capsys, monkeypatch) -> None:

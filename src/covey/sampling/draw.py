@@ -62,7 +62,7 @@ def _draw_compiled(logits: Tensor, uniform: Tensor, temperature: float) -> tuple
 
 
 def kept_tokens(logits: Tensor, params: SamplingParams) -> Tensor:
-    """What top_k leaves, and of that what top_p leaves; ties with the last one stay. (B, V) -> (B, V) bool."""
+    """What top_k leaves, and of that top_p; ties with the last one stay. (B, V) -> (B, V) bool."""
     kept = torch.ones_like(logits, dtype=torch.bool)
     if params.top_k > 0:
         kth = logits.topk(min(params.top_k, logits.shape[-1])).values[:, -1:]
