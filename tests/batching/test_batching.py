@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import random_prompts
+from tests.conftest import policy_of, random_prompts
 from tests.fakes import group
 
 from covey.batching import (
@@ -21,7 +21,6 @@ from covey.batching import (
     with_advantages,
 )
 from covey.config.algorithm import build_algorithm
-from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -53,7 +52,9 @@ def test_truncated_completions_can_be_left_untrained() -> None:
     assert collate([cut], mask_truncated=True).mask.any(-1).tolist() == [True, False]
 
 
-def test_a_sampling_mask_follows_its_tokens_into_every_piece(policy: Policy) -> None:
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_sampling_mask_follows_its_tokens_into_every_piece(name: str) -> None:
+    policy = policy_of(name)
     params = SamplingParams(max_tokens=9, temperature=0.8, top_p=0.7)
     prompts = random_prompts(4, 11, 7)
     requests = [Request(prompt, [key(3, i, g) for g in range(4)]) for i, prompt in enumerate(prompts)]
@@ -70,7 +71,7 @@ def test_a_sampling_mask_follows_its_tokens_into_every_piece(policy: Policy) -> 
             for budget in (1, 9, 25, 60, 1 << 30):
                 for micro in micro_batches(part, budget, 9):
                     found = micro.packed.unpack(policy.score(micro.packed, 0.8).logprobs).detach()
-                    torch.testing.assert_close(found, micro.rows.sampler_logprobs, rtol=0, atol=1e-5)
+                    torch.testing.assert_close(found, micro.rows.sampler_logprobs, rtol=0, atol=2e-4)
                     seen += len(micro.rows)
     assert seen == 3 * 5 * 12
 
