@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,8 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covey.rewards import answers
 from covey.rewards.answers import bad_golds, exact_answer, math_answer
 from covey.rewards.notation import number
+from covey.rewards.once import Once
+from covey.sandbox.base import Result
 from covey.sandbox.confine import Limits
 
 pytest.importorskip("latex2sympy2_extended")
@@ -68,6 +74,34 @@ y=2x+1 | 2x-y+1=0
 204_5 | 204_{5}
 \text{(A)} | A
 \text{Monday} | monday
+3000 | 3\text{ thousand}
+3000000 \text{ dollars} | 3 million
+36 | 3 dozen eggs
+60 \text{ mph} | 60 \text{ miles}/\text{hour}
+5\text{ packs of gum} | 5
+5\text{ packs of gum} | 5\text{ packs of gum}
+5\text{ cm}^2 | 5 square centimeters
+5 | \text{5 apples}
+3_{10} | 3
+(1,2,3) | (1, 2, and 3)
+\text{Monday and Tuesday} | Tuesday and Monday
+8 | 2³
+2.5 | 2½
+204_5 | 204₅
+1e-05 | 0.00001
+1e308 | 10^{308}
+x = 1 or x = 2 | 2, 1
+x = 1 or x = 2 | x=2, x=1
+x = 1 or x = 2 | \{1,2\}
+x = 1, 2 | 2, 1
+x=1, y=2 | y=2, x=1
+1,2,3,... | 1,2,3,\ldots
+12 | 3(4)
+12 | (3)(4)
+1 | \sin^2(1)+\cos^2(1)
+2.5x | \frac{5x}{2}
+2^{2025} | 2\cdot 2^{2024}
+\binom{100}{50} | \frac{100!}{50!50!}
 """
 DIFFERENT = r"""
 1-1/e | 1
@@ -104,18 +138,62 @@ A | A, B
 5 | 2=3=5
 5 | five apples and 6
 \text{yes} | yes or no
+3 | 3\text{ or 4}
+3 | 3 \text{ is wrong, it is 4}
+3 | 3 \text{ thousand}
+3 | 3 billion
+3 | 3 \text{ not}
+3 | 3\text{ halves}
+3 | 3\text{ probably}
+3 | 3\text{或者四}
+3 | 3_4
+3 | 3_{16}
+3 | 3_{four}
+3 | 3⟨4⟩
+34 | 3\%4
+204_5 | 204
+2045 | 204₅
+A | A_1
+yes | yes \text{ or no}
+x=1 | x=1\text{ or 2}
+(1,2) | (1\text{ or 3},2)
+(1,2,3) | (1 or 2, 3)
+23 | 2³
+10.5 | 2½
+7 | 3(4)
+42 | 42...
+1,2,3 | 1,2,3,...
+1,2,3 | 1,2,3,\dots
+1 | 1+10^{-41}
+1 | 1+0.00000000000000000000000000000000000000001
+x^2+1 | x^2+1+10^{-45}
+\sqrt{2} | \sqrt{2}(1+10^{-300})
+x = 1 or x = 2 | (1,2)
+x = 1 or x = 2 | y=1, y=2
+x = 1, 2 | (1,2)
+1 or 2 | (1,2)
+x=1, y=2 | 2, 1
 """
 BOMBS = {
-    "9^{9^{9^9}}": "timeout",
+    "9^{9^{9^9}}": "too_large",
     "100000000!": "too_large",
     "9999!": "too_large",
     "9" * 401: "too_large",
     "(" * 3000: "too_large",
-    r"\binom{10^9}{500000000}": "timeout",
+    r"\binom{10^9}{500000000}": "too_large",
     r"\sum_{k=1}^{1000000000} k^k": "too_large",
     r"\frac{1}{" * 300 + "1" + "}" * 300: "too_large",
     ",".join(map(str, range(2000))): "too_large",
-    r"\prod_{k=1}^{10^8} k": "timeout",
+    r"\prod_{k=1}^{10^8} k": "too_large",
+    r"2^{10^{10}}": "too_large",
+    r"((9!)!)!": "too_large",
+    r"{10^9 \choose 5\cdot 10^8}": "too_large",
+    r"(9^{9})^{9^{9}}": "too_large",
+    r"\Gamma(10^9)": "too_large",
+    r"\sqrt{9^{9^9}}": "too_large",
+    "2^" * 1900 + "2": "too_large",
+    "1e9999": "too_large",
+    "|9^9|!": "timeout",
 }
 
 
@@ -156,7 +234,7 @@ def test_a_bomb_in_a_thread_is_ended_as_well_and_costs_only_itself(impatient: Li
     def judge(name: str, answer: str) -> None:
         found[name] = boxed(answer, r"\sqrt{2}")
 
-    asked = {"bomb": r"\binom{10^9}{500000000}", "right": r"2/\sqrt{2}", "wrong": r"\sqrt{3}"}
+    asked = {"bomb": "|9^9|! + 1", "right": r"2/\sqrt{2}", "wrong": r"\sqrt{3}"}
     threads = [threading.Thread(target=judge, args=pair) for pair in asked.items()]
     for thread in threads:
         thread.start()
@@ -223,6 +301,85 @@ def test_a_gold_that_is_no_answer_judges_nobody() -> None:
     for gold in ("", "see the figure on the left"):
         score = boxed("4", gold)
         assert (score.value, score.status) == (None, "bad_gold")
+
+
+def test_a_bomb_that_is_seen_costs_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "verifier_server", None)
+    for bomb in (r"9^{9^{9^{9}}}", r"((9!)!)!", r"\binom{10^9}{5\cdot10^8}"):
+        assert boxed(bomb, r"\sqrt{2}").status == "too_large"
+
+
+def test_equal_answers_to_a_problem_cost_one_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Server:
+        def call(self, function: str, *pair: str, **_: object) -> Result:
+            calls.append(pair)
+            time.sleep(0.05)  # so that the others ask while it is asked
+            return Result("lost" if "lost" in pair[1] else "timeout")
+
+    monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
+    monkeypatch.setattr(answers, "ASKED", Once(10, kept=answers.ASKED.kept))
+    with ThreadPoolExecutor(16) as pool:
+        scores = list(pool.map(lambda _: boxed(r"\sqrt{17}", r"\sqrt{18}"), range(64)))
+    assert {s.status for s in scores} == {"timeout"} and len(calls) == 1
+    assert [boxed(r"\sqrt{lost}", r"\sqrt{18}").value for _ in range(2)] == [None, None]
+    assert len(calls) == 3  # what the machine lost is asked again
+
+
+def test_a_question_that_raises_is_asked_again() -> None:
+    once: Once[int] = Once(2, kept=lambda _: True)
+    with pytest.raises(ZeroDivisionError):
+        once.get("a", lambda: 1 // 0)
+    assert [once.get(q, lambda q=q: ord(q)) for q in "abca"] == [97, 98, 99, 97]
+    assert once.get("a", lambda: 0) == 97 and once.get("b", lambda: 0) == 0  # two are kept
+
+
+def test_percent_signs_mean_what_the_setting_says() -> None:
+    for gold, answer, ignored, hundredths in (
+        (r"50\%", "50", 1.0, 0.0),
+        (r"50\%", "0.5", 0.0, 1.0),
+        ("0.5", r"50\%", 0.0, 1.0),
+        (r"50\%", "50 percent", 1.0, 1.0),
+        (r"\frac{1}{\sqrt{2}}", r"50\sqrt{2}\%", 0.0, 1.0),
+    ):
+        assert boxed(answer, gold).value == ignored
+        assert boxed(answer, gold, percent="hundredths").value == hundredths
+
+
+@pytest.mark.parametrize(
+    "answer", [r"3\text{ or 4}", "3 maybe", r"3 \text{ not}", r"\text{not } 3", "{3, 4}"]
+)
+def test_a_hedged_answer_is_ambiguous(answer: str) -> None:
+    assert boxed(answer, "3").status == "ambiguous"
+
+
+def test_golds_that_are_no_answers_are_found_before_training() -> None:
+    golds = [None, math.nan, "null", "N/A", r"\text{None}", "Answers may vary.", r"\text{Answers may vary}"]
+    golds += ["see a figure", r"\text{see a figure}", r"5 \text{ answers may vary}", r"9^{9^{9}}"]
+    assert [
+        g for g, c in zip(golds, bad_golds([{"answer": g} for g in golds]), strict=True) if c is None
+    ] == []
+    for gold in golds:
+        assert boxed("5", str(gold)).status == "bad_gold"
+    fine = ["no", r"\text{no solution}", "infinity", "undefined", "1e308", r"5\text{ packs of gum}", "x y z"]
+    fine += [r"\text{Alice, Bob, and Carol}", "New York", r"\text{(B)}", "1e-05"]
+    assert bad_golds([{"answer": g} for g in fine]) == [None] * len(fine)
+
+
+def test_a_gold_that_hangs_takes_its_own_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    granted = []
+
+    class Server:
+        def call(self, function: str, golds: list[str], limits: Limits) -> Result:
+            hangs = "x+7" in golds
+            granted.append(limits.cpu if hangs else 0)
+            return Result("timeout") if hangs else Result("ok", [True] * len(golds))
+
+    monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
+    complaints = bad_golds([{"answer": f"x+{n}"} for n in range(50)])
+    assert [n for n, c in enumerate(complaints) if c] == [7]
+    assert sum(granted) <= 3 * answers.LIMITS.cpu
 
 
 def test_bad_golds_are_found_before_training() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import unicodedata
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 from covey.rewards.compare import compare, exact
 from covey.rewards.contract import fault, reward
 from covey.rewards.extract import Completion, Rule, extract, hash4
-from covey.rewards.notation import SENTENCE, Node, clean, parse, too_large, value
+from covey.rewards.magnitude import monstrous
+from covey.rewards.notation import Node, Percent, clean, parse, too_large, value
+from covey.rewards.once import Once
+from covey.rewards.units import HEDGES, NO_NOUNS
+from covey.sandbox.base import Result
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.types import Score, Status
@@ -21,7 +26,14 @@ from covey.types import Score, Status
 LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
 AT_ONCE = 50
-"""Golds that one child checks."""
+"""Golds that one child checks, in twice the time of one."""
+ASKED: Once[Result] = Once(2048, kept=lambda result: result.kind != "lost")
+"""What children said: equal answers to a problem cost one child, also when its time ran out."""
+NO_ANSWER = frozenset(
+    """nan|none|null|n/a|n.a|nil|tbd|tba|unknown|unspecified|varies|answers vary|answer varies|not available
+    |not applicable|no answer|see solution|see figure|see above""".replace("\n    ", "").split("|")
+)
+"""What data sets say where they have no answer."""
 FORMS = {
     "boxed": "The answer is \\boxed{{{}}}.",
     "answer_tag": "<answer>{}</answer>",
@@ -44,20 +56,12 @@ def example(row: Mapping[str, Any], rule: Rule = "boxed", **_: Any) -> str:
     return FORMS[rule].format(gold_of(row["answer"]))
 
 
-def bad_golds(rows: Sequence[Mapping[str, Any]], **_: Any) -> list[str | None]:
+def bad_golds(rows: Sequence[Mapping[str, Any]], percent: Percent = "ignored", **_: Any) -> list[str | None]:
     """Golds that no answer can equal: empty, or neither number nor word nor formula."""
     golds = [gold_of(row["answer"]) for row in rows]
-    wrong: list[str | None] = [None] * len(golds)
-    formulas = []
-    for i, gold in enumerate(golds):
-        if not gold:
-            wrong[i] = "the gold is empty"
-        elif too_large(gold):
-            wrong[i] = f"the gold is too large: {gold[:60]!r}"
-        elif SENTENCE.fullmatch(gold):
-            wrong[i] = f"the gold is a sentence, no answer: {gold[:60]!r}"
-        elif not _is_plain(parse(clean(gold))):
-            formulas.append(i)
+    read = [_read_gold(gold, percent) for gold in golds]
+    wrong = [found if isinstance(found, str) else None for found in read]
+    formulas = [i for i, found in enumerate(read) if isinstance(found, Node) and not _is_plain(found)]
     if formulas and not has_algebra():
         needs = "the gold is a formula; comparing it needs SymPy: pip install 'covey[math]'"
         return [needs if i in formulas else w for i, w in enumerate(wrong)]
@@ -68,9 +72,44 @@ def bad_golds(rows: Sequence[Mapping[str, Any]], **_: Any) -> list[str | None]:
     return wrong
 
 
+@lru_cache(4096)
+def _read_gold(gold: str, percent: Percent) -> Node | str:
+    """A gold's structure, or what is wrong with it."""
+    shown = repr(gold[:60])
+    if not gold:
+        return "the gold is empty"
+    if too_large(gold) or monstrous(cleaned := clean(gold, percent)):
+        return f"the gold is too large: {shown}"
+    node = parse(cleaned)
+    if gold == "NA" or node.text.casefold().strip(" .?!") in NO_ANSWER:
+        return f"the gold is no answer: {shown}"
+    if any(map(_is_sentence, _texts(node))):
+        return f"the gold is a sentence, no answer: {shown}"
+    return node
+
+
+def _texts(node: Node) -> Iterator[str]:
+    """All that a structure says in words: texts, and units that are none of ours."""
+    if node.kind == "text":
+        yield node.text
+    if node.kind == "leaf" and node.marks and node.marks[0].startswith("? "):
+        yield node.marks[0]
+    for part in node.parts:
+        yield from _texts(part)
+
+
+def _is_sentence(text: str) -> bool:
+    """Three words or more; behind a number, any that are no name of a thing."""
+    words = re.findall(r"[^\W\d_]+", text)
+    if text.startswith("? "):
+        return any(word in NO_NOUNS for word in words)
+    return len(words) > 2 and sum(len(word) > 1 for word in words) > 1
+
+
 def _readable(golds: list[str]) -> list[bool]:
     """Whether each can be parsed; one that takes its child down is found by asking one by one."""
-    limits = Limits(LIMITS.wall * len(golds), LIMITS.cpu * len(golds), LIMITS.memory)
+    more = min(2, len(golds))
+    limits = Limits(LIMITS.wall * more, LIMITS.cpu * more, LIMITS.memory)
     result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:readable", golds, limits=limits)
     if result.kind == "ok":
         return list(result.value)
@@ -83,49 +122,80 @@ def wrong(_: Mapping[str, Any], rule: Rule = "boxed", **__: Any) -> str:
 
 
 @reward(concurrent=True, check_golds=bad_golds, example=example, wrong=wrong)
-def math_answer(completion: Completion, answer: Any, *, rule: Rule = "boxed", second: float = 0.0) -> Score:
+def math_answer(
+    completion: Completion,
+    answer: Any,
+    *,
+    rule: Rule = "boxed",
+    percent: Percent = "ignored",
+    second: float = 0.0,
+) -> Score:
     """1 if the answer that ``rule`` finds equals the gold, else 0; None if the gold is no answer.
 
     Numbers are compared exactly, and tuples, sets, intervals, matrices and relations part by part;
-    what is left is algebra, done by SymPy in a killable child. Of the share ``second`` of all answers
-    math-verify is asked as well; how often it disagrees is logged, its opinion never paid.
+    what is left is algebra, done by SymPy in a killable child. With ``percent`` `ignored` 50% equals 50,
+    with `hundredths` it equals 0.5. Of the share ``second`` of all answers math-verify is asked as well;
+    how often it disagrees is logged, its opinion never paid.
     """
     gold = gold_of(answer)
-    score = _judged(gold, extract(completion, rule))
+    score = _judged(gold, extract(completion, rule), percent)
     found = score.extracted
-    asked = found is not None and score.value is not None and score.status in ("ok", "unparsable")
-    if not asked or zlib.crc32(f"{gold}\0{found}".encode(errors="replace")) >= second * 2**32:
+    asked = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
+    if (
+        found is None
+        or not asked
+        or zlib.crc32(f"{gold}\0{found}".encode(errors="replace")) >= second * 2**32
+    ):
         return score
-    other = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:second_opinion", gold, found, limits=LIMITS)
+    other = _ask("second_opinion", gold, found)
     if other.kind != "ok":
         return score
     return replace(score, parts={"second_disagrees": float(other.value != (score.value == 1.0))})
 
 
-def _judged(gold: str, found: str | None) -> Score:
+def _judged(gold: str, found: str | None, percent: Percent) -> Score:
     """What an extracted answer is worth."""
     if found is None:
         return Score(0.0, "no_answer")
     if found.isascii() and found.isdigit() and gold.isascii() and gold.isdigit() and len(found) <= 400:
         return Score(float(int(found) == int(gold)), extracted=found)
-    if too_large(found):
+    ours = _read_gold(gold, percent)
+    if isinstance(ours, str):
+        return Score(None, "bad_gold", found, detail=ours)
+    if too_large(found) or monstrous(cleaned := clean(found, percent)):
         return Score(0.0, "too_large", found[:200])
-    if not gold or too_large(gold) or SENTENCE.fullmatch(gold):
-        return Score(None, "bad_gold", found)
-    ours, theirs = parse(clean(gold)), parse(clean(found))
+    theirs = parse(cleaned)
     equal = compare(ours, theirs, exact)
-    if equal is None:
-        return _by_algebra(gold, found, ours)
-    several = theirs.kind in ("list", "set") and ours.kind in ("leaf", "text") and not equal
-    return Score(float(equal), "ambiguous" if several else "ok", found)
+    if equal is not None:
+        score = Score(float(equal), extracted=found)
+    else:
+        score = _by_algebra(gold, found, ours, percent)
+    if score.value == 0.0 and score.status in ("ok", "unparsable") and _hedges(ours, theirs, found):
+        return replace(score, status="ambiguous")
+    return score
 
 
-def _by_algebra(gold: str, found: str, ours: Node) -> Score:
+def _hedges(gold: Node, answer: Node, found: str) -> bool:
+    """Whether a wrong answer names several values for one, or takes back what it says."""
+    several = answer.kind in ("list", "set") and gold.kind in ("leaf", "text", "chain")
+    return several or any(word in HEDGES for word in re.findall(r"[^\W\d_]+", found.casefold()))
+
+
+def _ask(function: str, gold: str, found: str, *more: str) -> Result:
+    """What a function of ``symbolic`` says of a pair. Each pair is asked about once."""
+    server = verifier_server(SYMBOLIC)
+    question = (function, gold, found, *more)
+    return ASKED.get(
+        question, lambda: server.call(f"{SYMBOLIC}:{function}", gold, found, *more, limits=LIMITS)
+    )
+
+
+def _by_algebra(gold: str, found: str, ours: Node, percent: Percent) -> Score:
     if not has_algebra():
         if _is_plain(ours):
             return Score(0.0, "unparsable", found, detail="only covey[math] could read it")
         return Score(None, "not_applicable", found, detail="the gold needs covey[math]")
-    result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:equal", gold, found, limits=LIMITS)
+    result = _ask("equal", gold, found, percent)
     if result.kind != "ok":
         return Score(None if result.kind == "lost" else 0.0, fault(result), found, detail=result.text)
     verdicts: dict[Any, tuple[float, Status]] = {

@@ -21,6 +21,10 @@ ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
 def compare(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
     """Whether two structures are equal; None if that needs algebra."""
     gold, answer = _plain(gold), _plain(answer)
+    names = _unknown(gold), _unknown(answer)
+    if all(names) and names[0] != names[1]:
+        return False
+    gold, answer = _solutions(gold, names[0]), _solutions(answer, names[1])
     if gold.kind == answer.kind == "chain":
         return _chains(gold, answer, leaf)
     if "chain" in (gold.kind, answer.kind):
@@ -101,9 +105,37 @@ def _plain(node: Node) -> Node:
     return node
 
 
+def _unknown(node: Node) -> str:
+    """The one variable that all values of a list are for, as in `x = 1 or x = 2` and `x = 1, 2`."""
+    if node.kind != "list" or _assigned(node.parts[0]) is None:
+        return ""
+    names = {_name(part) for part in node.parts if part.kind == "chain"}
+    same = all(map(_assigned, node.parts)) or not any(p.kind == "chain" for p in node.parts[1:])
+    return names.pop() if same and len(names) == 1 else ""
+
+
+def _solutions(node: Node, unknown: str) -> Node:
+    """Several values of one variable, or values with an `or` between, as a set: they have no order."""
+    if not unknown and not (node.kind == "list" and "or" in node.marks):
+        return node
+    return Node("set", node.text, tuple((_assigned(p) or p) if unknown else p for p in node.parts))
+
+
+def _name(chain: Node) -> str:
+    """What is given a value: `f` for `f(x) = 3`."""
+    return re.sub(r"\(.*\)$", "", chain.parts[0].text.replace(" ", ""))
+
+
+def _marks_agree(gold: Node, answer: Node) -> bool:
+    """Units and bases: `5` for `5 cm`, but no `m` for `cm`; a base has to be there, as have phrases."""
+    ours, theirs = gold.marks, answer.marks
+    strict = any(" " in mark for mark in (*theirs, *(m for m in ours if m.startswith("base "))))
+    return ours == theirs or not (strict or (ours and theirs))
+
+
 def _leaves(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
-    if gold.marks and answer.marks and gold.marks != answer.marks:
-        return False  # cm for m, base 7 for base 5
+    if not _marks_agree(gold, answer):
+        return False
     if not balanced(answer.text):
         return False
     known = exact(gold, answer)
@@ -166,10 +198,8 @@ def _against_chain(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
 
 def _chains(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
     ours, theirs = _assigned(gold), _assigned(answer)
-    if ours and theirs:
-        named = [re.sub(r"\(.*\)$", "", n.parts[0].text.replace(" ", "")) for n in (gold, answer)]
-        if named[0] == named[1]:
-            return _all([compare(ours, theirs, leaf), _consistent(answer, leaf)])
+    if ours and theirs and _name(gold) == _name(answer):
+        return _all([compare(ours, theirs, leaf), _consistent(answer, leaf)])
     ranges = as_interval(gold), as_interval(answer)
     if ranges[0] and ranges[1] and not ours and _variable(gold) == _variable(answer):
         return compare(ranges[0], ranges[1], leaf)

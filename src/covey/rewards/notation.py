@@ -1,7 +1,7 @@
 r"""Reading an answer: from LaTeX or plain text to a number, or to a small tree with typed nodes.
 
 Nothing here evaluates anything, and every pattern is linear in the length of the text, which
-``too_large`` bounds.
+``too_large`` bounds. How large a formula's numbers are is ``magnitude``'s question.
 """
 
 from __future__ import annotations
@@ -11,13 +11,23 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal
 
+from covey.rewards.units import measure
+
+Percent = Literal["ignored", "hundredths"]
 MAX_LENGTH, MAX_DEPTH, MAX_DIGITS = 4_000, 60, 400
-HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}|\^\s?\{{?\s?-?\d{{5,}}|(?:[2-9]\d{{3}}|\d{{5}})\s?!")
+HUGE = re.compile(rf"\d{{{MAX_DIGITS + 1}}}|\d[eE][-+]?\d{{4}}")
 INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "\u00d7": "*", "\u00b7": "*", "\u2044": "/"})
+FOREIGN = re.compile("([⁰¹²³⁴-⁹⁺⁻]+)|([₀-₉]+)|([¼-¾⅐-⅞])")
+"""Raised and lowered digits and fractions in one character, which NFKC would join to their neighbours."""
 THOUSANDS, OPEN, CLOSE, ROW = "\ue000", "\ue001", "\ue002", "\ue003"
 """Stand for a separator of digits, for braces of a set, and for the end of a matrix row."""
+RESERVED = str.maketrans(
+    {"⟨": r"\langle ", "⟩": r"\rangle ", **dict.fromkeys((THOUSANDS, OPEN, CLOSE, ROW), "?")}
+)
+"""Our own signs, where a text holds them already."""
 WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|mbox|hbox|math(?:rm|bf|it|sf))\s*\{([^{}]*)\}")
 END = r"(?![a-zA-Z])"
 REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
@@ -30,6 +40,7 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"\\(?:[,;:! ]|q?quad)|~", " "),
         (r"\\\$|\$|\\[()\[\]]|[€£]", ""),
         (r"\\[dtc]frac" + END, r"\\frac"),
+        (r"\\[dt]binom" + END, r"\\binom"),
         (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac ?(\d) ?\{", r"\\frac{\1}{"),
         (r"(\\frac ?\{[^{}]*\}) ?(\d)", r"\1{\2}"),
@@ -37,6 +48,7 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"\\(?:cdot|times|ast)" + END, "*"),
         (r"\\leq?(?:slant)?" + END + "|<=|≤", r"\\leq "),
         (r"\\geq?(?:slant)?" + END + "|>=|≥", r"\\geq "),
+        (r"\\(?:[lc]?dots[cbmi]?)" + END + r"|\.{2,}", r"\\ldots "),
         (r"\\neq?" + END + "|!=|≠", r"\\neq "),
         (r"\\lt" + END, "<"),
         (r"\\gt" + END, ">"),
@@ -49,20 +61,15 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"\\(?:lbrace" + END + r"|\{)", OPEN),
         (r"\\(?:rbrace" + END + r"|\})", CLOSE),
         (r"\^ ?\{? ?\\circ ?\}?|°|\\degree" + END, "⟨degree⟩"),
-        (r"\\?%|\bpercent(?:age)?\b|\bpct\b|⟨(?:percent(?:age)?|pct)⟩", ""),
+        (r"\\?%|⟨(?:percent(?:age)?|pct)⟩|(?<=[\d)} ])(?:percent(?:age)?|pct)\b(?![^⟨⟩]*⟩)", "⟨percent⟩"),
+        (r"⟩ ?/ ?⟨", "/"),
         (r"\\operatorname\*? ?\{([^{}]*)\}", r"\\\1 "),
     )
 ]
-UNITS = {
-    word: words.split()[0]
-    for words in """
-        m meter metre; cm centimeter centimetre; mm millimeter; km kilometer; in inch inche; ft foot feet
-        mi mile; yd yard; s sec second; min minute; h hr hour; g gram; kg kilogram
-        l liter litre; ml milliliter; degree deg; dollar usd; mph
-    """.replace("\n", ";").split(";")
-    for word in words.split()
-}
-NUMBER = re.compile(rf"([-+]?)([1-9]\d{{0,2}}(?:[,{THOUSANDS}]\d{{3}})+|\d+)?(\.\d+)?(?:/(\d+))?")
+PERCENT = re.compile(r"⟨percent⟩(?! ?[\d.])")
+NUMBER = re.compile(
+    rf"([-+]?)([1-9]\d{{0,2}}(?:[,{THOUSANDS}]\d{{3}})+|\d+)?(\.\d+)?(?:[eE]([-+]?\d{{1,3}})|/(\d+))?"
+)
 FRACTION = re.compile(r"([-+]?)(\d*)\\frac\{(-?)(\d+)\}\{(\d+)\}")
 REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 TOKEN = re.compile(
@@ -70,15 +77,18 @@ TOKEN = re.compile(
 )
 OPENING, CLOSING = {"(", "[", "{", OPEN}, {")", "]", "}", CLOSE}
 RELATIONS = {"=", "<", ">", r"\leq", r"\geq", r"\neq", r"\in", r"\approx"}
-SEPARATORS = {",", ";", "and", "or", "⟨and⟩", "⟨or⟩"}
-MEASURED = re.compile(r"(.*\S) ?⟨([^⟩]+)⟩ ?(?:\^ ?\{?([23])\}?)?|([-+.,/\d ]*\d) ([a-zA-Z]{2,})(?:\^([23]))?")
+SEPARATORS = {",", ";", "and", "or"}
+CONJUNCTION = re.compile(r"\b(and|or)\b", re.IGNORECASE)
+MEASURED = re.compile(
+    r"([^⟨⟩]*[^⟨⟩ ]) ?⟨([^⟩]+)⟩ ?(?:\^ ?\{?([23])\}?)?"
+    r"|([-+.,/\d ]*\d) ([^\W\d_]{2,}(?:[ /][^\W\d_]+)*)(?: ?\^ ?\{?([23])\}?)?"
+)
 WORD = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
-BASED = re.compile(r"([0-9A-Fa-f]+)_ ?\{? ?(\d+) ?\}?")
+BASED = re.compile(r"([0-9A-Fa-f]+)_ ?\{? ?([2-9]|[12]\d|3[0-6]) ?\}?")
 PLUS_MINUS = re.compile(rf"±|\\pm{END}")
 MATRIX = re.compile(
     r"[(\[]?\\begin\{([pbBvV]?matrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*)\\end\{\1\}[)\]]?", re.DOTALL
 )
-SENTENCE = re.compile(r"[^\W\d_]{2,}(?: [^\W\d_]{2,}){2,}")
 
 
 @dataclass(frozen=True)
@@ -93,11 +103,11 @@ class Node:
     text: str
     parts: tuple[Node, ...] = ()
     marks: tuple[str, ...] = ()
-    """Of a chain its relations, of a matrix its width, of a leaf its unit or base."""
+    """Of a chain its relations, of a matrix its width, of a leaf its unit or base, of a list `or`."""
 
 
 def too_large(text: str) -> bool:
-    """Whether an answer asks for more work than any real answer does."""
+    """Whether a text is longer, deeper or has longer numbers than any real answer."""
     depth = deepest = 0
     for character in text[:MAX_LENGTH]:
         depth += (character in "{([") - (character in "})]")
@@ -120,11 +130,11 @@ def value(cleaned: str) -> Fraction | None:
     """``number`` of a text that is clean already."""
     plain = cleaned if ", " in cleaned else cleaned.replace(" ", "")
     if match := NUMBER.fullmatch(plain):
-        sign, whole, decimals, below = match.groups()
+        sign, whole, decimals, exponent, below = match.groups()
         if not (whole or decimals) or (below and not int(below)):
             return None
         digits = re.sub(f"[,{THOUSANDS}]", "", whole or "0") + (decimals or "")
-        return Fraction(f"{sign}{digits}") / int(below or 1)
+        return Fraction(f"{sign}{digits}") * Fraction(10) ** int(exponent or 0) / int(below or 1)
     if match := FRACTION.fullmatch(plain):
         sign, whole, minus, above, below = match.groups()
         if not int(below) or (whole and minus):
@@ -138,22 +148,46 @@ def value(cleaned: str) -> Fraction | None:
     return None
 
 
-def clean(text: str) -> str:
+def read(text: str, percent: Percent = "ignored") -> Node:
+    """The structure of any text."""
+    return parse(clean(text, percent))
+
+
+def clean(text: str, percent: Percent = "ignored") -> str:
     r"""One way of writing what can be written in many. Words stand in ⟨⟩.
 
     >>> clean(r"$\dfrac12\,\text{ cm}.$")
     '\\frac{1}{2} ⟨cm⟩'
     """
-    text = INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).translate(SIGNS)
-    text = " ".join(WORDS.sub(_word, text).split())
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", FOREIGN.sub(_plain_digits, text)).translate(SIGNS)
+        text = INVISIBLE.sub("", text).translate(RESERVED)
+    text = " ".join(WORDS.sub(_words, text).split())
     for pattern, by in REWRITES:
         text = pattern.sub(by, text)
+    if percent == "ignored":
+        text = PERCENT.sub("", text)
     return " ".join(text.split()).rstrip(".,;: ")
 
 
-def _word(match: re.Match[str]) -> str:
-    words = match[1].strip()
-    return f" ⟨{words}⟩ " if len(words) > 1 and any(c.isalpha() for c in words) else words
+def _plain_digits(match: re.Match[str]) -> str:
+    raised, lowered, fraction = (unicodedata.normalize("NFKC", group or "") for group in match.groups())
+    if fraction:
+        above, _, below = fraction.partition("\u2044")
+        return rf"\frac{{{above}}}{{{below}}}"
+    return f"^{{{raised}}}" if raised else f"_{{{lowered}}}"
+
+
+def _words(match: re.Match[str]) -> str:
+    """Words in ⟨⟩, all but conjunctions, which separate two answers here as elsewhere."""
+    pieces = [piece.strip() for piece in CONJUNCTION.split(match[1])]
+    return " ".join(piece.casefold() if i % 2 else _marked(piece) for i, piece in enumerate(pieces))
+
+
+def _marked(words: str) -> str:
+    r"""Words as such; what begins with a number, as in \text{5 cm}, is read as if it stood outside."""
+    plain = len(words) < 2 or not any(map(str.isalpha, words)) or words.lstrip("-+.")[:1].isdigit()
+    return words if plain else f" ⟨{words}⟩ "
 
 
 def parse(text: str) -> Node:
@@ -174,9 +208,12 @@ def parse(text: str) -> Node:
         if kind == "list":
             pieces = [p for p in pieces if p.strip()]
         if len(pieces) > 1:
-            return Node(kind, text, tuple(map(parse, pieces)), tuple(marks) if kind == "chain" else ())
+            kept = {"chain": tuple(marks), "list": ("or",) if "or" in marks else ()}.get(kind, ())
+            return Node(kind, text, tuple(map(parse, pieces)), kept)
     if inside := _inside(text):
-        pieces = [p for p in _split(inside, SEPARATORS)[0] if p.strip()]
+        # (1 or 2, 3) is no triple
+        separators = SEPARATORS if text[0] == OPEN else SEPARATORS - {"or"}
+        pieces = [p for p in _split(inside, separators)[0] if p.strip()]
         if text[0] == OPEN:
             return Node("set", text, tuple(p for piece in pieces for p in _flat(parse(piece))))
         if text[0] == "{" or (text[0] == "(" and len(pieces) == 1):
@@ -193,13 +230,22 @@ def _leaf(text: str) -> Node:
     if WORD.fullmatch(text):
         return Node("text", text)
     if match := MEASURED.fullmatch(text):
-        unit = (match[2] or match[5]).casefold().strip(" .").removeprefix("square ")
-        unit = UNITS.get(unit, UNITS.get(unit.removesuffix("s"), unit.removesuffix("s")))
-        power = "2" if "square " in text else match[3] or match[6] or ""
-        return Node("leaf", (match[1] or match[4]).strip(), marks=(unit + power,))
+        return _measured(match[1] or match[4], match[2] or match[5], match[3] or match[6] or "")
     if match := BASED.fullmatch(text):
-        return Node("leaf", match[1], marks=(f"base {match[2]}",))
+        return Node("leaf", match[1], marks=() if match[2] == "10" else (f"base {match[2]}",))
     return Node("leaf", text)
+
+
+def _measured(quantity: str, words: str, power: str) -> Node:
+    """A quantity with a unit, its size (thousand) multiplied out."""
+    factor, unit = (Fraction(1, 100), "") if words == "percent" else measure(words)
+    text, marks = quantity.strip(), (unit + power,) if unit else ()
+    if factor == 1:
+        return Node("leaf", text, marks=marks)
+    size = value(text)
+    above, below = Fraction(factor).as_integer_ratio()
+    formula = rf"\frac{{{above}}}{{{below}}}*({text})" if size is None else str(size * factor)
+    return Node("leaf", formula, marks=marks)
 
 
 def _flat(node: Node) -> Sequence[Node]:

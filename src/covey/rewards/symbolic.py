@@ -1,7 +1,8 @@
 """Algebra, in a killable child only: SymPy objects made by a LaTeX grammar, never by evaluation.
 
-Two expressions are equal if they agree to 40 digits wherever they are tried. That is much faster
-than simplification, and tiny differences stay differences.
+Two expressions are equal if they agree wherever they are tried: exactly where the difference is
+rational, else to 200 digits and after expansion. That is much faster than simplification, and tiny
+differences stay differences.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from covey.rewards.compare import balanced, compare, decimals, significant
-from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, clean, parse, value
+from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, Percent, read, value
 
 POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"]))
+DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
+FACTORS = re.compile(r"((?:^|(?<=[-+*/=(,{\s]))\d+|\)) ?(?=[({])")
 CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 WARM = r"""
 \frac{1}{2} = \frac{2}{4}; 1-\frac{1}{e} = \frac{e-1}{e}; 2^{-9}\sqrt{2} = \frac{\sqrt{2}}{512}
@@ -37,7 +40,7 @@ class Unreadable(ValueError):
     """A text that is no formula."""
 
 
-def equal(gold: str, answer: str) -> str:
+def equal(gold: str, answer: str, percent: Percent = "ignored") -> str:
     """`equal`, `different`, or which side is `unreadable`: `gold` or `answer`."""
     unreadable: list[str] = []
 
@@ -51,23 +54,22 @@ def equal(gold: str, answer: str) -> str:
                 return False
         return agree(expressions[0], expressions[1], ours.text, theirs.text)
 
-    if compare(parse(clean(gold)), parse(clean(answer)), leaf):
+    if compare(read(gold, percent), read(answer, percent), leaf):
         return "equal"
     return unreadable[0] if unreadable else "different"
 
 
 def second_opinion(gold: str, answer: str) -> bool:
     """What math-verify says. Its own time limits are off: they rely on signals, and this is a child."""
-    from math_verify import parse as read
-    from math_verify import verify
+    from math_verify import parse, verify
 
-    golds, answers = (read(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer))
+    golds, answers = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer))
     return bool(verify(golds, answers, timeout_seconds=None))
 
 
 def readable(golds: Sequence[str]) -> list[bool]:
     """Which golds are numbers, words or formulas."""
-    return [_readable(parse(clean(gold))) for gold in golds]
+    return [_readable(read(gold)) for gold in golds]
 
 
 def _readable(node: Node) -> bool:
@@ -84,10 +86,14 @@ def _readable(node: Node) -> bool:
 
 def expression(text: str) -> Any:
     """A clean text as a SymPy object. Raises Unreadable."""
-    if not balanced(text) or "'" in text or re.search("[⟨⟩]", text):
+    if (known := value(text)) is not None:
+        return sympy.Rational(known)
+    if not balanced(text) or re.search(r"['⟨⟩]|\d ?_", text):
         raise Unreadable(text)
     latex = text.replace(THOUSANDS, "").replace(OPEN, r"\{").replace(CLOSE, r"\}").replace(ROW, r"\\ ")
     latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+    latex = FACTORS.sub(r"\1*", latex)  # the grammar takes 3(4) for a mixed number
+    latex = DECIMAL.sub(lambda m: rf"{{\frac{{{m[1]}{m[2]}}}{{{10 ** len(m[2])}}}}}", latex)
     try:
         found = latex2sympy(latex, normalization_config=None, conversion_config=CONVERSION)
     except Exception as error:
@@ -127,8 +133,7 @@ def _tolerance(gold: str, answer: str) -> Fraction:
 def _compare_values(gold: Any, answer: Any, tolerance: Fraction) -> bool | None:
     """Agreement at every point that both have a value at; None if there are too few."""
     names = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
-    difference = gold - answer
-    floats, tried = difference.has(sympy.Float), 0
+    difference, tried = gold - answer, 0
     for place in range(len(POINTS) if names else 1):
         at = {n: sympy.Rational(POINTS[(place + k) % len(POINTS)]) + k for k, n in enumerate(names)}
         at["i"] = sympy.I
@@ -137,13 +142,21 @@ def _compare_values(gold: Any, answer: Any, tolerance: Fraction) -> bool | None:
             if not names and (a is None) != (b is None):
                 return False
             continue
-        scale = max(abs(a), abs(b))
-        # A decimal inside of a formula is known to 15 digits; everything else is exact.
-        error = scale * sympy.Float("1e-13") if floats else min(scale, 1) * sympy.Float("1e-40")
-        if abs(apart) > max(error, tolerance):
+        if abs(apart) > tolerance and not _vanishes(difference, at, min(abs(a), abs(b), 1)):
             return False
         tried += 1
     return True if tried >= (2 if names else 1) else None
+
+
+def _vanishes(difference: Any, at: Mapping[str, Any], scale: Any) -> bool:
+    """Whether 200 digits of a difference leave nothing of it, before and after it is expanded."""
+    there = difference.subs({s: at[s.name] for s in difference.free_symbols})
+    for form in (there, sympy.expand(there)):
+        left = sympy.N(form, 15, maxn=200)
+        lost = all(part._prec == 1 for part in left.atoms(sympy.Float))  # noqa: SLF001 - no digit is sure
+        if left != 0 and (not lost or abs(left) > scale * sympy.Float("1e-40")):
+            return False
+    return True
 
 
 def _value(formula: Any, at: Mapping[str, Any]) -> Any:

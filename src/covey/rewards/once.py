@@ -1,0 +1,47 @@
+"""Each question is answered once, also where many threads ask it at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """The latest ``most`` answers; those that are not to be ``kept`` are given to whoever waits only."""
+
+    def __init__(self, most: int, kept: Callable[[T], bool]) -> None:
+        self.most, self.kept = most, kept
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[Hashable, Future[T]] = OrderedDict()
+
+    def get(self, question: Hashable, ask: Callable[[], T]) -> T:
+        """The answer to a question; ``ask`` is called unless it is known or being asked."""
+        with self._lock:
+            future = self._answers.get(question)
+            mine = future is None
+            if future is None:
+                future = self._answers[question] = Future()
+                if len(self._answers) > self.most:
+                    self._answers.popitem(last=False)
+            self._answers.move_to_end(question)
+        if mine:
+            self._answer(question, future, ask)
+        return future.result()
+
+    def _answer(self, question: Hashable, future: Future[T], ask: Callable[[], T]) -> None:
+        keep = False
+        try:
+            answer = ask()
+            keep = self.kept(answer)
+            future.set_result(answer)
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            with self._lock:
+                if not keep and self._answers.get(question) is future:
+                    del self._answers[question]
