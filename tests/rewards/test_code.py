@@ -218,10 +218,52 @@ def test_weights_and_visibility_are_read() -> None:
     assert (case.weight, case.visible) == (2.0, True)
 
 
+def test_a_candidate_cannot_end_the_loops_of_its_test(sandbox: Sandbox) -> None:
+    tests = (
+        "for got, want in zip(map(candidate, [1, 2]), [1, 4]):\n    assert got == want",
+        "assert all(got == 1 for got in map(candidate, [1]))",
+        "assert list(map(candidate, [])) == list(map(candidate, [1, 2]))",
+    )
+    for test in tests:
+        for kind in ("StopIteration", "StopAsyncIteration", "type('Mine', (StopIteration,), {})"):
+            score = judged(sandbox, f"def f(x): raise {kind}", None, mode="check", test=test)
+            assert score.value == 0.0, (test, kind)
+    assert judged(sandbox, RIGHT, None, mode="check", test=tests[0]).value == 1.0
+    catches = "try:\n    candidate(1)\n    assert False\nexcept ValueError: pass"
+    assert judged(sandbox, "def f(x): raise ValueError", None, mode="check", test=catches).value == 1.0
+
+
+def test_a_deep_reply_is_a_wrong_answer_and_no_fault_of_the_judge(sandbox: Sandbox) -> None:
+    forged = """
+import os, struct
+def f(x):
+    body = b'{{"id":0,"value":' + b'[' * 20 + b'{{"d":[' + b'[' * {0}
+    body += b']' * {0} + b']}}' + b']' * 20 + b'}}'
+    os.write(3, struct.pack('>I', len(body)) + body)
+"""
+    expected: object = {"a": 1}
+    for _ in range(20):
+        expected = [expected]
+    for levels in (1, 200, *range(880, 980, 10), 5000):  # the window is some 40 levels wide
+        score = judged(sandbox, forged.format(levels), [{"input": [1], "output": expected}])
+        assert score.value == 0.0, (levels, score)
+
+
 def test_a_compiler_accepts_or_refuses_and_nothing_is_run(sandbox: Sandbox, tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     for code, value in ((RIGHT, 1.0), ("def f(:", 0.0), ("(" * 5000, 0.0), (f"open('{witness}', 'w')", 1.0)):
         assert compiles(fenced(code), sandbox=sandbox).value == value
+    for code in (
+        "",
+        "\n  \n",
+        "# only a comment",
+        "return 5",
+        "break",
+        "nonlocal x",
+        "await x",
+        "x = yield 1",
+    ):
+        assert compiles(fenced(code), sandbox=sandbox).value == 0.0, code
     assert not witness.exists()
     assert compiles("no code", sandbox=sandbox).status == "no_answer"
 
@@ -235,4 +277,6 @@ def test_c_is_checked_by_a_compiler_in_the_sandbox(sandbox: Sandbox) -> None:
 
     assert value("#include <stdio.h>\nint main(void) { return 0; }") == 1.0
     assert value("int main(void) { return ; x }") == 0.0
+    for nothing in ("", "// only a comment", "/* open", "#include <stdio.h>\n/* and */"):
+        assert value(nothing) == 0.0
     assert value('#include "/etc/passwd"\nint main(void) { return 0; }') == 0.0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import completion
 
+from covey.rewards.answers import exact_answer
 from covey.rewards.base import load_rewards, score
 from covey.rewards.children import strict_json
 from covey.rewards.formats import answer_format, regex_match, think_format
@@ -178,6 +179,26 @@ def test_calls_of_a_chat_message_count() -> None:
 def test_broken_calls_are_unparsable(block: str) -> None:
     score = tool_calls(f"<tool_call>{block}</tool_call>", WANTED)
     assert (score.value, score.status) == (0.0, "unparsable")
+
+
+@pytest.mark.parametrize("more", ['<tool_call>{"name": "rm"}', "<tool_call>", "<tool_call>" + ROME])
+def test_a_call_that_is_never_closed_counts_against(more: str) -> None:
+    for text, wanted in ((ROME + MAIL + more, WANTED), (more, [])):
+        for partial in (False, True):
+            score = tool_calls(text, wanted, partial=partial)
+            assert (score.value, score.status) == (0.0, "unparsable")
+
+
+@pytest.mark.parametrize(
+    "blank", ["\u200b", "\u2060\ufeff", "\u3164", "\u2800", "\u00ad \u034f", "\ufe0f", "\u0007"]
+)
+def test_what_cannot_be_seen_is_no_content(blank: str) -> None:
+    full = "<think>{}</think><answer>{}</answer>"
+    for text in (full.format(blank, "4"), full.format("so", blank)):
+        assert answer_format(text) == 0.0
+    assert think_format(f"<think>{blank}</think>4") == think_format(f"<think>so</think>{blank}") == 0.0
+    assert exact_answer(full.format("so", blank), "4").status == "no_answer"
+    assert answer_format(full.format("因为", f"{blank}½{blank}")) == 1.0
 
 
 def test_language_is_a_share_of_words_and_formulas_do_not_count() -> None:

@@ -96,3 +96,21 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         encode(nest)
     with pytest.raises(BadFrame):
         read_frame(reader(len(b"[" * 100_000).to_bytes(4, "big") + b"[" * 100_000), 1 << 20)
+
+
+@pytest.mark.parametrize("levels", [110, 500, 973, 980, 2_000])
+def test_a_frame_deeper_than_any_value_is_refused(levels: int) -> None:
+    """Just below the limit of recursion such a value was read, and comparing it raised."""
+    body = b'{"value":{"s":[' + b"[" * levels + b"]" * levels + b"]}}"
+    with pytest.raises(BadFrame):
+        read_frame(reader(len(body).to_bytes(4, "big") + body), 1 << 20)
+
+
+def test_the_deepest_value_that_can_be_encoded_crosses() -> None:
+    nest: dict = {}
+    for _ in range(31):
+        nest = {1: nest}
+    sent = read_frame(reader(frame({"value": encode(nest)})), 1 << 20)
+    assert same(encode(nest), sent["value"])
+    wide = [[n] for n in range(1000)]
+    assert read_frame(reader(frame(encode(wide))), 1 << 20) == wide

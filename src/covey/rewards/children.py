@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,12 +44,13 @@ def matched(pattern: str, how: str, text: str) -> str | None:
 
 
 def python_accepts(code: str) -> bool:
-    """Whether Python's parser accepts a program."""
+    """Whether Python's compiler accepts a program, and there is one: a comment alone is none."""
     try:
-        ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        with warnings.catch_warnings(action="ignore"):
+            compile(code, "candidate.py", "exec", dont_inherit=True)
+            return bool(ast.parse(code).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
         return False
-    return True
 
 
 def strict_json(text: str) -> Any:

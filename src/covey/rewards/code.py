@@ -31,6 +31,8 @@ SUSPICIOUS = re.compile(
     r"os\._exit|sys\.exit|_getframe|\batexit\b|unittest|__eq__|excepthook|\bgc\.|settrace"
 )
 """Signs of a program that plays with its tester. Logged, never paid or punished."""
+NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
+"""Comments of C, and lines for its preprocessor."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,8 @@ def compiles(
     if code is None:
         return Score(0.0, "no_answer")
     limits = Limits(wall=10.0, cpu=8)
+    if language == "c" and not NO_CODE.sub("", code).strip():
+        return Score(0.0, "no_answer", detail="there is no code in the block")
     if language == "python":
         result = in_child("python_accepts", code)
         value = float(result.value is True)

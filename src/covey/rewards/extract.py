@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""Letters and signs that are drawn as nothing."""
 Completion = str | list[dict[str, Any]]
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -33,7 +36,14 @@ def extract(completion: Completion, rule: Rule) -> str | None:
     """
     spoken = after_reasoning(text_of(completion))
     found = None if spoken is None else RULES[rule](spoken)
-    return found.strip() or None if found is not None else None
+    return found.strip() if found is not None and visible(found) else None
+
+
+def visible(text: str) -> bool:
+    """Whether there is anything to see: letters, digits, signs; no blanks, however they are written."""
+    return (text.isascii() and text.isalnum()) or any(
+        c not in BLANK and unicodedata.category(c)[0] in "LNPS" for c in text
+    )
 
 
 def after_reasoning(text: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from covey.rewards.contract import fault, in_child, reward
-from covey.rewards.extract import THINK_CLOSE, THINK_OPEN, Completion, extract, text_of
+from covey.rewards.extract import THINK_CLOSE, THINK_OPEN, Completion, extract, text_of, visible
 from covey.types import Score
 
 
@@ -28,7 +28,7 @@ def think_format(completion: Completion, *, strict: bool = True) -> float:
         return 0.0
     reasoning, closing, answer = rest.partition(THINK_CLOSE)
     again = any(tag in part for tag in (THINK_OPEN, THINK_CLOSE) for part in (reasoning, answer))
-    return float(bool(closing and reasoning.strip() and answer.strip()) and not again)
+    return float(bool(closing and visible(reasoning) and visible(answer)) and not again)
 
 
 @reward(weight=0.1, concurrent=True, example=_think, shape=True)
@@ -39,7 +39,7 @@ def answer_format(completion: Completion) -> float:
     inside = answer.removeprefix("<answer>").removesuffix("</answer>")
     once = text.count("<answer>") == text.count("</answer>") == 1
     whole = len(answer) == len(inside) + len("<answer></answer>")
-    return float(bool(think_format(text) and once and whole and inside.strip()))
+    return float(bool(think_format(text) and once and whole and visible(inside)))
 
 
 @reward(concurrent=True, shape=True)

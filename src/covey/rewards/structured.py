@@ -119,7 +119,9 @@ def _made(completion: Completion) -> list[Mapping[str, Any]] | None:
         return None
     for block in (spoken or "").split(OPEN_CALL)[1:]:
         inside, closed, _ = block.partition(CLOSE_CALL)
-        found += [strict_json(inside)] if closed else []
+        if not closed:
+            raise ValueError("a call that is never closed")
+        found.append(strict_json(inside))
     for number_, call in enumerate(found):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
             raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument

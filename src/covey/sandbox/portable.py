@@ -66,8 +66,8 @@ class Batch(ABC):
 
 def _json(line: str) -> Any:
     try:
-        return json.loads(line.removeprefix("\x1e"))
-    except (ValueError, RecursionError):
+        return wire.parse(line.removeprefix("\x1e").encode("utf-8", "surrogateescape"))
+    except wire.BadFrame:
         return None
 
 

@@ -17,6 +17,8 @@ HEADER = struct.Struct(">I")
 BIG = 1 << 53
 """Integers beyond are sent as hexadecimal text: parsing decimal is quadratic."""
 DEPTH = 99
+FRAME_DEPTH = DEPTH + 10
+"""Of a frame: an encoded value and the message around it. Deeper ones make recursion fail."""
 TAGGED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     int: ("i", hex),
     float: ("f", repr),
@@ -55,10 +57,29 @@ def read_frame(read: Callable[[int], bytes], limit: int) -> Any:
     (size,) = HEADER.unpack(_exactly(read, HEADER.size))
     if size > limit:
         raise BadFrame(f"{size} bytes, at most {limit} are allowed")
+    return parse(_exactly(read, size))
+
+
+def parse(body: bytes) -> Any:
+    """JSON of an untrusted side, no deeper than ``encode`` makes it. Raises BadFrame."""
     try:
-        return json.loads(_exactly(read, size))
+        found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"not JSON: {error}") from None
+    if body.count(b"[") + body.count(b"{") > FRAME_DEPTH and _deeper(found, FRAME_DEPTH):
+        raise BadFrame(f"nested more than {FRAME_DEPTH} levels deep")
+    return found
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and mappings are nested deeper than so many levels. Does not recurse."""
+    layer = [value]
+    for _ in range(levels + 1):
+        containers = [v for v in layer if isinstance(v, list | dict)]
+        layer = [v for c in containers for v in (c if isinstance(c, list) else c.values())]
+        if not containers:
+            return False
+    return True
 
 
 def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
