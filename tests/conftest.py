@@ -22,6 +22,7 @@ from transformers import (
 
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
+from tests.untested import lines
 
 SMALL = {
     "vocab_size": 300,
@@ -83,6 +84,16 @@ def random_prompts(*lengths: int, seed: int = 0) -> list[np.ndarray]:
     """Prompts of random ids."""
     rng = np.random.default_rng(seed)
     return [rng.integers(5, 300, size=n) for n in lengths]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what could not be tested on this machine, and how to get it."""
+    stats = terminalreporter.stats
+    skipped = [str(report.longrepr[2]) for report in stats.get("skipped", ())]
+    marks = [[mark.name for mark in item.iter_markers()] for item in stats.get("deselected", ())]
+    if said := lines(skipped, marks):
+        terminalreporter.section("not tested here")
+        terminalreporter.write("".join(f"{line}\n" for line in said))
 
 
 @pytest.fixture(autouse=True)
