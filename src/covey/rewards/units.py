@@ -91,7 +91,7 @@ def _plain(word: str) -> str | None:
         if known in UNITS:
             return UNITS[known]
     noun = len(word) > 2 and word.isalpha() and max(word) <= LAST_LETTER
-    if not noun or word in NO_NOUNS or word.endswith(("teen", "teenth", "tieth", "tieths")):
+    if not noun or word in NO_NOUNS or word.endswith(("teen", "ieth", "ieths", "teenth", "teenths")):
         return None
     if word.endswith("ly") and word not in NOUNS_IN_LY:
         return None
