@@ -197,7 +197,7 @@ MUTANTS = [
     *of(
         "objective/filters.py",
         ("keeps the tied groups", "bool((rewards != rewards[:1]).any())", "bool((rewards == rewards[:1]).all())"),
-        ("band closed", "low < rate < high", "low <= rate <= high"),
+        ("band open", "low <= rate <= high", "low < rate < high"),
     ),
     *of(
         "objective/loss.py",

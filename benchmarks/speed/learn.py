@@ -131,7 +131,7 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
             num_generations=8,
             beta=0.1,
             sync_ref_model=True,
-            ref_model_sync_steps=4 * STAGE["algorithm"]["kl"]["refresh_every"],
+            ref_model_sync_steps=STAGE["algorithm"]["kl"]["refresh_every"],
             ref_model_mixup_alpha=1.0,
             max_completion_length=DEMO["rollout"]["max_tokens"],
             max_steps=4000,

@@ -87,5 +87,8 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
 
     loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
     session = Session(strict, resumed is not None, start.record(), loaded.config.output)
+    console = RunConsole(quiet)
+    for note in loaded.notes:
+        console.say(f"note: {note}")
     with StopSignal().listening() as stop:
-        return run_pipeline(loaded, RunConsole(quiet), stop, session)[-1]
+        return run_pipeline(loaded, console, stop, session)[-1]

@@ -20,7 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed, pack
 from covey.objective.algorithms import Algorithm
-from covey.objective.loss import Terms
+from covey.objective.choice import Choice
+from covey.objective.data import BatchData, GroupData, MarkData
+from covey.objective.loss import Estimated, Terms
 from covey.objective.reductions import Totals
 from covey.types import Completion, DataError, Group, Problem, SamplingMask, StepRewards
 
@@ -134,13 +136,13 @@ def with_advantages(
     advantages = (advantages + penalty.token).where(batch.mask, 0.0)
     trained = torch.nonzero(batch.mask.any(-1))[:, 0]
     if algorithm.whiten is not None and len(trained):
-        view = SimpleNamespace(
+        whole = BatchData(
             advantages=advantages[trained],
             mask=batch.mask[trained],
             rewards=batch.rewards[trained],
             group=batch.group[trained],
         )
-        advantages[trained] = algorithm.whiten(view)
+        advantages[trained] = algorithm.whiten(whole)
     return replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
 
 
@@ -157,12 +159,12 @@ def _check_steps(group: Group, algorithm: Algorithm) -> None:
             )
 
 
-def _group_view(group: Group, rows: Batch, penalty: Tensor) -> SimpleNamespace:
+def _group_view(group: Group, rows: Batch, penalty: Tensor) -> GroupData:
     """One group's data under the names that advantage functions ask for; scorable ones only."""
     keep = group.scorable
     names = list(group.components)
     components = np.array([group.components[n][keep] for n in names]).reshape(len(names), len(rows))
-    return SimpleNamespace(
+    return GroupData(
         rewards=torch.from_numpy(group.rewards[keep]) + penalty,
         components=torch.from_numpy(components),
         weights=torch.tensor([group.weights[n] for n in names], dtype=torch.float64),
@@ -185,11 +187,16 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> Simpl
         coef = kl.coef if coef is None else coef
         difference = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
         if kl.level == "response":
-            response = -coef * kl.estimator(SimpleNamespace(difference=difference.sum(-1)))
+            response = -coef * kl.estimator(Estimated(difference.sum(-1)))
         else:
-            cost = -coef * kl.estimator(SimpleNamespace(difference=difference))
+            cost = -coef * kl.estimator(Estimated(difference))
             token = cost.flip(-1).cumsum(-1).flip(-1)
     return SimpleNamespace(response=response, token=token)
+
+
+def marked(batch: Batch, mark: Choice) -> Batch:
+    """An optimizer step's batch with the tokens that ``mark`` singles out."""
+    return replace(batch, marked=mark(MarkData(**{f.name: getattr(batch, f.name) for f in fields(MarkData)})))
 
 
 @dataclass(frozen=True)

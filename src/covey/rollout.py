@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 
 from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
+from covey.objective.data import FilterData
 from covey.rewards.base import Rewards
 from covey.rewards.canaries import watch
 from covey.rewards.scorer import Pending, turned_over
@@ -135,9 +135,7 @@ class Rollouts:
         known = group.scorable
         if not known.any():
             return False
-        view = SimpleNamespace(
-            rewards=torch.from_numpy(group.rewards[known]), correct=torch.from_numpy(group.correct[known])
-        )
+        view = FilterData(torch.from_numpy(group.rewards[known]), torch.from_numpy(group.correct[known]))
         return self.algorithm.filter is None or self.algorithm.filter(view)
 
     def _sizes(self, indices: list[int]) -> list[int]:

@@ -16,8 +16,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from covey.config.algorithm import build_algorithm, contradictions, describe, hint
+from covey.config import trl
+from covey.config.algorithm import algorithm_keys, build_algorithm, describe
+from covey.config.contradictions import of_config, updates_of
+from covey.config.layers import Layers, Setting
 from covey.config.schema import Config, Section
+from covey.config.unknown import explained
 from covey.config.usercode import name_of, spec_of
 from covey.objective.algorithms import Algorithm
 from covey.types import ConfigError
@@ -25,31 +29,6 @@ from covey.types import ConfigError
 MAX_BYTES = 1 << 20
 OBJECT = "an object in Python: "
 """In a recorded config, before the name of something that no file can hold."""
-
-ALIASES: Mapping[str, str] = {
-    "model_name_or_path": "model",
-    "output_dir": "output",
-    "reward_funcs": "rewards",
-    "num_generations": "rollout.group_size",
-    "max_completion_length": "rollout.max_tokens",
-    "temperature": "rollout.temperature",
-    "top_p": "rollout.top_p",
-    "top_k": "rollout.top_k",
-    "mask_truncated_completions": "rollout.mask_truncated",
-    "learning_rate": "train.lr",
-    "max_steps": "train.steps",
-    "num_iterations": "train.inner_epochs",
-    "weight_decay": "train.weight_decay",
-    "max_grad_norm": "train.grad_clip",
-    "warmup_steps": "train.warmup_steps",
-    "save_steps": "train.save_every",
-    "eval_steps": "eval.every",
-    "beta": "algorithm.kl.coef",
-    "epsilon": "algorithm.surrogate.clip_low",
-    "epsilon_high": "algorithm.surrogate.clip_high",
-    "loss_type": "algorithm.name",
-}
-"""TRL's names for ours; used with a note."""
 
 
 @dataclass
@@ -65,18 +44,11 @@ class Loaded:
     checkpoint: Path | None = None
     """Of a run that has not ended: its weights are taken instead of those of the config's model."""
 
+    of_stages: tuple[Loaded, ...] = ()
+
     def stages(self) -> list[Loaded]:
         """The stages of a pipeline, each a full config; the run itself if it has none."""
-        if not self.config.stages:
-            return [self]
-        base = self.config.model_dump(exclude={"stages"}, exclude_unset=True)
-        stages = []
-        for number, overrides in enumerate(self.config.stages, start=1):
-            where = f"stages[{number}]"
-            merged = merge(base, dict(overrides))
-            origins = {**self.origins, **dict.fromkeys((k for k, _ in flatten(overrides)), where)}
-            stages.append(_validate(merged, origins, self.folder, where))
-        return stages
+        return list(self.of_stages) or [self]
 
 
 def load(
@@ -92,16 +64,22 @@ def load(
     >>> load(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
     """
-    raw, origins = read_yaml(file) if file is not None else ({}, {})
-    for key, value, origin in (*_items(values or {}), *_options(overrides)):
-        _put(raw, key, value)
-        origins[key] = origin
-    notes = _rename(raw, origins)
-    _refuse_lost_objects(raw)
+    layers = Layers(*read_yaml(file)) if file is not None else Layers({}, {})
+    layers.add(_items(values or {}), over_stages="stages" not in (values or {}))
+    layers.add(_options(overrides))
+    _refuse_lost_objects(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
-    loaded = _validate(raw, origins, folder, str(file) if file else "config")
-    loaded.notes = notes
-    loaded.stages()
+    where = str(file) if file else "config"
+    loaded = _validate(layers.raw, layers.origins, folder, where, layers.per_update)
+    loaded.of_stages = tuple(
+        _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update)
+        for name, raw, origins in layers.stages()
+    )
+    own = loaded.notes
+    if loaded.of_stages:
+        named = zip(layers.names, loaded.of_stages, strict=True)
+        own = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
+    loaded.notes = [*layers.notes, *own, *_of_default_loss(loaded.stages(), layers.of_trl)]
     return loaded
 
 
@@ -148,7 +126,7 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
     return yaml.SafeLoader("").construct_object(node)
 
 
-def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
+def _options(tokens: Sequence[str]) -> Iterable[Setting]:
     """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they stand."""
     left = list(tokens)
     while left:
@@ -167,74 +145,123 @@ def _options(tokens: Sequence[str]) -> Iterable[tuple[str, Any, str]]:
             value = text
         if isinstance(value, str) and text[0] not in "'\"":
             value = text  # YAML would cut `a #1` and fold lines
-        yield key.replace("-", "_"), value, f"--{key}"
+        yield Setting(key.replace("-", "_"), value, f"--{key}")
 
 
-def _items(values: Mapping[str, Any]) -> Iterable[tuple[str, Any, str]]:
+def _items(values: Mapping[str, Any]) -> Iterable[Setting]:
     for key, value in values.items():
         setting = Config.model_fields.get(key)
         if isinstance(value, Mapping) and setting and _section(setting):
-            yield from ((f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
+            yield from (Setting(f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
         else:
-            yield key, value, key
+            yield Setting(key, value, key)
 
 
-def _put(raw: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        below = raw.get(parent)
-        if parent in ("algorithm", "surrogate", "advantage", "ratio", "reduce") and isinstance(below, str):
-            below = {"name": below}
-        raw[parent] = below = below if isinstance(below, dict) else {}
-        raw = below
-    raw[last] = value
-
-
-def _rename(raw: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """Move TRL's names to ours; a note for each."""
-    notes = []
-    for old, new in ALIASES.items():
-        if old in raw:
-            value = raw.pop(old)
-            no_kl = new == "algorithm.kl.coef" and not value
-            key = "algorithm.kl" if no_kl else new
-            _put(raw, key, None if no_kl else value)
-            origins[key] = origins.pop(old, old)
-            notes.append(f"{origins[key]}: {old} is {key} here")
-    return notes
-
-
-def _validate(raw: dict[str, Any], origins: dict[str, str], folder: Path, where: str) -> Loaded:
+def _validate(
+    raw: Mapping[str, Any],
+    origins: Mapping[str, str],
+    folder: Path,
+    where: str,
+    per_update: Mapping[str, str],
+) -> Loaded:
+    raw, origins, notes = _with_loss_of_trl(raw, dict(origins))
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error, origins, where))) from None
+        raise ConfigError(_explain(error, origins, where)) from None
     try:
         algorithm = build_algorithm(config.algorithm, folder)
-        updates = config.train.inner_epochs * config.train.updates_per_batch
-        problems = contradictions(algorithm, config.rollout.group_size, updates)
-        if config.guards.kl_action == "raise_coef":
-            if algorithm.kl is None:
-                problems.append("guards.kl_action raise_coef: there is no algorithm.kl to raise")
-            elif algorithm.kl.target is not None:
-                problems.append("guards.kl_action raise_coef: algorithm.kl.target moves it already")
-        if config.method == "rl" and not config.stages and problems:
-            raise ConfigError("\n".join(problems))
     except ConfigError as error:
-        key = str(error).partition(":")[0]
-        place = _origin(key, origins)
-        raise ConfigError(f"{place}: {error}" if place else str(error)) from None
-    return Loaded(config, algorithm, origins, folder=folder)
+        raise ConfigError(_placed(str(error), origins)) from None
+    if config.method == "rl" and not config.stages:
+        problems = [*of_config(config, algorithm), *_of_counts(config, per_update)]
+        if problems:
+            raise ConfigError("\n".join(_placed(p, origins) for p in problems))
+    return Loaded(config, algorithm, origins, notes if config.method == "rl" else [], folder=folder)
 
 
-def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> Iterable[str]:
+def _with_loss_of_trl(
+    raw: Mapping[str, Any], origins: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """The values with TRL's names of the loss turned into an `algorithm`; where that came from; a note."""
+    given = {name: raw[name] for name in trl.LOSS if name in raw}
+    if not given:
+        return dict(raw), origins, []
+    places = {name: origins.get(name, name) for name in given}
+    try:
+        algorithm = trl.algorithm_of(given)
+    except ConfigError as error:
+        place = places.get(str(error).partition(" ")[0].rstrip(":"), min(places.values()))
+        raise ConfigError(f"{_said(place)}: {error}") from None
+    names = ", ".join(given)
+    if "algorithm" in raw:
+        there = origins.get("algorithm", "algorithm")
+        raise ConfigError(
+            f"{', '.join(map(_said, places.values()))}: {names} and algorithm ({there}) both say what the loss is: TRL's "
+            "names mean its whole loss, with its defaults for the rest. Keep one; by themselves these mean "
+            f"algorithm: {_in_a_line(algorithm)}"
+        )
+    origins = {**origins, "algorithm": f"{', '.join(places.values())} (TRL's)"}
+    kept = {k: v for k, v in raw.items() if k not in given}
+    note = f"{names}: TRL's loss, its defaults where nothing is said: algorithm: {_in_a_line(algorithm)}"
+    return {**kept, "algorithm": algorithm}, origins, [note]
+
+
+def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
+    """To whoever writes TRL's names, and may think that its loss is the default here too."""
+    unsaid = any(s.config.method == "rl" and "algorithm" not in s.config.model_fields_set for s in stages)
+    if not of_trl or not unsaid:
+        return []
+    return [
+        "no algorithm is named: covey's default, dapo, has clip_high 0.28 and samples again for groups that "
+        "tie; TRL's default is loss_type: dapo"
+    ]
+
+
+def _in_a_line(algorithm: Mapping[str, Any]) -> str:
+    """A block without what is empty, as YAML in one line."""
+    values = {
+        k: {a: b for a, b in v.items() if b is not None} if isinstance(v, Mapping) else v
+        for k, v in algorithm.items()
+        if v is not None
+    }
+    values |= {"kl": None} if algorithm["kl"] is None else {}
+    return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10_000).strip()
+
+
+def _of_counts(config: Config, per_update: Mapping[str, str]) -> Iterable[str]:
+    """TRL's counts of optimizer steps where a rollout batch has several."""
+    updates = updates_of(config)
+    for key, name in per_update.items() if updates > 1 else ():
+        yield (
+            f"{key}: TRL's {name} counts optimizer steps, {key} counts rollout batches, here of {updates} "
+            f"optimizer steps each; write {key}"
+        )
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
+    """What is wrong, a line each; names that are no settings last, and once where to find those that are."""
+    wrong, unknown = [], []
+    known = [*key_paths(), *algorithm_keys()]
     for e in error.errors():
         path = ".".join(map(str, e["loc"]))
-        place = _origin(path, origins) or where
+        place = _said(_origin(path, origins) or where)
         if e["type"] == "extra_forbidden":
-            yield f"{place}: {path} is not a setting{hint(path, key_paths())}"
+            unknown.append(f"{place}: {explained(path, e['input'], known)}")
         else:
-            yield f"{place}: {path} = {_shown(e['input'])}: {e['msg'].lower()}"
+            wrong.append(f"{place}: {path} = {_shown(e['input'])}: {e['msg'].lower()}")
+    return "\n".join([*wrong, *unknown, *(["`covey explain` lists the settings"] if unknown else [])])
+
+
+def _placed(problem: str, origins: Mapping[str, str]) -> str:
+    """A problem that begins with a key, with where that was set."""
+    place = _origin(problem.partition(" ")[0].rstrip(":"), origins)
+    return f"{_said(place)}: {problem}" if place else problem
+
+
+def _said(place: str) -> str:
+    """Where something was set, for people."""
+    return f"on the command line, {place}" if place.startswith("--") else place
 
 
 def _shown(value: Any) -> str:
@@ -243,9 +270,13 @@ def _shown(value: Any) -> str:
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
+    """Where a key was set, or something in it, or what it is in; '' if nowhere."""
+    within = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
+    if path not in origins and (inner := next(within, None)):
+        return inner
     while path and path not in origins:
         path = path.rpartition(".")[0]
-    return origins.get(path, "")
+    return origins[path] if path else ""
 
 
 def key_paths() -> list[str]:
@@ -264,17 +295,6 @@ def _section(known: FieldInfo) -> type[Section] | None:
     """The model of a field that is a section; None of a setting."""
     kinds = (known.annotation, *getattr(known.annotation, "__args__", ()))
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings, one over the other."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = (
-            merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-        )
-    return merged
 
 
 def resolved(loaded: Loaded) -> dict[str, Any]:

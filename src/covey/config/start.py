@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.load import Loaded, load, merge, plain
+from covey.config.layers import merge
+from covey.config.load import Loaded, load, plain
 from covey.endings import START
 from covey.types import ConfigError
 

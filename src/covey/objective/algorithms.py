@@ -1,4 +1,4 @@
-"""Every algorithm of the field as a composition: seven axes, one row a name."""
+"""Every algorithm of the field as a composition: a choice on each axis, one row a name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from covey.objective import (
     surrogates,
     weights,
 )
-from covey.objective.choice import Choice, data_names, use
-from covey.objective.loss import Terms
+from covey.objective.choice import Choice, use
 from covey.objective.penalties import KL
 from covey.types import NonNegative, Positive
 
@@ -91,15 +90,6 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
 """The functions a config may name on each axis; ``module.py:function`` brings one's own."""
 PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_marked}
 """Surrogates whose gradient vanishes with the advantage."""
-IN_THE_LOSS = {"ratio", "surrogate", "reduce", "weight", "multipliers"}
-"""Axes that are evaluated on a micro-batch's ``Terms``; the others on a group or the whole batch."""
-
-
-def data_of(axis: str) -> frozenset[str]:
-    """The data that a function on this axis may ask for by name."""
-    if axis in IN_THE_LOSS:
-        return frozenset({f.name for f in fields(Terms)} | {"lengths", "log_ratio", "gap", "difference"})
-    return frozenset(name for function in AXES[axis] for name in data_names(function))
 
 
 @dataclass(frozen=True)
@@ -197,7 +187,8 @@ class Algorithm:
         """Names of all data that any axis asks for."""
         names = {name for choice in self.choices for name in choice.needs}
         if self.kl is not None:
-            names |= {"full_kl"} if "full_kl" in self.kl.estimator.needs else {"ref_logprobs"}
+            names |= set(self.kl.estimator.needs)
+        names |= {"ref_logprobs"} if "difference" in names else set()
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
 
@@ -254,7 +245,7 @@ PRESETS: Mapping[str, Algorithm] = {
     "grpo": _GRPO,
     "grpo_r1": _GRPO.but(
         "GRPO as DeepSeek-R1 prints it, arXiv 2501.12948: response-level ratio and k3, KL "
-        ".001, clip 10 (off), group 16, 16 updates per batch, reference renewed every 400 steps.",
+        ".001, clip 10 (off), group 16, 16 updates per batch, reference renewed every 400 updates.",
         ratio=ratios.response,
         surrogate=use(surrogates.clip, clip_low=10.0, clip_high=10.0),
         kl=KL(use(penalties.k3), coef=0.001, level="response", refresh_every=400),
@@ -357,7 +348,7 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "scale_rl": _NO_KL.but(
         "ScaleRL, arXiv 2510.13786: CISPO cap 5 against the sampler, std of all advantages, prompt "
-        "mean, tied groups dropped; also FP32 logits, and prompts solved at .9 are retired.",
+        "mean, tied groups dropped; without its FP32 logits and its retirement of solved prompts.",
         advantage=advantages.group_centered,
         whiten=use(advantages.batch_std, of="advantages"),
         surrogate=use(surrogates.cispo, cap=5.0),
@@ -393,8 +384,8 @@ PRESETS: Mapping[str, Algorithm] = {
         surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=4.0),
         kl=KL(use(penalties.k3), coef=0.001),
     ),
-    "dual_clip": _NO_KL.but(
-        "Dual-clip PPO, arXiv 1912.09729: c = 3, as verl's default.",
+    "dual_clip": _BY_TOKEN.but(
+        "Dual-clip PPO, arXiv 1912.09729: c = 3 and a mean over tokens, as verl's default.",
         surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0),
     ),
 }

@@ -131,7 +131,7 @@ def gae(
     """
     decay = token_rewards.new_tensor(lam).expand(len(mask))
     if length_adaptive is not None:
-        decay = (1 - 1 / (length_adaptive * mask.sum(-1)).clamp(min=1)).to(token_rewards.dtype)
+        decay = 1 - 1 / (length_adaptive * mask.sum(-1).to(token_rewards.dtype)).clamp(min=1)
     advantages = token_rewards.new_zeros(mask.shape)
     running, next_value = advantages[:, 0], advantages[:, 0]
     for t in range(mask.shape[1] - 1, -1, -1):

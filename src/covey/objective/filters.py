@@ -26,7 +26,7 @@ def mixed(correct: Tensor) -> bool:
     return bool(correct.any() and not correct.all())
 
 
-def pass_rate_band(rewards: Tensor, *, low: Share = 0.0, high: Share = 1.0, threshold: float = 0.5) -> bool:
-    """Whether low < share of rewards > threshold < high. PRIME, arXiv 2502.01456: [.2, .8]."""
+def pass_rate_band(rewards: Tensor, *, low: Share = 0.2, high: Share = 0.8, threshold: float = 0.5) -> bool:
+    """Whether low <= fraction of rewards above threshold <= high. PRIME, arXiv 2502.01456: [.2, .8]."""
     rate = float((rewards > threshold).double().mean())
-    return low < rate < high
+    return low <= rate <= high

@@ -1,10 +1,9 @@
-"""The loss of a micro-batch under an algorithm: the seven axes evaluated in order, once."""
+"""The loss of a micro-batch under an algorithm: its axes evaluated in order, once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from covey.objective.penalties import at_level, with_gradient
@@ -82,8 +81,18 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class Estimated:
+    """What ``kl.estimator`` reads."""
+
+    difference: Tensor | None = None
+    """log pi - log ref, by token (N, T) or, at level response, its sum on every token."""
+    full_kl: Tensor | None = None
+    """(N, T), in the loss only."""
+
+
+@dataclass(frozen=True)
 class Loss:
-    """The parts of a micro-batch's share of the loss, scalars; ``total`` is what is derived."""
+    """The parts of a micro-batch's share of the loss, scalars; ``total`` is the one to differentiate."""
 
     total: Tensor
     policy: Tensor
@@ -126,8 +135,8 @@ def policy_values(algorithm: Algorithm, terms: Terms) -> Tensor:
 def penalty(kl: KL, terms: Terms) -> Tensor:
     """The KL penalty of each token, with the gradient that ``kl`` asks for. (N, T)."""
     if "difference" not in kl.estimator.needs:
-        return kl.estimator(terms)
+        return kl.estimator(Estimated(full_kl=terms.full_kl))
     assert terms.ratio is not None
     difference = at_level(terms.difference, terms.mask, kl.level)
-    value = kl.estimator(SimpleNamespace(difference=difference))
+    value = kl.estimator(Estimated(difference, terms.full_kl))
     return with_gradient(value, difference, terms.ratio, kl.gradient)

@@ -51,7 +51,7 @@ def full(full_kl: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class KL:
-    """One reading of "KL to the reference": what is estimated, where it acts, how it is derived."""
+    """One reading of "KL to the reference": what is estimated, where it acts, how it is differentiated."""
 
     estimator: Choice = field(default_factory=lambda: use(k3))
     coef: NonNegative = 0.001
@@ -68,7 +68,7 @@ class KL:
     horizon: Count = 10_000
     """Adaptive: completions over which a deviation acts."""
     refresh_every: Count | None = None
-    """Steps after which the reference moves to the policy: iterative GRPO; R1 used 400."""
+    """Updates after which the reference moves to the policy, at the end of their step; R1 used 400."""
     refresh_mix: Share = 1.0
     """How far it moves: 1 copies the policy, less mixes it in."""
 

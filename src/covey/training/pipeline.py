@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from covey.config.contradictions import notes_on, updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole, duration
 from covey.endings import GuardStop
@@ -88,6 +89,8 @@ def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Se
     config = loaded.config
     run = set_up(loaded, console, stop, session)
     try:
+        for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
+            console.say(f"note: {note}")
         stops_early = config.train.stop_at is not None and config.eval.every > 0
         title = f"{config.output.name} ({config.method})"
         console.begin(title, config.train.steps, run.state.step, stops_early)

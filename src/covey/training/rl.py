@@ -9,7 +9,7 @@ from math import isfinite, nan
 import torch
 from torch import Tensor
 
-from covey.batching import Batch, MicroBatch, collate, micro_batches, minibatches, with_advantages
+from covey.batching import Batch, MicroBatch, collate, marked, micro_batches, minibatches, with_advantages
 from covey.models.policy import Policy
 from covey.objective.controllers import adaptive_entropy, adaptive_kl
 from covey.objective.diagnostics import Observation, observe
@@ -45,7 +45,7 @@ def train(run: Run) -> None:
         run.advance(step + 1, **rollouts.position())
         metrics = report_step(run, step, sampled, batch, observed, norms)
         watch(run, batch, metrics)
-        steer(run, metrics)
+        steer(run, metrics, updates=sum(norm > 0 for norm in norms))
         if run.housekeeping():
             break
 
@@ -97,9 +97,9 @@ def updates(run: Run, batch: Batch, step: int) -> Iterator[Batch]:
     for epoch in range(config.train.inner_epochs):
         order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
         for minibatch in minibatches(batch, config.train.updates_per_batch, order):
-            marked = minibatch if mark is None else replace(minibatch, marked=mark(minibatch))
+            ready = minibatch if mark is None else marked(minibatch, mark)
             # Until the first update the policy is its own old one, to the last bit.
-            yield replace(marked, old_logprobs=None) if unmoved else marked
+            yield replace(ready, old_logprobs=None) if unmoved else ready
             unmoved = False
 
 
@@ -127,11 +127,13 @@ def backward(run: Run, micro: MicroBatch) -> Observation:
     return observe(run.algorithm, terms, loss)
 
 
-def steer(run: Run, metrics: dict[str, float]) -> None:
-    """Let the adaptive coefficients and the reference follow what the step has shown."""
+def steer(run: Run, metrics: dict[str, float], updates: int) -> None:
+    """Let the adaptive coefficients and the reference follow what the step and its updates have shown."""
     kl, entropy = run.algorithm.kl, run.algorithm.entropy
-    if kl is not None and kl.refresh_every and run.state.step % kl.refresh_every == 0 and run.reference:
-        run.reference.refresh(run.policy, kl.refresh_mix)
+    if kl is not None and kl.refresh_every and run.reference:
+        done = run.state.updates
+        if done // kl.refresh_every > (done - updates) // kl.refresh_every:
+            run.reference.refresh(run.policy, kl.refresh_mix)
     if kl is not None and kl.target is not None and "kl/completion_k1" in metrics:
         seen = int(metrics["groups/count"]) * run.loaded.config.rollout.group_size
         run.state.kl_coef = adaptive_kl(

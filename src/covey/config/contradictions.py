@@ -1,0 +1,231 @@
+"""Settings that cannot work together, and rules that cannot act: refused or said before all else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from covey.config.schema import Config
+from covey.objective.advantages import greedy_baseline, reward
+from covey.objective.algorithms import AXES, Algorithm
+from covey.objective.choice import Choice
+from covey.objective.credit import gae, process_zscore
+from covey.objective.filters import pass_rate_band
+from covey.objective.multipliers import future_influence
+from covey.objective.penalties import k1
+
+NEEDS_SIBLINGS = set(AXES["advantage"]) - {reward, greedy_baseline, process_zscore, gae}
+COLDEST = 0.01
+"""Temperatures below sample like 0: logits would be divided by next to nothing."""
+
+
+def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[str]:
+    """Settings of an algorithm that cannot work together, each with the reason and the remedy.
+
+    ``updates`` is the number of optimizer steps per rollout batch.
+    """
+    rules = (
+        _of_groups(algorithm, group_size),
+        _of_filter(algorithm, group_size),
+        _of_ratio(algorithm, updates),
+        _of_no_effect(algorithm, updates),
+        _of_sampler(algorithm),
+        _of_kl(algorithm),
+        _of_bounds(algorithm),
+        _of_tokens(algorithm),
+    )
+    return [message for rule in rules for message in rule]
+
+
+def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
+    """The same for a reinforcement run's whole config."""
+    rollout, train, guards = config.rollout, config.train, config.guards
+    yield from contradictions(algorithm, rollout.group_size, updates_of(config))
+    if rollout.temperature < COLDEST:
+        yield (
+            f"rollout.temperature {rollout.temperature:g}: completions of a prompt would all be the same, so "
+            "that there is nothing to compare; use 0.6 to 1.0"
+        )
+    if rollout.top_k == 1:
+        yield (
+            "rollout.top_k 1: completions of a prompt would all be the same, so that there is nothing to "
+            "compare; use 0, which keeps all tokens"
+        )
+    if train.updates_per_batch > rollout.prompts_per_step:
+        yield (
+            f"train.updates_per_batch {train.updates_per_batch} is more than rollout.prompts_per_step "
+            f"{rollout.prompts_per_step}: an update trains on whole groups; use at most that many"
+        )
+    if guards.kl_action == "raise_coef" and algorithm.kl is None:
+        yield "guards.kl_action raise_coef: there is no algorithm.kl to raise"
+    elif guards.kl_action == "raise_coef" and algorithm.kl and algorithm.kl.target is not None:
+        yield "guards.kl_action raise_coef: algorithm.kl.target moves it already"
+
+
+def updates_of(config: Config) -> int:
+    """Optimizer steps per rollout batch."""
+    return config.train.inner_epochs * config.train.updates_per_batch
+
+
+def rules_of_ratio(algorithm: Algorithm) -> list[str]:
+    """The built-in rules that act only where the ratio is not 1, with their settings.
+
+    These are all settings of the ratio, of the surrogate, and of multipliers that read the log-ratio: at a
+    ratio of 1 neither the value of a function on these axes nor its gradient depends on them.
+    """
+    multipliers = [c for c in algorithm.multipliers if "log_ratio" in c.needs]
+    found = []
+    for choice in (algorithm.ratio, algorithm.surrogate, *multipliers):
+        settings = [f"{k} {v}" for k, v in choice.all_settings.items() if v is not None]
+        if settings and built_in(choice):
+            found.append(f"{choice.name} ({', '.join(settings)})")
+    return found
+
+
+def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
+    """What a user should know of the rules that cannot act, or hardly."""
+    rules = rules_of_ratio(algorithm)
+    if updates > 1 or not rules:
+        return []
+    names = " and ".join(rules)
+    note = f"with one update per batch every ratio is 1, so {names} cannot act"
+    if algorithm.old == "sampler":
+        note = f"with one update per batch {names} can act only where sampler and trainer disagree"
+    return [f"{note}; train.updates_per_batch or train.inner_epochs above 1 changes that"]
+
+
+def built_in(choice: Choice) -> bool:
+    """Whether a function is one of covey's own, whose properties are known."""
+    return any(choice.function in functions for functions in AXES.values())
+
+
+def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+    advantage = algorithm.advantage.name
+    if group_size == 1 and algorithm.advantage.function in NEEDS_SIBLINGS:
+        yield (
+            f"rollout.group_size 1: {advantage} compares siblings, so every advantage would be 0; use 2 or "
+            "more (8 is usual), or algorithm reinforce or remax"
+        )
+    if "values" in algorithm.needs:
+        yield f"algorithm.advantage {advantage} needs a critic's values, which covey does not train yet"
+
+
+def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+    chosen = algorithm.filter
+    if chosen is None or not built_in(chosen):
+        return
+    settings = chosen.all_settings
+    if chosen.function is not pass_rate_band:
+        if group_size == 1:
+            yield f"rollout.group_size 1: a single completion is never {chosen.name}; use filter: null"
+    elif settings["low"] == 0 and settings["high"] == 1:
+        yield "algorithm.filter pass_rate_band from 0 to 1 keeps every group; use filter: null, or narrow it"
+    elif not any(settings["low"] <= k / group_size <= settings["high"] for k in range(group_size + 1)):
+        yield (
+            f"algorithm.filter pass_rate_band: no pass rate of {group_size} completions lies within "
+            f"{settings['low']:g} to {settings['high']:g}; widen it, or raise rollout.group_size"
+        )
+
+
+def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
+    ratio, surrogate = algorithm.ratio.name, algorithm.surrogate
+    if updates > 1 and ratio == "on_policy":
+        yield (
+            f"algorithm.ratio on_policy: {updates} updates per batch leave the policy that sampled, which it "
+            "does not correct for; use ratio token, or one update"
+        )
+    if ratio == "on_policy" and surrogate.name in {"clip", "cispo", "sapo", "vespo"}:
+        yield (
+            f"algorithm.surrogate {surrogate.name} has nothing to bound: ratio on_policy is always 1; use "
+            "surrogate vanilla, or ratio token"
+        )
+    if ratio != "token" and "ratio" not in surrogate.needs:
+        yield (
+            f"algorithm.ratio {ratio} has no effect: surrogate {surrogate.name} takes each token's own "
+            "ratio; use ratio token"
+        )
+
+
+def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
+    """Rules driven by the size of the log-ratio alone: with one update they change nothing at all."""
+    remedies = {algorithm.surrogate: "surrogate: vanilla with mark: null"}
+    remedies |= dict.fromkeys(algorithm.multipliers, "multipliers: null")
+    for choice, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
+        if "log_ratio" in choice.needs and built_in(choice):
+            yield (
+                f"algorithm: {choice.name} changes nothing with one update per batch, where every ratio is "
+                f"1; use train.updates_per_batch or train.inner_epochs above 1, or {remedy}"
+            )
+
+
+def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
+    if algorithm.old == "sampler":
+        weight = algorithm.weight
+        if weight is not None and "log_ratio" not in weight.needs:
+            yield (
+                f"algorithm.weight {weight.name} has nothing to correct: with old sampler the ratio itself "
+                "is against the sampler; use weight: null, or old trainer"
+            )
+        if missing := algorithm.needs & {"old_entropy", "old_collision"}:
+            yield (
+                f"algorithm.old sampler: {min(missing)} is only known when log-probs are recomputed; use old "
+                "trainer"
+            )
+
+
+def _of_kl(algorithm: Algorithm) -> Iterator[str]:
+    kl, entropy = algorithm.kl, algorithm.entropy
+    asked = {n for c in algorithm.choices for n in c.needs} & {"difference", "ref_logprobs", "full_kl"}
+    if asked and kl is None:
+        yield f"algorithm.kl is empty, but {min(asked)} is asked for, which needs a reference: set kl"
+    if kl is not None:
+        if kl.estimator.function is k1 and kl.place == "loss" and kl.gradient == "formula":
+            yield (
+                "algorithm.kl.estimator k1 in the loss has an expected gradient of zero; use k2 or k3, "
+                "gradient ratio, or place reward"
+            )
+        exact = "full_kl" in kl.estimator.needs
+        if kl.coef == 0:
+            yield "algorithm.kl.coef 0 keeps a reference for nothing, and no target raises it; use kl: null"
+        if kl.refresh_mix < 1 and kl.refresh_every is None:
+            yield "algorithm.kl.refresh_mix has nothing to mix: set kl.refresh_every, or leave it at 1"
+        if kl.refresh_every is not None and kl.refresh_mix == 0:
+            yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
+        if kl.place == "reward" and exact:
+            yield "algorithm.kl.estimator full is known in the loss only; use place loss, or estimator k1"
+        if kl.place == "reward" and kl.gradient != "formula":
+            yield "algorithm.kl.gradient has no effect in the reward, which carries none; use place loss"
+        if exact and (kl.level != "token" or kl.gradient != "formula"):
+            yield "algorithm.kl.estimator full is exact by token: leave level token and gradient formula"
+        if exact and kl.target is not None:
+            yield "algorithm.kl.target steers by sampled log-ratios, which estimator full does not need"
+    if entropy is not None and entropy.coef == 0 and entropy.target is None:
+        yield "algorithm.entropy.coef 0 weighs nothing; use entropy: null, or set a target"
+
+
+def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
+    surrogate = algorithm.surrogate.all_settings
+    if surrogate.get("cap", 1) < 1:
+        yield (
+            "algorithm.surrogate.cap below 1 caps every on-policy weight; it bounds the ratio itself: use "
+            "1 + eps_high, for example 5"
+        )
+    if surrogate.get("floor", 0) > 1:
+        yield "algorithm.surrogate.floor above 1 raises every on-policy weight; use 1 - eps_low, or 0"
+    if (surrogate.get("dual_clip") or math.inf) <= 1 + surrogate.get("clip_high", 0):
+        yield "algorithm.surrogate.dual_clip must lie above 1 + clip_high"
+    for choice in algorithm.multipliers:
+        bounds = choice.all_settings
+        if choice.function is future_influence and not bounds["low"] <= 1 <= bounds["high"]:
+            yield "algorithm.multipliers future_influence: 1, that is no influence, must lie in low to high"
+    for choice in (c for c in algorithm.choices if c is not algorithm.filter):
+        low, high = (choice.all_settings.get(bound) for bound in ("low", "high"))
+        if low is not None and high is not None and low >= high:
+            yield f"{choice.name}: low {low:g} must lie below high {high:g}, or nothing is between them"
+
+
+def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
+    if "marked" in algorithm.needs and algorithm.mark is None:
+        yield "algorithm.mark is empty but marked tokens are used: name a mark, such as top_entropy"
+    if algorithm.mark is not None and "marked" not in algorithm.needs:
+        yield "algorithm.mark selects tokens that nothing uses: add a multiplier or remove it"

@@ -1,0 +1,182 @@
+"""The layers of a config, the later over the earlier: file, command line, Python; and its stages.
+
+What the command line says holds in every stage, also where the file's stage says otherwise; what
+`--stages.2.train.steps` says holds in that stage. Whatever is overridden so is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from covey.config import trl
+from covey.objective.algorithms import AXES
+from covey.types import ConfigError
+
+SHORT: Mapping[str, str] = {
+    "algorithm": "name",
+    "kl": "coef",
+    "entropy": "coef",
+    **dict.fromkeys(AXES, "name"),
+}
+"""Keys whose value may be short for a mapping, and the key in it that the short form gives."""
+
+
+class Setting(NamedTuple):
+    """A value on its way into a config."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+@dataclass
+class Layers:
+    """What a config is made of before it is checked."""
+
+    raw: dict[str, Any]
+    """Of the file; then with everything else put over it."""
+    origins: dict[str, str]
+    """Where each dotted key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
+    notes: list[str] = field(default_factory=list)
+    per_update: dict[str, str] = field(default_factory=dict)
+    """Settings given by a name that TRL counts in optimizer steps: key -> that name."""
+    everywhere: list[Setting] = field(default_factory=list)
+    """Settings that hold in every stage."""
+    of_stages: list[Setting] = field(default_factory=list)
+    """Settings of one stage, as `stages.2.train.steps`."""
+    of_trl: bool = False
+    """Whether any name was TRL's."""
+    names: list[str] = field(default_factory=list)
+    """Of the stages, as their folders: 1-sft, 2-rl."""
+
+    def __post_init__(self) -> None:
+        self.raw = self._renamed(self.raw, "")
+        self._rename_stages()
+
+    def _rename_stages(self) -> None:
+        stages = self.raw.get("stages")
+        if isinstance(stages, list | tuple):
+            named = (
+                self._renamed(s, f"stages.{i}.") if isinstance(s, Mapping) else s
+                for i, s in enumerate(stages)
+            )
+            self.raw["stages"] = list(named)
+
+    def _renamed(self, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        """A mapping of a file under covey's names."""
+        result: dict[str, Any] = {k: v for k, v in raw.items() if k not in trl.SAME}
+        for old in (k for k in raw if k in trl.SAME):
+            origin = self.origins.pop(f"{prefix}{old}", old)
+            new, value = self._name(old, raw[old], origin)
+            if new != old and get(result, new) is not None:
+                before = self.origins.get(f"{prefix}{new}", new)
+                raise ConfigError(f"{origin}: {old} is {new} here, which is set already ({before}); keep one")
+            result = put(result, new, value)
+            self.origins[f"{prefix}{new}"] = origin
+        return result
+
+    def _name(self, name: str, value: Any, origin: str) -> tuple[str, Any]:
+        """Covey's name and value for those of the top level."""
+        new = trl.SAME.get(name, name)
+        if new == name:
+            return name, value
+        self.notes.append(f"{origin}: {name} is {new} here")
+        self.of_trl = True
+        if name in trl.PER_UPDATE:
+            self.per_update[new] = name
+        try:
+            return new, trl.value_of(name, value)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error}") from None
+
+    def add(self, settings: Iterable[Setting], over_stages: bool = True) -> None:
+        """Put settings over what is there; ``over_stages``: also over what its stages say."""
+        for key, value, origin in settings:
+            if key.startswith("stages."):
+                self.of_stages.append(Setting(key, value, origin))
+                continue
+            new, translated = self._name(key, value, origin)
+            self.raw = put(self.raw, new, translated)
+            self.origins[new] = origin
+            if new == "stages":
+                self._rename_stages()
+            elif over_stages:
+                self.everywhere.append(Setting(new, translated, origin))
+
+    def stages(self) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
+        """(name, values, origins) of each stage; none where there are no stages."""
+        given = self.raw.get("stages") or ()
+        base = {k: v for k, v in self.raw.items() if k != "stages"}
+        self.names = [f"{n}-{self._method(base, s)}" for n, s in enumerate(given, start=1)]
+        chosen = [self._choose(s) for s in self.of_stages]
+        stages = []
+        for index, (name, own) in enumerate(zip(self.names, given, strict=True)):
+            mine = [setting for number, setting in chosen if number == index]
+            stages.append((name, *self._stage(name, f"stages.{index}.", base, own, mine)))
+        return stages
+
+    def _method(self, base: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+        return next(
+            (s.value for s in self.everywhere if s.key == "method"), {**base, **own}.get("method", "rl")
+        )
+
+    def _stage(
+        self, name: str, prefix: str, base: dict[str, Any], own: Mapping[str, Any], mine: Sequence[Setting]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        merged = merge(base, own)
+        placed = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
+        origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in placed.items()}}
+        for key, value, origin in (*self.everywhere, *mine):
+            before = get(merged, key)
+            from_stage = get(own, key) is not None or (key, value, origin) in mine
+            if from_stage and before is not None and before != value:
+                self.notes.append(f"{origin} {value} overrides {before} in stage {name}")
+            merged = put(merged, key, value)
+            origins[key] = origin
+        return merged, origins
+
+    def _choose(self, setting: Setting) -> tuple[int, Setting]:
+        """The index of the stage a key like `stages.2.train.steps` is about, and the setting in it."""
+        _, wanted, *rest = setting.key.split(".")
+        known = {
+            n: i for i, name in enumerate(self.names) for n in (name, name.replace("-", "_"), str(i + 1))
+        }
+        if wanted not in known or not rest:
+            there = f"stages are named by number or folder, {', '.join(self.names)}: --stages.1.train.steps 5"
+            raise ConfigError(f"{setting.origin}: {there if self.names else 'this config has no stages'}")
+        key, value = self._name(".".join(rest), setting.value, setting.origin)
+        return known[wanted], Setting(key, value, setting.origin)
+
+
+def get(raw: Any, key: str) -> Any:
+    """The value at a dotted key; None where there is none."""
+    for part in key.split("."):
+        raw = raw.get(part) if isinstance(raw, Mapping) else None
+    return raw
+
+
+def put(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """The mapping with another value at a dotted key.
+
+    >>> put({"algorithm": "grpo"}, "algorithm.kl.coef", 0.1)
+    {'algorithm': {'name': 'grpo', 'kl': {'coef': 0.1}}}
+    """
+    head, _, rest = key.partition(".")
+    if not rest:
+        return {**raw, head: value}
+    below = raw.get(head)
+    if head in SHORT and isinstance(below, str | float | int):
+        below = {SHORT[head]: below}
+    return {**raw, head: put(below if isinstance(below, Mapping) else {}, rest, value)}
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``over`` laid over it, mapping by mapping."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(dict(below or {}), value) if nested else value
+    return merged

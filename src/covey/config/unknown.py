@@ -1,0 +1,63 @@
+"""What is said about a key that is no setting: the name it stands for, or up to three likely ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any
+
+from covey.config import trl
+
+LIKELY = 0.7
+"""How alike two names must be, 0 to 1, for the one to be suggested for the other."""
+MOST = 3
+
+
+def explained(path: str, value: Any, known: Sequence[str]) -> str:
+    """Why a key is refused and what was probably meant; ``known`` are all dotted keys.
+
+    >>> explained("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])
+    'rolout is not a section; did you mean rollout?'
+    >>> explained("train.use_peft", True, [])
+    "train.use_peft is not a setting; for TRL's use_peft write lora: {rank: 16, alpha: 32}"
+    """
+    last = path.rpartition(".")[2]
+    if said := trl.told(last):
+        return f"{path} is not a setting; {said}"
+    if isinstance(value, Mapping) and value:
+        return f"{path} is not a section{meant(_sections(path, value, known))}"
+    return f"{path} is not a setting{meant(_settings(path, known))}"
+
+
+def meant(names: Sequence[str]) -> str:
+    """'; did you mean a, b or c?', nothing where nothing is likely."""
+    *others, last = names[:MOST] or ("",)
+    return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?" if last else ""
+
+
+def near(word: str, known: Sequence[str], likely: float = LIKELY) -> list[str]:
+    """Names alike enough to be meant, and nearly as much so as the likeliest, which comes first."""
+    found = get_close_matches(word, known, n=MOST, cutoff=likely)
+    alike = {name: SequenceMatcher(a=name, b=word).ratio() for name in found}
+    return [name for name in found if alike[name] > alike[found[0]] - 0.1]
+
+
+def _settings(path: str, known: Sequence[str]) -> list[str]:
+    section, _, last = path.rpartition(".")
+    by_name: dict[str, list[str]] = {}
+    for key in known:
+        by_name.setdefault(key.rpartition(".")[2], []).append(key)
+    siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    found = [f"{section}.{n}".lstrip(".") for n in near(last, siblings)]
+    found += by_name.get(last, [])
+    found += [trl.SAME[n] for n in near(last, list(trl.SAME), 0.85)]
+    found += [key for n in near(last, list(by_name), 0.8) for key in by_name[n]]
+    return list(dict.fromkeys(found))
+
+
+def _sections(path: str, value: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+    """Sections named alike, or so below another, or with all of these keys."""
+    sections = list(dict.fromkeys(k.rpartition(".")[0] for k in known if "." in k))
+    within = [s for s in sections if {f"{s}.{key}" for key in value} <= set(known)]
+    same_end = [s for s in sections if s.endswith(f".{path}")]
+    return near(path, sections) or same_end or within
