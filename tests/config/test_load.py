@@ -52,7 +52,10 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("algorithm: {surrogate: {clip_high: -1}}\n", "algorithm.surrogate.clip_high: -1"),
         ("algorithm: {advantage: null}\n", "algorithm.advantage: cannot be empty"),
         ("rollout: {group_size: 1}\n", "compares siblings"),
-        ("stages: [{train: {lrr: 1}}]\n", "stages[1]: train.lrr is not a setting"),
+        (
+            "stages: [{train: {lrr: 1}}]\n",
+            "run.yaml:1 (stage 1-rl): train.lrr is not a setting; did you mean train.lr?",
+        ),
         ("train: {schedule: quadratic}\n", "train.schedule"),
         ("algorithm: dr_grpo\nguards: {kl_action: raise_coef}\n", "there is no algorithm.kl to raise"),
         (
@@ -76,14 +79,45 @@ def test_missing_and_unreadable_files_are_explained(tmp_path: Path) -> None:
         load(binary)
 
 
-def test_names_of_trl_are_understood_with_a_note() -> None:
-    loaded = load(overrides=["--num_generations", "4", "--beta", "0.02", "--learning-rate", "1e-5"])
-    assert loaded.config.rollout.group_size == 4
-    assert loaded.config.train.lr == 1e-5
-    assert loaded.algorithm.kl is not None
-    assert loaded.algorithm.kl.coef == 0.02
-    assert "--learning-rate: learning_rate is train.lr here" in loaded.notes
-    assert load(overrides=["--algorithm", "grpo", "--beta", "0"]).algorithm.kl is None
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--rolout.group_size", "8"], "--rolout.group_size: rolout is not a section; did you mean rollout?"),
+        (["--optimizer.lr", "1"], "optimizer is not a section; did you mean train?"),
+        (["--kl.coef", "1"], "kl is not a section; did you mean algorithm.kl?"),
+        (["--group_size", "4"], "did you mean rollout.group_size?"),
+        (["--clip_high", "0.3"], "did you mean algorithm.surrogate.clip_high?"),
+        (["--train.temprature", "1"], "did you mean rollout.temperature?"),
+        (["--train.learning_rate", "1"], "TRL's learning_rate is train.lr here"),
+        (["--train.num_train_epochs", "1"], "for TRL's num_train_epochs write train.steps"),
+        (["--lerning_rate", "1"], "did you mean train.lr?"),
+        (["--rollout.temperature", "0"], "on the command line, --rollout.temperature: rollout.temperature 0"),
+        (["--rollout.temperature", "1e-9"], "completions of a prompt would all be the same"),
+        (["--rollout.temperature", ".inf"], "finite number"),
+        (["--rollout.top_k", "1"], "completions of a prompt would all be the same"),
+        (["--train.updates_per_batch", "99"], "an update trains on whole groups"),
+    ],
+)
+def test_the_command_line_is_named_as_the_source(tmp_path: Path, options: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, "model: tiny\n"), options)
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("on the command line, --")
+
+
+def test_unknown_keys_are_told_once_and_briefly(tmp_path: Path) -> None:
+    names = ["verbose", "use_peft", "logging_steps", "num_train_epochs", "epochs", "zzz"]
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path, "".join(f"{n}: 1\n" for n in names)))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(names) + 1
+    assert all(f"run.yaml:{n}: {name}" in lines[n - 1] for n, name in enumerate(names, start=1))
+    assert "did you mean" not in str(caught.value)
+    assert "seed" not in str(caught.value)
+
+
+def test_greedy_sampling_is_fine_without_rewards() -> None:
+    assert load(overrides=["--method", "sft", "--rollout.temperature", "0"]).config.rollout.temperature == 0
 
 
 def test_the_resolved_config_loads_to_the_same_run(tmp_path: Path) -> None:
@@ -111,6 +145,51 @@ def test_stages_inherit_and_override() -> None:
     first, second = (s.config for s in loaded.stages())
     assert (first.method, first.train.lr, first.train.steps) == ("sft", 1e-3, 9)
     assert (second.method, second.train.lr, second.train.steps) == ("rl", 1e-3, 4)
+
+
+STAGED = """
+train: {steps: 9}
+stages:
+  - {method: sft, train: {steps: 800, lr: 1.0e-3}}
+  - {train: {lr: 2.0e-4}, algorithm: {name: grpo, kl: 0.1}}
+"""
+
+
+def test_the_command_line_holds_in_every_stage_and_says_what_it_overrides(tmp_path: Path) -> None:
+    file = write(tmp_path, STAGED)
+    loaded = load(file, ["--train.steps", "2", "--algorithm.kl.gradient", "ratio"])
+    first, second = loaded.stages()
+    assert (first.config.train.steps, second.config.train.steps) == (2, 2)
+    assert (first.config.train.lr, second.config.train.lr) == (1e-3, 2e-4)
+    assert second.algorithm.kl is not None
+    assert (second.algorithm.kl.coef, second.algorithm.kl.gradient) == (0.1, "ratio")
+    assert loaded.notes == ["--train.steps 2 overrides 800 in stage 1-sft"]
+    assert first.origins["train.steps"] == "--train.steps"
+    assert first.origins["train.lr"] == f"{file}:4 (stage 1-sft)"
+    values = load(file, ["--train.steps", "2"], {"train": {"steps": 3}}).stages()
+    assert [s.config.train.steps for s in values] == [3, 3]
+
+
+@pytest.mark.parametrize("which", ["1", "1-sft", "1_sft"])
+def test_one_stage_is_addressed_by_number_or_folder(tmp_path: Path, which: str) -> None:
+    loaded = load(write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5", "--train.steps", "2"])
+    assert [s.config.train.steps for s in loaded.stages()] == [5, 2]
+    assert f"--stages.{which}.train.steps 5 overrides 2 in stage 1-sft" in loaded.notes
+
+
+@pytest.mark.parametrize("which", ["0", "3", "sft", "2-sft"])
+def test_a_stage_that_is_none_is_answered_with_those_there_are(tmp_path: Path, which: str) -> None:
+    with pytest.raises(ConfigError, match="named by number or folder, 1-sft, 2-rl"):
+        load(write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5"])
+    with pytest.raises(ConfigError, match="has no stages"):
+        load(overrides=[f"--stages.{which}.train.steps", "5"])
+
+
+def test_the_demo_takes_its_steps_from_the_command_line() -> None:
+    from importlib.resources import files
+
+    demo = Path(str(files("covey") / "recipes" / "demo.yaml"))
+    assert [s.config.train.steps for s in load(demo, ["--train.steps", "2"]).stages()] == [2, 2]
 
 
 def test_there_are_at_most_eighty_settings_and_each_says_what_it_does() -> None:

@@ -38,11 +38,15 @@ def test_informative_compares_rewards_and_not_their_std() -> None:
     assert not informative(torch.tensor([1.0]))
 
 
-def test_pass_rate_band_is_open_at_both_ends() -> None:
+def test_pass_rate_band_is_closed_at_both_ends() -> None:
     half = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    assert pass_rate_band(half, low=0.2, high=0.8)
-    assert not pass_rate_band(half, low=0.5, high=0.8)
-    assert not pass_rate_band(half, low=0.2, high=0.5)
+    assert pass_rate_band(half, low=0.5, high=0.8)
+    assert pass_rate_band(half, low=0.2, high=0.5)
+    assert not pass_rate_band(half, low=0.6, high=0.8)
+    assert not pass_rate_band(half, low=0.2, high=0.4)
+    # PRIME's [.2, .8] keeps 1 of 5 and 4 of 5.
+    assert pass_rate_band(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]))
+    assert pass_rate_band(torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0]))
     assert not pass_rate_band(torch.zeros(4)) and not pass_rate_band(torch.ones(4))
     # A reward passes above the threshold, not at it.
     assert not pass_rate_band(torch.tensor([0.5, 0.5]))

@@ -184,6 +184,11 @@ def algorithm_settings() -> Iterator[tuple[str, str, inspect.Parameter]]:
             yield f"algorithm.{axis}.{parameter.name}", axis, parameter
 
 
+def names_on(axis: str) -> list[str]:
+    """What `algorithm.<axis>` may name."""
+    return list(PRESETS) if axis == "name" else list(_names(axis)) if axis in AXES else []
+
+
 def algorithm_keys() -> list[str]:
     """All dotted keys below `algorithm`."""
     axes = [f"algorithm.{f.name}" for f in fields(Algorithm) if f.name != "paper"]

@@ -40,8 +40,8 @@ class Layers:
     origins: dict[str, str]
     """Where each dotted key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
     notes: list[str] = field(default_factory=list)
-    per_update: dict[str, str] = field(default_factory=dict)
-    """Settings given by a name that TRL counts in optimizer steps: key -> that name."""
+    per_update: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Settings given by a name that TRL counts in optimizer steps: (key, origin) -> that name."""
     everywhere: list[Setting] = field(default_factory=list)
     """Settings that hold in every stage."""
     of_stages: list[Setting] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Layers:
         self.notes.append(f"{origin}: {name} is {new} here")
         self.of_trl = True
         if name in trl.PER_UPDATE:
-            self.per_update[new] = name
+            self.per_update[new, origin] = name
         try:
             return new, trl.value_of(name, value)
         except ConfigError as error:

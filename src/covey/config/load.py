@@ -162,7 +162,7 @@ def _validate(
     origins: Mapping[str, str],
     folder: Path,
     where: str,
-    per_update: Mapping[str, str],
+    per_update: Mapping[tuple[str, str], str],
 ) -> Loaded:
     raw, origins, notes = _with_loss_of_trl(raw, dict(origins))
     try:
@@ -174,7 +174,7 @@ def _validate(
     except ConfigError as error:
         raise ConfigError(_placed(str(error), origins)) from None
     if config.method == "rl" and not config.stages:
-        problems = [*of_config(config, algorithm), *_of_counts(config, per_update)]
+        problems = [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
     return Loaded(config, algorithm, origins, notes if config.method == "rl" else [], folder=folder)
@@ -197,9 +197,9 @@ def _with_loss_of_trl(
     if "algorithm" in raw:
         there = origins.get("algorithm", "algorithm")
         raise ConfigError(
-            f"{', '.join(map(_said, places.values()))}: {names} and algorithm ({there}) both say what the loss is: TRL's "
-            "names mean its whole loss, with its defaults for the rest. Keep one; by themselves these mean "
-            f"algorithm: {_in_a_line(algorithm)}"
+            f"{', '.join(map(_said, places.values()))}: {names} and algorithm ({there}) both say what the "
+            "loss is: TRL's names mean its whole loss, with its defaults for the rest. Keep one; alone these "
+            f"mean algorithm: {_in_a_line(algorithm)}"
         )
     origins = {**origins, "algorithm": f"{', '.join(places.values())} (TRL's)"}
     kept = {k: v for k, v in raw.items() if k not in given}
@@ -212,10 +212,8 @@ def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
     unsaid = any(s.config.method == "rl" and "algorithm" not in s.config.model_fields_set for s in stages)
     if not of_trl or not unsaid:
         return []
-    return [
-        "no algorithm is named: covey's default, dapo, has clip_high 0.28 and samples again for groups that "
-        "tie; TRL's default is loss_type: dapo"
-    ]
+    note = "no algorithm is named: covey's default, dapo, has clip_high 0.28 and replaces groups that tie"
+    return [f"{note}; TRL's default is loss_type: dapo"]
 
 
 def _in_a_line(algorithm: Mapping[str, Any]) -> str:
@@ -229,10 +227,14 @@ def _in_a_line(algorithm: Mapping[str, Any]) -> str:
     return yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
-def _of_counts(config: Config, per_update: Mapping[str, str]) -> Iterable[str]:
+def _of_counts(
+    config: Config, origins: Mapping[str, str], per_update: Mapping[tuple[str, str], str]
+) -> Iterable[str]:
     """TRL's counts of optimizer steps where a rollout batch has several."""
     updates = updates_of(config)
-    for key, name in per_update.items() if updates > 1 else ():
+    for (key, origin), name in per_update.items() if updates > 1 else ():
+        if origins.get(key, "").partition(" (stage")[0] != origin:
+            continue
         yield (
             f"{key}: TRL's {name} counts optimizer steps, {key} counts rollout batches, here of {updates} "
             f"optimizer steps each; write {key}"

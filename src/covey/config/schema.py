@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """Strict: unknown keys are errors; values are read once and never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 class Data(Section):

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from covey.config.algorithm import build_algorithm, describe
+from covey.config.contradictions import notes_on
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.choice import Choice
 
@@ -63,6 +64,8 @@ def show_one(name: str, as_json: bool) -> int:
     for axis, choice in _choices(algorithm):
         console.print(f"[bold]{axis}[/bold]: {choice.name}")
         console.print(f"    {' '.join((inspect.getdoc(choice.function) or '').split())}\n", markup=False)
+    for note in notes_on(algorithm, updates=1):
+        console.print(f"{note}\n", markup=False)
     console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
     axes = {axis: value for axis, value in describe(algorithm).items() if value not in (None, [])}
     spelled = yaml.safe_dump({"algorithm": {"name": name, **axes}}, sort_keys=False)

@@ -1,38 +1,104 @@
-"""`covey explain SETTING`: what settings do, their defaults and ranges."""
+"""`covey explain SETTING`: what settings do, their defaults, ranges, usual values and TRL's names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
-from pydantic.fields import FieldInfo
-
-from covey.config.algorithm import hint
+from covey.config import trl
+from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on
+from covey.config.effects import AXES_IN_WORDS, USUAL, effect
 from covey.config.load import key_paths, settings_of
 from covey.config.schema import Config
+from covey.config.unknown import explained
 from covey.types import ConfigError
+
+ALIKE: Mapping[str, str] = {ours: theirs for theirs, ours in trl.SAME.items() if theirs != ours} | {
+    "algorithm.surrogate.clip_low": "epsilon",
+    "algorithm.surrogate.clip_high": "epsilon_high",
+    "algorithm.surrogate.dual_clip": "delta",
+    "algorithm.kl.coef": "beta",
+    "algorithm.kl.refresh_every": "ref_model_sync_steps",
+    "algorithm.kl.refresh_mix": "ref_model_mixup_alpha",
+    "algorithm.entropy.coef": "entropy_coef",
+    "algorithm.ratio": "importance_sampling_level",
+    "algorithm.whiten": "scale_rewards",
+    "algorithm.reduce": "loss_type",
+}
+"""Setting -> TRL's name for it."""
+INERT = (
+    "With train.updates_per_batch 1 and inner_epochs 1 every ratio is 1: no setting of ratio or surrogate "
+    "(clip_low, clip_high, dual_clip, cap, tau, ...) can act, and presets that differ only so are the same"
+)
 
 
 def settings(prefix: str = "") -> list[dict[str, Any]]:
-    """Every setting whose name is ``prefix`` or below it. Raises ConfigError with the nearest name."""
-    found = [
-        {"setting": path, "default": field.default, "range": _range(field), "effect": field.description}
-        for path, field in settings_of(Config)
-        if not prefix or f"{path}.".startswith(f"{prefix}.")
-    ]
+    """Every setting whose name is ``prefix``, or below it, or ends so; without one, those of the schema.
+
+    Raises ConfigError with the nearest name.
+    """
+    if prefix == "":
+        return list(_of_schema())
+    everything = [*_of_schema(), *_of_algorithm()]
+    found = [s for s in everything if f"{s['setting']}.".startswith(f"{prefix}.")]
+    if not found and prefix in trl.NAMES:
+        return _of_trl(prefix, everything)
+    found = found or [s for s in everything if f".{prefix}." in f".{s['setting']}."]
     if not found:
-        raise ConfigError(f"{prefix!r} is neither a setting nor a run folder{hint(prefix, key_paths())}")
+        said = explained(prefix, None, [*key_paths(), *algorithm_keys()])
+        raise ConfigError(f"{said}; nor is it a run folder. `covey explain` lists the settings")
     return found
 
 
-def _range(field: FieldInfo) -> str:
+def _of_schema() -> Iterator[dict[str, Any]]:
+    for path, field in settings_of(Config):
+        says = f"{field.description} {INERT}." if path == "algorithm" else field.description
+        yield _row(path, "", field.default, _range(field.metadata), says)
+
+
+def _of_algorithm() -> Iterator[dict[str, Any]]:
+    for axis, says in AXES_IN_WORDS.items():
+        yield _row(f"algorithm.{axis}", "", "the preset's", ", ".join(names_on(axis)), says)
+    for path, function, p in algorithm_settings():
+        default = "k3" if p.name == "estimator" else p.default
+        yield _row(path, function, default, _values(p.annotation), effect(function, p.name))
+
+
+def _row(path: str, of: str, default: Any, values: str, says: str | None) -> dict[str, Any]:
+    facts = {"setting": path, "of": of, "default": default, "range": values, "effect": says}
+    return facts | {"usual": USUAL.get(path, ""), "trl": ALIKE.get(path, "")}
+
+
+def _of_trl(name: str, everything: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A name of TRL's: what to write here, and what that does."""
+    ours = [key for key, theirs in ALIKE.items() if theirs == name] + [trl.SAME.get(name, "")]
+    found = [s for s in everything if s["setting"] in ours]
+    if name in trl.LOSS or not found:
+        found = [_row(name, "TRL", trl.LOSS.get(name), "", f"{trl.told(name)}."), *found]
+    return found
+
+
+def _values(annotation: Any) -> str:
+    """The words or bounds a type allows."""
+    if metadata := getattr(annotation, "__metadata__", ()):
+        return _range(metadata)
+    inner = [a for a in get_args(annotation) if a is not type(None)]
+    if inner and all(isinstance(a, str | int) for a in inner):
+        return ", ".join(map(str, inner))
+    return _values(inner[0]) if inner else ""
+
+
+def _range(bounds_of: Any) -> str:
     signs: Mapping[str, str] = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    bounds = [(sign, getattr(m, name, None)) for m in field.metadata for name, sign in signs.items()]
+    bounds = [(sign, getattr(m, name, None)) for m in bounds_of for name, sign in signs.items()]
     return " ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
 
 def show(found: list[dict[str, Any]]) -> Iterator[str]:
     """Lines for people."""
     for s in found:
-        facts = ", ".join(x for x in (f"default {s['default']}", s["range"]) if x)
+        whose = f"of {s['of']}" if s["of"] else ""
+        usual = f"usual {s['usual']}" if s["usual"] else ""
+        alike = f"TRL {s['trl']}" if s["trl"] else ""
+        facts = ", ".join(x for x in (whose, f"default {s['default']}", s["range"], usual, alike) if x)
         yield f"{s['setting']} ({facts}): {s['effect']}"

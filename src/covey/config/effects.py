@@ -1,0 +1,132 @@
+"""What `covey explain` says beyond the schema: usual values of settings, and what the algorithm's do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+USUAL: Mapping[str, str] = {
+    "rollout.group_size": "4 to 64; 8 or 16 in most papers",
+    "rollout.prompts_per_step": "16 to 512",
+    "rollout.max_tokens": "256 for short answers, 4,000 to 32,000 for long reasoning",
+    "rollout.temperature": "0.6 to 1.0",
+    "rollout.top_p": "1.0; 0.95 in few papers",
+    "rollout.top_k": "0",
+    "rollout.max_refills": "2 to 4",
+    "train.steps": "100 to 2,000",
+    "train.lr": "1e-7 to 5e-6 for all weights of a large model, 1e-5 to 2e-4 with lora or for a tiny one",
+    "train.warmup_steps": "0 to 20",
+    "train.weight_decay": "0 to 0.1",
+    "train.grad_clip": "0.1 to 1.0",
+    "train.inner_epochs": "1; at most 4",
+    "train.updates_per_batch": "1 to 16",
+    "train.stop_at": "none",
+    "eval.samples": "4 to 32",
+    "guards.kl_stop": "10 to 50 nats a completion",
+    "scoring.noise": "0",
+    "lora.rank": "8 to 128",
+    "lora.alpha": "one or two times the rank",
+    "algorithm.advantage.eps": "1e-8 to 1e-4",
+    "algorithm.surrogate.clip_low": "0.1 to 0.2; 3e-4 to 2e-3 with ratio sequence",
+    "algorithm.surrogate.clip_high": "0.2 to 0.28; 4e-4 to 2.5e-3 with ratio sequence",
+    "algorithm.surrogate.dual_clip": "3 to 10, or none",
+    "algorithm.surrogate.threshold": "0.05 to 0.2",
+    "algorithm.kl.coef": "0 (kl: null) to 0.05; 0.001 in long runs",
+    "algorithm.kl.refresh_every": "none; 400 in DeepSeek-R1",
+    "algorithm.entropy.coef": "0 to 0.01",
+    "algorithm.entropy.target": "0.1 to 0.5",
+    "algorithm.weight.cap": "2 to 5",
+    "algorithm.mark.share": "0.2 by entropy, 2e-4 to 2e-3 by covariance",
+    "algorithm.filter.low": "0.1 to 0.2",
+    "algorithm.filter.high": "0.8 to 0.9",
+}
+"""Setting -> values in papers and recipes; a start, not a limit."""
+
+_LOW = "The least that is kept; less than it counts as 0."
+_HIGH = "The most that is kept; more than it counts as 0."
+_DDOF = "1: the sample's standard deviation; 0: the population's, larger advantages in small groups."
+_EPS = "Added to the divisor: larger mutes groups whose rewards hardly differ."
+
+EFFECTS: Mapping[str, str] = {
+    "ddof": _DDOF,
+    "eps": _EPS,
+    "process_zscore.credit": "Which tokens a step's reward goes to: from there on, its own, or the worst's.",
+    "prefix_tree.outcome": "How much of the outcome's own advantage is added; 1 is TEMPO.",
+    "gae.gamma": "Discount of later rewards; 1 for reasoning.",
+    "gae.lam": "1: returns, unbiased; less: trusts the critic more, less variance.",
+    "gae.length_adaptive": "Sets lam to 1 - 1 / (this * length) by completion, as VAPO.",
+    "batch_std.of": "Whose spread divides: of the raw rewards, or of the centred ones.",
+    "geometric_clipped.clip_log": "Bound of each token's log-ratio before the mean; smaller: more cautious.",
+    "clip.clip_low": "How far a bad token's probability may fall, as a share, before it teaches no more.",
+    "clip.clip_high": "How far a good token's may rise; larger keeps exploration up.",
+    "clip.dual_clip": "Bound of the ratio of bad tokens, above 1 + clip_high: outliers cannot decide a step.",
+    "cispo.cap": "Bound of the ratio itself, 1 + eps_high: larger corrects more and varies more.",
+    "cispo.floor": "Least ratio, 1 - eps_low; 0: none.",
+    "sapo.tau_up": "How fast the weight of good tokens fades off the old policy; larger: faster.",
+    "sapo.tau_down": "The same for bad tokens.",
+    "vespo.k_up": "Power of the ratio in the weight of good completions: mutes ratios below 1.",
+    "vespo.lam_up": "Decay in the weight of good completions: mutes ratios above 1.",
+    "vespo.k_down": "As k_up, for bad completions.",
+    "vespo.lam_down": "As lam_up, for bad completions.",
+    "divergence_mask_tv.threshold": "How far a token's probability may have moved and still be trained.",
+    "divergence_mask_tv.cap": "Bound of the ratio.",
+    "divergence_mask_kl.threshold": "How far, in KL of the token, it may have moved and still be trained.",
+    "divergence_mask_kl.cap": "Bound of the ratio.",
+    "kl_on_marked.coef": "Weight of the penalty on the marked tokens.",
+    "constant_length.length": "The constant that divides; none: rollout.max_tokens.",
+    "truncated.cap": "Bound of the weight trainer / sampler.",
+    "truncated.level": "By token, or by the product over the completion.",
+    "masked.low": _LOW,
+    "masked.high": _HIGH,
+    "masked.level": "By token, or by the product over the completion.",
+    "geometric_mask.low": "Completions whose mean weight is less are left out.",
+    "geometric_mask.high": "Completions whose mean weight is more are left out.",
+    "off_policy_mask.delta": "Bad completions that have drifted further, nats a token, are left out.",
+    "top_entropy.share": "Fraction of the tokens that is marked, those of the highest entropy.",
+    "top_covariance.share": "Fraction of the tokens that is marked, those of the highest covariance.",
+    "random_covariant.share": "Fraction of the tokens that is marked, drawn from the band.",
+    "random_covariant.low": "Least covariance of the band.",
+    "random_covariant.high": "Largest covariance of the band.",
+    "unlikely_only.below": "Tokens at least this probable are not trained.",
+    "future_influence.half_life": "Tokens after which later ones count half.",
+    "future_influence.low": "Least factor.",
+    "future_influence.high": "Largest factor.",
+    "future_influence.outlier": "Tokens with a larger ratio are not counted.",
+    "future_influence.safety": "Bad tokens with a larger ratio get no factor above 1.",
+    "pass_rate_band.low": "Least pass rate of a group that is trained on.",
+    "pass_rate_band.high": "Largest pass rate of a group that is trained on.",
+    "pass_rate_band.threshold": "A reward above this counts as passed.",
+    "kl.estimator": "k1, k2, k3, absolute or full: see docs/algorithms/kl.md.",
+    "kl.coef": "Weight of the pull to the reference; larger: slower, safer. With a target: where it starts.",
+    "kl.place": "In the loss, or taken from the reward before the advantage.",
+    "kl.level": "By token, or of the whole response.",
+    "kl.gradient": "Of the formula, k2's (straight_through), or of ratio times value, which is unbiased.",
+    "kl.target": "Nats a completion that the coefficient is steered to.",
+    "kl.horizon": "Completions over which a deviation from the target acts.",
+    "kl.refresh_every": "Updates after which the reference moves to the policy.",
+    "kl.refresh_mix": "How far it moves: 1 copies the policy, less mixes it in.",
+    "entropy.coef": "Weight of the bonus: larger keeps exploring, too large ends in noise.",
+    "entropy.target": "Nats a token below which the bonus is raised.",
+}
+"""A function's setting, `function.setting`, or one that means the same in all -> what it does."""
+
+AXES_IN_WORDS: Mapping[str, str] = {
+    "name": "The preset that the rest starts from; `covey algorithms` lists them.",
+    "advantage": "One prompt's rewards -> an advantage for each completion or token.",
+    "whiten": "A second step of the advantage, over the whole batch.",
+    "ratio": "How far the policy has moved from the one that sampled: by token, sequence or response.",
+    "surrogate": "Ratio and advantage -> the loss of a token: the clip rule.",
+    "reduce": "How much a token weighs in the loss of an update.",
+    "kl": "The pull to a reference; null keeps none in memory. A number is its coefficient.",
+    "entropy": "A bonus for entropy. A number is its coefficient.",
+    "weight": "Correction for a sampler that disagrees with the trainer.",
+    "mark": "Tokens that are singled out, for a multiplier or surrogate that reads `marked`.",
+    "multipliers": "Factors on the policy term, a list.",
+    "filter": "Which groups are trained on; others are sampled again.",
+    "old": "Whose log-probs the ratio divides by: the trainer's, or the sampler's.",
+}
+"""Axis -> what it decides."""
+
+
+def effect(function: str, setting: str) -> str:
+    """What a setting of a function, or of `kl` and `entropy`, does."""
+    return EFFECTS.get(f"{function}.{setting}") or EFFECTS[setting]
