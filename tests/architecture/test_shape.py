@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 import covey
 from covey.config.load import key_paths
+from covey.rewards.scorer import Rewards
+from covey.sandbox.choice import choose
 
 SOURCE = Path(covey.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -43,11 +46,63 @@ def test_no_branch_on_an_algorithm_name() -> None:
         assert not re.search(r"algorithm(\.name)? ==", path.read_text()), path
 
 
-def test_every_setting_is_read_somewhere() -> None:
-    text = "\n".join(p.read_text() for p in FILES if p.parent.name != "config")
-    text += (SOURCE / "config" / "load.py").read_text()
-    unread = [k for k in key_paths() if not re.search(rf"\b{k.rpartition('.')[2]}\b", text)]
+def read_from_sections(trees: list[ast.AST]) -> set[str]:
+    """`section.setting` of all attributes that are taken from a section, by whatever name it goes.
+
+    A section goes by its own name, or by another that was assigned from it (`r = config.rollout`).
+    """
+    read: set[str] = set()
+    for tree in trees:
+        names = {section: {section} for section in (*SECTIONS, "config")}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+                for target, value in pairs(node.targets[0], node.value):
+                    if (
+                        isinstance(target, ast.Name)
+                        and isinstance(value, ast.Attribute)
+                        and value.attr in names
+                    ):
+                        names[value.attr].add(target.id)
+            if isinstance(node, ast.arg) and node.annotation is not None:
+                annotation = ast.unparse(node.annotation).strip("'\"").lower()
+                if annotation in names:
+                    names[annotation].add(node.arg)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                of = (
+                    node.value.attr
+                    if isinstance(node.value, ast.Attribute)
+                    else getattr(node.value, "id", "")
+                )
+                read |= {f"{section}.{node.attr}" for section, known in names.items() if of in known}
+    return read
+
+
+def pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return list(zip(target.elts, value.elts, strict=False))
+    return [(target, value)]
+
+
+HANDED_OVER = {"sandbox": choose, "scoring": Rewards}
+"""Who takes a section's settings as keyword arguments; ruff sees that they are used there."""
+SECTIONS = sorted({k.partition(".")[0] for k in key_paths() if "." in k})
+
+
+def test_every_setting_is_read_from_its_section() -> None:
+    read = read_from_sections([ast.parse(p.read_text()) for p in FILES])
+    for section, taker in HANDED_OVER.items():
+        read |= {f"{section}.{name}" for name in inspect.signature(taker).parameters}
+    unread = [k for k in key_paths() if (k if "." in k else f"config.{k}") not in read]
     assert not unread
+
+
+def test_a_setting_that_nothing_reads_is_noticed() -> None:
+    read = read_from_sections(
+        [ast.parse("def f(t: Train, config): r = config.rollout; t.lr; r.stop; other.top_p")]
+    )
+    assert read >= {"train.lr", "rollout.stop", "config.rollout"}
+    assert not {"rollout.top_p", "train.stop", "train.steps"} & read
 
 
 def test_the_public_names() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.contradictions import contradictions
-from covey.objective import advantages, credit, multipliers, penalties, ratios, surrogates, weights
+from covey.objective import advantages, credit, filters, multipliers, penalties, ratios, surrogates, weights
 from covey.objective.algorithms import AXES, PRESETS, Entropy
 from covey.objective.choice import use
 from covey.objective.data import OFFERED
@@ -82,7 +82,7 @@ def test_every_form_of_an_axis() -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("gropo", "did you mean grpo?"),
+        ("gropo", "did you mean grpo"),
         ("zzz", "known: "),
         (7, "neither a name nor a mapping"),
         ({"name": ["grpo"]}, "no name"),
@@ -91,7 +91,7 @@ def test_every_form_of_an_axis() -> None:
         ({"kl": {3: 4}}, "no such setting"),
         ({"surrogate": {3: 4}}, "no such setting"),
         ({"surogate": "clip"}, "did you mean surrogate?"),
-        ({"surrogate": "clipp"}, "did you mean clip?"),
+        ({"surrogate": "clipp"}, "did you mean clip"),
         ({"surrogate": 3}, "neither a name nor a mapping"),
         ({"surrogate": {"clip_hihg": 0.3}}, "did you mean clip_high?"),
         ({"surrogate": {"clip_high": -1}}, "greater than 0"),
@@ -107,7 +107,7 @@ def test_every_form_of_an_axis() -> None:
         ({"kl": {"target": 0}}, "greater than 0"),
         ({"kl": {"refresh_every": 0}}, "greater than or equal to 1"),
         ({"kl": {"refresh_mix": 2}}, "less than or equal to 1"),
-        ({"kl": {"estimator": "k4"}}, "did you mean k"),
+        ({"kl": {"estimator": "k4"}}, "k1, k2, k3"),
         ({"old": "nobody"}, "'trainer' or 'sampler'"),
         ({"multipliers": 3}, "not a list"),
         ({"multipliers": [None]}, "neither a name nor a mapping"),
@@ -162,10 +162,17 @@ def test_every_axis_knows_the_data_its_functions_ask_for() -> None:
 
 @pytest.mark.parametrize("name", [n for n in PRESETS if n not in ("ppo", "vapo")])
 def test_presets_do_not_contradict_themselves(name: str) -> None:
-    assert contradictions(PRESETS[name], group_size=8, updates=1) == []
+    # What is driven by the size of the ratio does nothing at all with one update.
+    updates = 2 if name in ("kl_cov", "fipo") else 1
+    assert contradictions(PRESETS[name], group_size=8, updates=updates) == []
 
 
 GRPO = replace(PRESETS["grpo"], kl=None)
+
+
+def pulled(difference):
+    """A user's factor that reads the distance to the reference."""
+    return (-difference).exp()
 
 
 @pytest.mark.parametrize(
@@ -192,6 +199,20 @@ GRPO = replace(PRESETS["grpo"], kl=None)
         (replace(GRPO, multipliers=(use(multipliers.marked_only),)), "name a mark"),
         (replace(GRPO, mark=use(multipliers.top_entropy)), "nothing uses"),
         (replace(GRPO, weight=use(weights.masked, low=5.0, high=2.0)), "low 5 must lie below high 2"),
+        (PRESETS["kl_cov"], "kl_on_marked changes nothing with one update per batch"),
+        (PRESETS["fipo"], "future_influence changes nothing with one update per batch"),
+        (
+            replace(
+                PRESETS["fipo"], old="sampler", multipliers=(use(multipliers.future_influence, low=1.1),)
+            ),
+            "1, that is no influence",
+        ),
+        (replace(GRPO, kl=KL(use(penalties.k1))), "expected gradient of zero"),
+        (replace(GRPO, kl=KL(use(penalties.k1), level="response", target=3.0)), "expected gradient of zero"),
+        (replace(GRPO, filter=use(filters.pass_rate_band, low=0.0, high=1.0)), "keeps every group"),
+        (replace(GRPO, filter=use(filters.pass_rate_band, low=0.3, high=0.35)), "no pass rate of 8"),
+        (replace(GRPO, filter=use(filters.pass_rate_band, low=0.8, high=0.2)), "no pass rate of 8"),
+        (replace(GRPO, multipliers=(use(pulled),)), "difference is asked for, which needs a reference"),
     ],
 )
 def test_contradictions_are_refused_with_the_reason(algorithm, says: str) -> None:
@@ -208,6 +229,35 @@ def test_a_group_of_one_needs_an_estimator_without_siblings() -> None:
     assert contradictions(replace(PRESETS["remax"], filter=PRESETS["dapo"].filter), 1, 1) == [
         "rollout.group_size 1: a single completion is never informative; use filter: null"
     ]
+
+
+def test_a_reference_is_scored_for_whoever_asks_for_the_distance() -> None:
+    full = replace(GRPO, kl=KL(use(penalties.full)), multipliers=(use(pulled),))
+    assert contradictions(full, 8, 1) == []
+    assert full.needs >= {"ref_logprobs", "full_kl"}
+
+
+@pytest.mark.parametrize(
+    ("axis", "asks", "says"),
+    [
+        ("advantage", "token_rewards", "no data of this axis"),
+        ("advantage", "values", "no data of this axis"),
+        ("advantage", "old_entropy", "no data of this axis"),
+        ("advantage", "reward", "did you mean rewards"),
+        ("whiten", "old_logprobs", "no data of this axis"),
+        ("filter", "components", "no data of this axis"),
+        ("mark", "ref_logprobs", "no data of this axis"),
+        ("ratio", "ratio", "no data of this axis"),
+        ("surrogate", "rewards", "no data of this axis"),
+    ],
+)
+def test_a_users_function_is_offered_what_its_axis_has(
+    tmp_path: Path, axis: str, asks: str, says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(f"def mine({asks}): return {asks}\n")
+    with pytest.raises(ConfigError) as caught:
+        build_algorithm({axis: "mine.py:mine"}, tmp_path)
+    assert says in str(caught.value)
 
 
 def test_several_updates_need_a_ratio() -> None:

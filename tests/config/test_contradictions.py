@@ -1,0 +1,105 @@
+"""Which rules cannot act with one update per batch: declared by what a function reads, here evaluated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.objective.table import leaves, made_batch, made_groups, terms_of
+from torch import Tensor
+
+from covey.config.contradictions import contradictions, notes_on, rules_of_ratio
+from covey.objective import multipliers, ratios, surrogates
+from covey.objective.algorithms import AXES, PRESETS
+from covey.objective.choice import data_names, setting_defaults, use
+
+OTHER: dict[str, Any] = {
+    "clip_low": 0.01,
+    "clip_high": 0.01,
+    "dual_clip": 1.05,
+    "cap": 1.02,
+    "floor": 0.98,
+    "tau_up": 3.0,
+    "tau_down": 3.0,
+    "k_up": 0.5,
+    "lam_up": 0.5,
+    "k_down": 0.5,
+    "lam_down": 0.5,
+    "threshold": 0.01,
+    "coef": 3.0,
+    "clip_log": 0.01,
+    "half_life": 1.0,
+    "low": 0.5,
+    "high": 3.0,
+    "outlier": 1.1,
+    "safety": 0.5,
+}
+"""Another value of each setting, far enough to be seen off the ratio 1."""
+READS = [f for f in AXES["multipliers"] if "log_ratio" in data_names(f)]
+CASES = [
+    (axis, function, setting)
+    for axis, functions in {**AXES, "multipliers": READS}.items()
+    if axis in ("ratio", "surrogate", "multipliers")
+    for function in functions
+    for setting in setting_defaults(function)
+]
+
+
+def moved(by: float, axis: str, function: Any, **settings: Any) -> tuple[Tensor, Tensor]:
+    """The loss and its gradient with a policy whose log-probs are ``by`` times a draw from the old ones'."""
+    algorithm = PRESETS["kl_cov"]
+    batch = made_batch(algorithm, made_groups())
+    policy = leaves()
+    shift = torch.linspace(-1, 1, policy.logprobs.numel()).view_as(policy.logprobs)
+    terms = terms_of(batch, policy)
+    logprobs = (terms.old_logprobs + by * shift[: len(batch), : batch.mask.shape[1]]).requires_grad_()
+    terms = terms_of(batch, policy, logprobs=logprobs, ratio=ratios.token(logprobs - terms.old_logprobs))
+    values = use(function, **settings)(terms)
+    if axis == "ratio":
+        values = values * terms.advantages
+    elif axis == "multipliers":
+        values = values.detach() * logprobs
+    total = (values * terms.mask).sum()
+    return total.detach(), torch.autograd.grad(total, logprobs)[0]
+
+
+@pytest.mark.parametrize(("axis", "function", "setting"), CASES, ids=lambda x: getattr(x, "__name__", x))
+def test_settings_that_are_said_not_to_act_do_not_and_do_off_policy(
+    axis: str, function: Any, setting: str
+) -> None:
+    plain = {"dual_clip": 1.3} if setting == "dual_clip" else {}
+    other = {setting: OTHER[setting]}
+    differences = [
+        (moved(by, axis, function, **plain)[1] - moved(by, axis, function, **other)[1]).abs().max()
+        for by in (0.0, 0.3, 3.0)
+    ]
+    assert differences[0] < 1e-12
+    assert max(differences[1:]) > 1e-6
+
+
+def test_what_is_refused_changes_nothing_at_all() -> None:
+    _, penalised = moved(0.0, "surrogate", surrogates.kl_on_marked)
+    _, plain = moved(0.0, "surrogate", surrogates.vanilla)
+    assert torch.equal(penalised, plain)
+    _, weighted = moved(0.0, "multipliers", multipliers.future_influence)
+    assert weighted.unique().tolist() in ([1.0], [0.0, 1.0])
+
+
+def test_rules_that_cannot_act_are_named_with_their_settings() -> None:
+    (note,) = notes_on(PRESETS["dapo"], updates=1)
+    assert "every ratio is 1, so clip (clip_low 0.2, clip_high 0.28) cannot act" in note
+    assert notes_on(PRESETS["dapo"], updates=2) == []
+    assert notes_on(PRESETS["reinforce"], updates=1) == []
+    (note,) = notes_on(PRESETS["dppo"], updates=1)
+    assert "only where sampler and trainer disagree" in note
+    assert [r.partition(" ")[0] for r in rules_of_ratio(PRESETS["fipo"])] == ["clip", "future_influence"]
+
+
+def test_a_users_own_rule_is_not_judged() -> None:
+    def mine(log_ratio: Tensor, *, power: float = 2.0) -> Tensor:
+        return 1 + log_ratio**power
+
+    algorithm = PRESETS["grpo"].but("mine", multipliers=(use(mine),))
+    assert all("mine" not in rule for rule in rules_of_ratio(algorithm))
+    assert contradictions(algorithm, 8, 1) == []
