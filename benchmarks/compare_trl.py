@@ -44,6 +44,8 @@ from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import nanstd
 
 from covey.batching import collate, with_advantages
+from covey.config.algorithm import build_algorithm
+from covey.config.trl import algorithm_of
 from covey.objective import multipliers, penalties, preference, ratios, reductions, surrogates, weights
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy
 from covey.objective.choice import use
@@ -85,17 +87,19 @@ class Difference:
 # --- the loss types -------------------------------------------------------------------------------
 
 PLAIN = replace(PRESETS["dr_grpo"], surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28))
-OURS: Mapping[str, Algorithm] = {
-    "grpo": replace(PLAIN, reduce=use(reductions.sequence_mean)),
-    "bnpo": replace(PLAIN, reduce=use(reductions.token_mean)),
-    "dr_grpo": PLAIN,
-    "dapo": replace(PLAIN, reduce=use(reductions.token_mean)),
-    "luspo": replace(PLAIN, reduce=use(reductions.sequence_sum)),
-    "cispo": replace(PRESETS["cispo"], surrogate=use(surrogates.cispo, cap=1.3)),
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    **{kind: {"epsilon_high": 0.28} for kind in ("grpo", "dr_grpo", "dapo", "luspo")},
+    "cispo": {"epsilon_high": 1.3},
     # TRL's where() makes float32 of the temperature 1.05.
-    "sapo": replace(PRESETS["sapo"], surrogate=use(surrogates.sapo, tau_down=float(np.float32(1.05)))),
-    "vespo": PRESETS["vespo"],
+    "sapo": {"sapo_temperature_neg": float(np.float32(1.05))},
+    "vespo": {},
 }
+OURS: Mapping[str, Algorithm] = {
+    kind: build_algorithm(algorithm_of({"loss_type": kind, "scale_rewards": False, **given}))
+    for kind, given in SETTINGS.items()
+}
+"""What a config with TRL's names comes to."""
+OURS = {**OURS, "bnpo": OURS["dapo"]}  # where one micro-batch is the whole update
 
 
 def theirs(trainer: type, mask: Tensor = MASK, **settings: Any) -> tuple[Tensor, Tensor]:

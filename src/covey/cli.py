@@ -26,7 +26,12 @@ app = App(
 )
 
 Settings = Annotated[
-    str, Parameter(allow_leading_hyphen=True, help="Any setting of the config, as --section.key value.")
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Any setting of the config, as --section.key value; it holds in every stage. "
+        "Of one stage: --stages.2.section.key value.",
+    ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
 
@@ -149,7 +154,7 @@ def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
 def explain(what: str = "", *, as_json: Json = False) -> int:
     """Say what stands out in a run and which setting to change; or what a setting does.
 
-    :param what: The folder of a run, or a setting or section, as train.lr;
+    :param what: The folder of a run, or a setting or section, as train.lr, or a name of TRL's;
         without it every setting is listed.
     """
     if what and Path(what).is_dir():

@@ -173,6 +173,9 @@ def test_gae_length_adaptive_lambda() -> None:
     last = t([0, 0, 0, 1], [0, 1, 0, 0], [1, 0, 0, 0])
     got = gae(last, torch.zeros(3, 4).double(), mask, length_adaptive=0.5)
     torch.testing.assert_close(got, t([0.125, 0.25, 0.5, 1], [0, 1, 0, 0], [1, 0, 0, 0]))
+    # In the precision of the rewards: 1 - 1 / (.9 * 4) to the last digits, not to float32's seven.
+    got = gae(last[:1], torch.zeros(1, 4).double(), mask[:1], length_adaptive=0.9)
+    assert abs(got[0, 2].item() - (1 - 1 / 3.6)) < 1e-15
 
 
 def test_value_loss_is_clipped_pessimistically() -> None:

@@ -211,6 +211,31 @@ def test_a_refreshed_reference_brings_the_kl_back_to_zero(tmp_path: Path) -> Non
     assert min(saw[1], saw[3], saw[5]) > 0
 
 
+@pytest.mark.parametrize(("every", "renewed_before"), [(4, [2, 4]), (8, [4]), (3, [2, 3, 5])])
+def test_a_reference_is_renewed_by_updates_not_by_steps(
+    tmp_path: Path, every: int, renewed_before: list[int]
+) -> None:
+    # Two updates a step: the reference moves at the end of the step in which a multiple is reached.
+    algorithm = {"name": "grpo", "kl": {"coef": 0.01, "refresh_every": every}}
+    train = {"steps": 6, "updates_per_batch": 2}
+    start(tmp_path / "run", algorithm=algorithm, rewards=(varied,), train=train)
+    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    saw = [m["kl/token_k3"] for m in metrics]
+    assert [step for step in range(1, 6) if saw[step] < 0.6 * saw[step - 1]] == renewed_before
+
+
+def test_rules_that_cannot_act_are_said_when_a_stage_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(RunConsole, "say", lambda _, text, style="": said.append(text))
+    start(tmp_path / "one", algorithm="dapo", rewards=(varied,))
+    assert sum("every ratio is 1, so clip" in text for text in said) == 1
+    said.clear()
+    start(tmp_path / "two", algorithm="dapo", rewards=(varied,), train={"updates_per_batch": 2})
+    assert not any("every ratio is 1" in text for text in said)
+
+
 def test_an_unreliable_judge_is_announced_repeatable_and_kept_out_of_evaluations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
