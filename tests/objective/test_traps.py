@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from covey.batching import collate, with_advantages
-from covey.config.algorithm import build_algorithm, contradictions
+from covey.config.algorithm import build_algorithm
+from covey.config.contradictions import contradictions
 from covey.objective import advantages, multipliers, penalties, reductions, surrogates, weights
 from covey.objective.algorithms import PRESETS
 from covey.objective.choice import use
