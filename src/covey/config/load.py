@@ -258,7 +258,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> 
 def _placed(problem: str, origins: Mapping[str, str]) -> str:
     """A problem that begins with a key, with where that was set."""
     place = _origin(problem.partition(" ")[0].rstrip(":"), origins)
-    return f"{_said(place)}: {problem}" if place else problem
+    return problem if not place or problem.startswith(place) else f"{_said(place)}: {problem}"
 
 
 def _said(place: str) -> str:
