@@ -166,8 +166,10 @@ def test_the_command_line_holds_in_every_stage_and_says_what_it_overrides(tmp_pa
     assert loaded.notes == ["--train.steps 2 overrides 800 in stage 1-sft"]
     assert first.origins["train.steps"] == "--train.steps"
     assert first.origins["train.lr"] == f"{file}:4 (stage 1-sft)"
-    values = load(file, ["--train.steps", "2"], {"train": {"steps": 3}}).stages()
+    values = load(file, values={"train": {"steps": 3}}).stages()
     assert [s.config.train.steps for s in values] == [3, 3]
+    both = load(file, ["--train.steps", "2"], {"train": {"steps": 3}}).stages()
+    assert [s.config.train.steps for s in both] == [2, 2]
 
 
 @pytest.mark.parametrize("which", ["1", "1-sft", "1_sft"])
