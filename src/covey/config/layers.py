@@ -1,4 +1,4 @@
-"""The layers of a config, the later over the earlier: file, command line, Python; and its stages.
+"""The layers of a config, the later over the earlier: file, Python, command line; and its stages.
 
 What the command line says holds in every stage, also where the file's stage says otherwise; what
 `--stages.2.train.steps` says holds in that stage. Whatever is overridden so is noted.
