@@ -28,7 +28,7 @@ def run_demo(seed: int, folder: Path, threads: int) -> dict[str, float]:
     command = [
         sys.executable,
         "-m",
-        "covey.cli",
+        "covey",
         "demo",
         "--seed",
         str(seed),

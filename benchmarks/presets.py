@@ -92,7 +92,7 @@ def trained(config: Settings, folder: Path, threads: int) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.parent / f"{folder.name}.yaml"
         file.write_text(yaml.safe_dump({**config, "output": str(folder), "threads": threads}))
-        command = [sys.executable, "-m", "covey.cli", "train", str(file), "--json"]
+        command = [sys.executable, "-m", "covey", "train", str(file), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if not (folder / "result.json").exists():
             raise SystemExit(f"{folder.name}: {done.stderr[-1000:]}")

@@ -60,7 +60,7 @@ class Place:
     def command(self, *options: str) -> list[str]:
         """`covey train` here."""
         config = str(self.folder / "run.yaml")
-        return [sys.executable, "-m", "covey.cli", "train", config, "--output", str(self.run), *options]
+        return [sys.executable, "-m", "covey", "train", config, "--output", str(self.run), *options]
 
     def start(self, *options: str, command: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Begin to train."""
@@ -121,7 +121,7 @@ def moved(place: Place) -> list[End]:
     first = place.train("--inject", "step.kill@4")
     place.run.rename(place.folder / "elsewhere")
     place.output = "elsewhere"
-    resume = [sys.executable, "-m", "covey.cli", "resume", str(place.run)]
+    resume = [sys.executable, "-m", "covey", "resume", str(place.run)]
     return [first, place.train(command=resume)]
 
 

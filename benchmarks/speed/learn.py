@@ -51,7 +51,7 @@ def run(command: list[Any]) -> tuple[str, float]:
 def covey(config: dict[str, Any], file: Path) -> float:
     """Train as a config says; CPU seconds of the process."""
     file.write_text(yaml.safe_dump({**config, "threads": 1}))
-    return run([sys.executable, "-m", "covey.cli", "train", file, "--json"])[1]
+    return run([sys.executable, "-m", "covey", "train", file, "--json"])[1]
 
 
 def common(folder: Path, seed: int) -> dict[str, Any]:

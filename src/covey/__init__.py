@@ -4,17 +4,24 @@
 >>> result = covey.train(data={"task": "last_digit"}, output="runs/quick")  # doctest: +SKIP
 """
 
+from __future__ import annotations
+
+import importlib
 import os
 
 # Threads that wait spin for milliseconds by default, which costs a factor of three when another
 # program uses a core. OpenMP reads this once, when torch loads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from covey.api import evaluate, explain, resume, sample, train
-from covey.rewards.contract import reward
-from covey.types import VERSION, Completion, CoveyError, Group, Problem, Score, StepRewards
+TYPE_CHECKING = False  # importing typing takes as long as all the rest of this file
+if TYPE_CHECKING:
+    from typing import Any
 
-__version__ = VERSION
+    from covey.api import evaluate, explain, resume, sample, train
+    from covey.rewards.contract import reward
+    from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
+
+    __version__: str
 
 __all__ = [
     "Completion",
@@ -31,3 +38,14 @@ __all__ = [
     "sample",
     "train",
 ]
+
+_API = ("evaluate", "explain", "resume", "sample", "train")
+_HOMES = {"reward": "covey.rewards.contract", **dict.fromkeys(_API, "covey.api")}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: the command line has to handle signals before anything that takes time.
+    if name not in __all__:
+        raise AttributeError(f"module 'covey' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES.get(name, "covey.types"))
+    return getattr(home, "VERSION" if name == "__version__" else name)

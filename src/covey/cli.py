@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,8 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from covey.endings import RECORD, as_error, go_on, record
-from covey.types import ConfigError
+from covey.console import Output, tolerant_output
+from covey.endings import RECORD, as_error, disk_error, go_on, record
+from covey.supervisor import CRASHED, works_in
+from covey.supervisor import main as supervised
+from covey.types import ConfigError, CoveyError
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -23,6 +28,7 @@ app = App(
     name="covey",
     help="Train language models by reinforcement learning without a critic.",
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,
 )
 
 Settings = Annotated[
@@ -50,6 +56,8 @@ class Manner:
 
 
 PLAIN = Manner()
+TRAINING = {"demo", "train", "resume"}
+"""Commands whose result is in a folder, whatever becomes of what they print."""
 
 
 @app.command
@@ -97,6 +105,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     from covey.training.run import Session
 
     home = loaded.config.output
+    works_in(home)
     session = Session(manner.strict, resumed is not None, start.record(), home, faults)
     console = RunConsole(quiet=as_json)
     try:
@@ -283,20 +292,50 @@ def _tell(as_json: bool, lines: Iterable[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
-    try:
-        return int(app(arguments, exit_on_error=False, print_error=True, result_action="return_value") or 0)
-    except CycloptsError:
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted before there was anything to save", file=sys.stderr)
-        return 130
-    except Exception as caught:
-        error = as_error(caught)
-        if "--json" in (arguments if arguments is not None else sys.argv):
-            _print(True, {"error": str(error), "exit_code": error.code}, ())
-        print(f"{'' if error.code == 75 else 'error: '}{error}", file=sys.stderr)
-        return error.code
+    """Run a command; a user's mistake ends in one message and an exit code, never a traceback.
+
+    Without ``arguments`` it runs the command line's, in a child.
+    """
+    if arguments is None:
+        return supervised()
+    with tolerant_output():
+        try:
+            code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
+            if not TRAINING.intersection(arguments[:1]):
+                _check_output()
+            return int(code or 0)
+        except CycloptsError:
+            return 2
+        except KeyboardInterrupt:
+            print("error: stopped by SIGINT; there was nothing to save", file=sys.stderr)
+            return 130
+        except (Exception, SystemExit) as caught:
+            error = _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+            if "--json" in arguments:
+                _print(True, {"error": str(error), "exit_code": error.code}, ())
+            print(f"{'' if error.code == 75 else 'error: '}{error}", file=sys.stderr)
+            return error.code
+
+
+def _check_output() -> None:
+    """Raise OutOfRoom if what was printed, all that the command has to show, could not be written.
+
+    A reader that has seen enough (`| head`) is no error.
+    """
+    if isinstance(sys.stdout, Output):
+        sys.stdout.flush()
+        if (lost := sys.stdout.lost) is not None and lost.errno != errno.EPIPE:
+            raise disk_error(lost, "standard output")
+
+
+def _exited(caught: SystemExit) -> CoveyError:
+    """Code that was imported or called has left the program, which is not its to end."""
+    place = traceback.extract_tb(caught.__traceback__)[-1]
+    error = CoveyError(
+        f"{place.filename}:{place.lineno} ended the program (exit code {caught.code}); remove that"
+    )
+    error.code = CRASHED
+    return error
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,6 +15,59 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 LINES_PER_STAGE = 20
+
+
+OUTPUT_GONE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.ENXIO, errno.ESTALE)
+
+
+class Output:
+    """A text stream whose reader or disk may go: what cannot be written is dropped, and the reason kept."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.lost: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write, or forget."""
+        with self._tolerating():
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or forget."""
+        with self._tolerating():
+            self.stream.flush()
+
+    @contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in OUTPUT_GONE:
+                raise
+            self.lost = self.lost or error
+
+
+@contextmanager
+def tolerant_output() -> Iterator[None]:
+    """Inside the block no `print` fails because nobody reads it any more, or the disk behind it is full."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast("TextIO", s and tolerant(s)) for s in before)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def tolerant(stream: TextIO) -> Output:
+    """The stream as an Output, which it may be already."""
+    return stream if isinstance(stream, Output) else Output(stream)
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
@@ -44,7 +101,9 @@ class RunConsole:
     """Shows a run as it goes. ``quiet`` prints nothing at all."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self.console = Console(highlight=False, quiet=quiet)
+        self.output = tolerant(sys.stdout) if sys.stdout is not None else None
+        self.console = Console(highlight=False, quiet=quiet, file=cast("TextIO | None", self.output))
+        self._told = False
         self.live: Live | None = None
         self.title, self.steps, self.started, self.first, self.at_most = "", 0, 0.0, 0, False
         self.rewards: list[float] = []
@@ -55,6 +114,13 @@ class RunConsole:
     def say(self, text: str, style: str = "") -> None:
         """A line that stays: broken between words on a terminal, left whole in a file."""
         self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
+
+    def lost_output(self) -> str:
+        """Why what is printed is read by nobody any more, when asked for the first time since; else empty."""
+        if self._told or self.output is None or self.output.lost is None:
+            return ""
+        self._told = True
+        return str(self.output.lost.strerror)
 
     def begin(self, title: str, steps: int, first: int = 0, at_most: bool = False) -> None:
         """A stage starts (or goes on at step ``first``); ``at_most``: it may end before all its steps."""

@@ -1,8 +1,7 @@
-"""Stopping on request: Ctrl-C and SIGTERM ask the run to end at the next safe point. Being suspended."""
+"""Stopping on request: signals ask the run to end at the next safe point. Being suspended."""
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from covey.supervisor import TOGETHER, forwarded, leave, stop_signals
 from covey.types import CoveyError
 
 
@@ -28,7 +28,7 @@ def running_since(start: float) -> float:
 
 
 class StopSignal:
-    """Turns the first SIGINT or SIGTERM into a flag, the second into an immediate exit.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a flag, the second into an immediate exit.
 
     ``max_minutes`` after it was made it asks for a stop itself.
     """
@@ -37,6 +37,7 @@ class StopSignal:
         self.reason: str | None = None
         self.max_minutes = max_minutes
         self.started = time.monotonic()
+        self._received, self._last = 0, -TOGETHER
 
     def request(self, reason: str) -> None:
         """Ask the run to stop at its next safe point."""
@@ -55,7 +56,7 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        previous = {s: signal.signal(s, self._receive) for s in (signal.SIGINT, signal.SIGTERM)}
+        previous = {s: signal.signal(s, self._receive) for s in stop_signals()}
         previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._continue)
         try:
             yield self
@@ -68,6 +69,11 @@ class StopSignal:
         _continued = time.monotonic()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self.reason is not None:
-            os._exit(128 + number)
+        now = time.monotonic()
+        self._received += now - self._last >= TOGETHER
+        self._last = now
+        # A terminal signals this process and its parent, which forwards it: two signals, one request.
+        if max(self._received - forwarded(), forwarded()) > 1:
+            name = signal.Signals(number).name
+            leave(128 + number, f"stopped at once by {name}; what was saved before is kept")
         self.request(f"stopped by {signal.Signals(number).name}")

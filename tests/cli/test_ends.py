@@ -159,7 +159,7 @@ def test_a_second_command_in_the_same_folder_is_refused(project: Path, capsys) -
 
 
 def spawn(project: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "covey.cli", "train", str(project / "run.yaml"), *options]
+    command = [sys.executable, "-m", "covey", "train", str(project / "run.yaml"), *options]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
 

@@ -199,6 +199,8 @@ class Run:
         """A step is complete: from here on a resume goes on after it."""
         self.watchdog.progress()
         self.state = replace(self.state, step=step, **changes)
+        if why := self.console.lost_output():
+            self.event(step, "output lost", because=why)
 
     def housekeeping(self) -> bool:
         """Evaluate and save when it is time; True once the stage has reached its goal.

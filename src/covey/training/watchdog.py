@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
-import os
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from covey.endings import STALLED, go_on, record
+from covey.supervisor import leave
 from covey.types import CoveyError
 
 STACKS = "stacks.txt"
@@ -57,8 +57,7 @@ class Watchdog:
             f"checkpoint with: {go_on(self.folder)}"
         )
         error.code = STALLED
-        with (self.folder / STACKS).open("w") as file:
+        with contextlib.suppress(OSError), (self.folder / STACKS).open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         record(self.folder, error)
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(STALLED)
+        leave(STALLED, str(error))

@@ -1,0 +1,190 @@
+"""The process that a user starts: a child does the command, and no end of it goes unnoticed.
+
+What a command runs (a user's reward, a library in C) can end its whole process at any moment, with exit
+code 0 too. So the parent only waits. It passes signals on, and where the child ended without saying so it
+gives the exit code and the last line that the child owed. Signals are handled before anything is
+imported that takes time; hence the standard library only, and nothing of covey before the fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+
+TYPE_CHECKING = False  # the module of that name takes longer to import than all the others here
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import NoReturn
+
+CRASHED = 5
+"""Exit code where the code that a command runs has ended its process."""
+TOGETHER = 0.1
+"""Signals that arrive within so many seconds are one request: `timeout` sends each of its signals twice."""
+
+# Memory that parent and child share, because user code may close any descriptor: how many signals the parent
+# has forwarded, whether the child ended as it should, its exit code, the run's folder.
+_FORWARDED, _ENDED, _CODE, _FOLDER = 0, 1, 2, 3
+_shared: mmap.mmap | None = None
+_child = 0
+
+
+def main() -> int:
+    """Run the command line in a child. -> its exit code, or CRASHED if it left none."""
+    global _shared, _child  # noqa: PLW0603 - a process has one parent
+    for descriptor in (0, 1, 2):  # a closed one would become the next file that is opened, and be printed to
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for number in stop_signals():
+        signal.signal(number, _stop_at_once)
+    _shared, parent = mmap.mmap(-1, 8192), os.getpid()
+    child = os.fork()
+    if child == 0:
+        _child = os.getpid()
+        return _command(parent)
+    for number in stop_signals():
+        signal.signal(number, _Forwarding(child))
+    _, status = os.waitpid(child, 0)
+    return _shared[_CODE] if _shared[_ENDED] else _without_result(status)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """What asks a command to stop; not SIGHUP where `nohup` has it ignored."""
+    hang_up = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hang_up]
+
+
+def forwarded() -> int:
+    """Requests to stop that came through the parent; a signal to the whole group reaches it as well."""
+    return _shared[_FORWARDED] if _shared is not None else 0
+
+
+def works_in(folder: Path) -> None:
+    """Tell the parent which run it may have to write the end of."""
+    if _shared is not None and os.getpid() == _child:
+        path = os.fsencode(folder.absolute())[: len(_shared) - _FOLDER - 1]
+        _shared[_FOLDER : _FOLDER + len(path) + 1] = path + b"\0"
+
+
+def ended(code: int) -> None:
+    """Tell the parent that this process ends with ``code`` because it wants to. Its forks have no say."""
+    if _shared is not None and os.getpid() == _child:
+        _shared[_CODE], _shared[_ENDED] = code, 1
+
+
+def leave(code: int, last_line: str) -> NoReturn:
+    """End at once, from a signal handler or any thread, with one line."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"error: {last_line}\n".encode(errors="replace"))
+    ended(code)
+    os._exit(code)
+
+
+def _command(parent: int) -> int:
+    with contextlib.suppress(ValueError, RuntimeError, OSError):  # there may be no standard error
+        faulthandler.enable()
+    _die_with(parent)
+    from covey.cli import main as command
+
+    code = command(sys.argv[1:])
+    ended(code)
+    return code
+
+
+def _stop_at_once(number: int, _: object) -> NoReturn:
+    for other in stop_signals():  # the parent may be about to forward this one
+        signal.signal(other, signal.SIG_IGN)
+    name = signal.Signals(number).name
+    leave(130 if number == signal.SIGINT else 75, f"stopped by {name}; there was nothing to save")
+
+
+class _Forwarding:
+    """Gives the child the signals that were meant for it."""
+
+    def __init__(self, child: int) -> None:
+        self.child, self.last = child, -TOGETHER
+
+    def __call__(self, number: int, _: object) -> None:
+        now = time.monotonic()
+        if now - self.last >= TOGETHER and _shared is not None:
+            # Before the signal, so that the child can tell it from one that reached both of us.
+            _shared[_FORWARDED] = min(_shared[_FORWARDED] + 1, 255)
+        self.last = now
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.child, number)
+
+
+def _die_with(parent: int) -> None:
+    """Let `kill -9` of the process that the user knows be the end of its child as well."""
+    if sys.platform == "linux":
+        import ctypes
+
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it has died before it was asked for
+            os._exit(CRASHED)
+    else:
+        threading.Thread(target=_follow, args=(parent,), name="parent", daemon=True).start()
+
+
+def _follow(parent: int, seconds: float = 0.5) -> None:
+    while os.getppid() == parent:
+        time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _without_result(status: int) -> int:
+    """Say how the child ended, and leave it in the run's folder. -> the exit code."""
+    import json
+    from pathlib import Path
+
+    from covey.endings import go_on, record
+    from covey.types import CoveyError
+
+    assert _shared is not None
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    if number:
+        how = f"was killed by {signal.Signals(number).name} ({signal.strsignal(number)})"
+    else:
+        how = f"was ended from within, with exit code {os.waitstatus_to_exitcode(status)},"
+    crashed = number in (0, *_CRASHES)
+    why = (
+        "something that it ran, a reward or a library, called os._exit or crashed; a trace, if any, is above"
+        if crashed
+        else "the system does that when memory runs out, or somebody did"
+    )
+    folder = Path(os.fsdecode(_shared[_FOLDER:].split(b"\0")[0]))
+    place = folder if folder.is_absolute() and folder.is_dir() else None
+    next_step = f". Go on from the last checkpoint with: {go_on(place)}" if place else ""
+    error = CoveyError(f"the process {how} before it had a result: {why}{next_step}")
+    error.code = CRASHED if crashed else 128 + number
+    if place is not None:
+        record(place, error)
+    with contextlib.suppress(OSError):
+        if "--json" in sys.argv:
+            os.write(1, (json.dumps({"error": str(error), "exit_code": error.code}) + "\n").encode())
+        cursor = "\x1b[?25h" if os.isatty(2) else ""  # the live panel had hidden it
+        os.write(2, f"{cursor}error: {error}\n".encode(errors="replace"))
+    if not crashed:  # who sent the signal, or waits for this process, is to see it
+        with contextlib.suppress(OSError):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    return error.code
+
+
+_CRASHES = (
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGILL,
+    signal.SIGFPE,
+    signal.SIGABRT,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+)
