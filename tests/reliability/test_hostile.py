@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from tests.conftest import policy_of
+from transformers import AutoModelForCausalLM
 
 from covey.cli import main
 from covey.models.load import save_policy
+from covey.models.pretrained import pretrained, pretrained_tokenizer
 
 
 @pytest.fixture
@@ -62,6 +70,125 @@ def test_code_of_a_model_folder_is_not_run(project: Path, capsys) -> None:
     assert main(["train", str(project / "run.yaml")]) == 2
     assert "could not be loaded" in capsys.readouterr().err
     assert not trace.exists()
+
+
+def named(shard: str) -> Callable[[Path], None]:
+    """Weights in an index that names one shard, which is there: a pickle, or a file elsewhere."""
+
+    def change(model: Path) -> None:
+        weights = load_file(model / "model.safetensors")
+        (model / "model.safetensors").rename(model.parent / "outside.safetensors")
+        torch.save(weights, model / "weights.bin")
+        torch.save(weights, model / "weights.bin.safetensors.pt")
+        (model / "inside").mkdir()
+        torch.save(weights, model / "inside" / "weights.bin")
+        index = {"metadata": {}, "weight_map": dict.fromkeys(weights, shard)}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
+
+
+def configured(**settings: object) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        named("model.safetensors")(model)
+        (model / "model.safetensors.index.json").unlink()
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, **settings}))
+
+    return change
+
+
+def linked(name: str, target: str) -> Callable[[Path], None]:
+    def change(model: Path) -> None:
+        (model / name).rename(model.parent / f"outside-{name}")
+        (model / name).symlink_to(target)
+
+    return change
+
+
+def adapted(model: Path) -> None:
+    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "../other", "peft_type": "LORA"}')
+    (model / "adapter_model.bin").write_bytes(pickle.dumps(Bomb(model.parent / "trace")))
+
+
+def piped(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    os.mkfifo(model / "tokenizer.json")
+
+
+STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a pickle as a shard": (named("weights.bin"), "'weights.bin' is not a safetensors file"),
+    "in a folder": (named("inside/weights.bin"), "'inside/weights.bin' is not"),
+    "outside": (named("../outside.safetensors"), "'../outside.safetensors' is not"),
+    "absolute": (named("/etc/passwd"), "'/etc/passwd' is not"),
+    "a name that only holds the ending": (named("weights.bin.safetensors.pt"), "is not a safetensors file"),
+    "no shard": (named("none.safetensors"), "none.safetensors is missing"),
+    "weights by config": (configured(transformers_weights="../outside.safetensors"), "transformers_weights"),
+    "a pickle by config": (configured(transformers_weights="adapter_model.bin"), "transformers_weights"),
+    "code for attention": (configured(attn_implementation="evil/kernel:run"), "is code from a hub"),
+    "a link to weights": (linked("model.safetensors", "../outside-model.safetensors"), "is a link to"),
+    "a link to any file": (linked("tokenizer.json", "/etc/passwd"), "is a link to /etc/passwd"),
+    "adapters": (adapted, "adapters are not loaded"),
+    "a pipe": (piped, "is neither a file nor a folder"),
+}
+TRACED = """
+import json, sys
+opened, told = [], {}
+sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+from transformers import AutoModelForCausalLM
+from covey.models.pretrained import pretrained, pretrained_tokenizer
+for source in sys.argv[1:]:
+    opened.clear()
+    for load in (pretrained_tokenizer, lambda s: pretrained(AutoModelForCausalLM, s)):
+        try:
+            load(source)
+            said = "loaded"
+        except (OSError, ValueError) as error:
+            said = str(error)
+        told.setdefault(source, []).append(said)
+    names = [path.rpartition("/")[2] for path in opened]
+    told[source].append([n for n in names if n.endswith((".bin", ".pt", "passwd")) or "outside" in n])
+print(json.dumps(told))
+"""
+
+
+def test_what_a_model_folder_names_is_not_opened(tmp_path: Path) -> None:
+    """Opened files are traced: neither pickles nor files elsewhere, by whatever name they are given."""
+    policy = policy_of("qwen3")
+    for name, (change, _) in STRANGE.items():
+        save_policy(policy, tmp_path / name / "model")
+        change(tmp_path / name / "model")
+    folders = {name: str(tmp_path / name / "model") for name in STRANGE}
+    done = subprocess.run([sys.executable, "-c", TRACED, *folders.values()], capture_output=True, text=True)
+    told = json.loads(done.stdout)
+    for name, (_, says) in STRANGE.items():
+        tokenizer, model, opened = told[folders[name]]
+        assert says in tokenizer, name
+        assert says in model, name
+        assert opened == [], name
+        assert not (tmp_path / name / "trace").exists()
+
+
+def test_ordinary_layouts_are_read(tmp_path: Path) -> None:
+    """Shards by an index; a hub's cache, whose snapshots are links to blobs; a link to the whole folder."""
+    policy = policy_of("qwen3")
+    sharded = tmp_path / "sharded"
+    save_policy(policy, sharded)
+    (sharded / "model.safetensors").unlink()
+    policy.model.save_pretrained(sharded, max_shard_size="50KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    repository = tmp_path / "hub" / "models--someone--model"
+    snapshot = repository / "snapshots" / "0123abc"
+    for folder in (snapshot, repository / "blobs"):
+        folder.mkdir(parents=True)
+    for number, path in enumerate(sharded.iterdir()):
+        (repository / "blobs" / str(number)).write_bytes(path.read_bytes())
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    (tmp_path / "link").symlink_to(sharded)
+    for folder in (sharded, snapshot, tmp_path / "link"):
+        model = pretrained(AutoModelForCausalLM, folder)
+        assert torch.equal(model.lm_head.weight, policy.model.lm_head.weight)
+        assert pretrained_tokenizer(folder).eos_token
 
 
 def test_secrets_of_the_environment_are_nowhere_in_a_run(project: Path, capsys, monkeypatch) -> None:

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -24,7 +23,7 @@ from covey.config.schema import Config, Lora
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy
-from covey.models.pretrained import pretrained, unreachable
+from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.tiny import build_model, build_tokenizer
 from covey.types import ConfigError
 
@@ -81,7 +80,7 @@ def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
     source = source_of(name, folder)
     cached = unreachable(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
+        tokenizer = pretrained_tokenizer(source, local_files_only=cached)
         model = pretrained(AutoModelForCausalLM, source, dtype=torch.float32, local_files_only=cached)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

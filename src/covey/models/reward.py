@@ -15,10 +15,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from covey.models.load import pick_device, source_of
-from covey.models.pretrained import LOADING, pretrained, unreachable
+from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, Completion, text_of
 from covey.rewards.steps import Split, Total, score_steps, split
@@ -42,7 +42,7 @@ class RewardModel:
         loader, outputs = CLASSES[kind]
         here = {"local_files_only": unreachable(source)}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **here)
+            self.tokenizer = pretrained_tokenizer(source, **here)
             dtype = torch.float32 if place.type == "cpu" else "auto"
             model, found = pretrained(loader, source, dtype=dtype, output_loading_info=True, **here)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
