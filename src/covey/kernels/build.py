@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import itertools
 import os
 import platform
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
 import warnings
 from functools import cache
@@ -29,12 +32,12 @@ def library() -> ctypes.CDLL | None:
         return None
     runtime = _openmp_runtime(compiler)
     try:
-        path = _compiled(compiler, threaded=runtime is not None)
+        content, path = _compiled(compiler, threaded=runtime is not None)
         if runtime is not None:
             # torch's own OpenMP: a second pool of threads would fight for the same cores.
             ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
         _keep_freed_memory()
-        return ctypes.CDLL(str(path))
+        return _loaded(content, path)
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         warnings.warn(
@@ -51,15 +54,26 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-def _compiled(compiler: str, threaded: bool) -> Path:
+def _compiled(compiler: str, threaded: bool) -> tuple[bytes, Path]:
+    """The library, and where it is kept."""
     flags = [*FLAGS, *(["-fopenmp"] if threaded else [])]
     sources = {name: (files("covey") / "kernels" / name).read_bytes() for name in SOURCES}
     identity = hashlib.sha256(b"\0".join((*sources.values(), Path(__file__).read_bytes())))
     identity.update(repr((flags, platform.machine(), processor(), _version(compiler))).encode())
     target = _cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    content = _kept(target)
+    if content is None:
+        if os.path.lexists(target):
+            print(f"note: {target} is damaged or not ours alone; compiled anew", file=sys.stderr)
+        content = _build(compiler, flags, sources)
+        with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
+            _keep(target, content)
+            _keep(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
+    return content, target
+
+
+def _build(compiler: str, flags: list[str], sources: dict[str, bytes]) -> bytes:
+    with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, content in sources.items():
             (folder / name).write_bytes(content)
@@ -73,8 +87,57 @@ def _compiled(compiler: str, threaded: bool) -> Path:
         built = folder / "kernels.so"
         command = [compiler, "-shared", *undefined, *objects, "-lm", "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        built.replace(target)
-    return target
+        return built.read_bytes()
+
+
+def _kept(target: Path) -> bytes | None:
+    """What was kept, if it is as it was written and nobody else can have written it."""
+    try:
+        content, digest = _own_file(target), _own_file(_digest_of(target))
+    except OSError:
+        return None
+    return content if hashlib.sha256(content).hexdigest().encode() == digest else None
+
+
+def _own_file(path: Path) -> bytes:
+    """The content of a file that only this user can change. Raises OSError for any other."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or not _ours_alone(found):
+            raise PermissionError(path)
+        return file.read()
+
+
+def _ours_alone(found: os.stat_result) -> bool:
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _digest_of(target: Path) -> Path:
+    return target.with_suffix(".sha256")
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all, after a power loss too; readable by its owner."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(handle)
+    Path(temporary).replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
+    """Load exactly the bytes that were looked at: a file could be changed, or cut while it is in use."""
+    if hasattr(os, "memfd_create"):
+        with contextlib.suppress(OSError):
+            handle = os.memfd_create("covey-kernels")  # stays open: the loader knows libraries by their path
+            os.write(handle, content)
+            return ctypes.CDLL(f"/proc/self/fd/{handle}")
+    return ctypes.CDLL(str(path))
 
 
 def _cache_folder() -> Path:
@@ -86,11 +149,16 @@ def _cache_folder() -> Path:
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                found = folder.stat()
             except OSError:
                 continue
-            if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+            if _ours_alone(found) and os.access(folder, os.W_OK):
                 return folder
-    raise OSError("no folder to keep compiled operations in")
+            if found.st_uid == os.getuid() and not _ours_alone(found):
+                print(
+                    f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr
+                )
+    raise OSError("no folder to keep compiled operations in that only you can write to")
 
 
 def _openmp_runtime(compiler: str) -> str | None:

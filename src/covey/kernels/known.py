@@ -1,0 +1,138 @@
+"""Operations with answers that are known by hand: what a wrong compiler or processor would get wrong.
+
+Numbers are whole or halves, so that they are exact in bfloat16 too; uniform attention, logits that are
+all equal and a rotation by a right angle leave nothing to compute that is not simple.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+T, H, K, E, V = 3, 2, 1, 32, 64
+"""Tokens, heads, key heads, head width (and model width), vocabulary."""
+Check = tuple[str, Tensor, Tensor | float]
+"""An operation, what it computed, and what it should have."""
+
+
+def wrong(call: Callable[..., None], packed_size: Callable[..., int], dtype: torch.dtype) -> str | None:
+    """The first operation whose answer is not the known one; None if all are right."""
+    for checks in (_rows, _heads, _attention, _logits):
+        for name, got, expected in checks(call, dtype):
+            if not _close(got, expected):
+                return name
+    for name, got, expected in _products(call, packed_size, dtype):
+        if not _close(got, expected):
+            return name
+    return None
+
+
+def _close(got: Tensor, expected: Tensor | float) -> bool:
+    wanted = torch.as_tensor(expected).float()
+    return bool(torch.allclose(got.float(), wanted.expand_as(got), rtol=1e-2, atol=1e-3))
+
+
+def _unset(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype)
+
+
+def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    def full(value: float, *shape: int) -> Tensor:
+        return torch.full(shape or (T, E), value, dtype=dtype)
+
+    into = torch.zeros(2, E)
+    call("embed_back", torch.tensor([1, 1, 0]), full(2), into, T, E, dtype=dtype)
+    yield "embed_back", into, torch.tensor([[2.0], [4.0]])
+    total, normed = _unset(T, E, dtype=dtype), _unset(T, E, dtype=dtype)
+    call("add_norm", full(3), full(1), full(2, E), 0.0, total, normed, T, E, dtype=dtype)
+    yield "add_norm", torch.stack((total, normed)), torch.tensor([4.0, 2.0])[:, None, None]
+    dx, dw = _unset(T, E, dtype=dtype), torch.zeros(E)
+    call("add_norm_back", full(4), full(2, E), 0.0, full(3), full(1), dx, dw, T, E, dtype=dtype)
+    yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
+    both, out, back = full(0, T, 2 * E), _unset(T, E, dtype=dtype), _unset(T, 2 * E, dtype=dtype)
+    both[1, :E], both[:, E:] = 64, 0.5
+    call("silu_mul", both, out, T, E, dtype=dtype)
+    yield "silu_mul", out, torch.tensor([[0.0], [32.0], [0.0]])
+    call("silu_mul_back", both, full(2), back, T, E, dtype=dtype)
+    slopes = torch.tensor([[0.5, 0.0], [1.0, 128.0], [0.5, 0.0]])
+    yield "silu_mul_back", back, slopes.repeat_interleave(E, 1)
+
+
+def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    row = torch.arange((H + 2 * K) * E) % 64 + 1
+    qkv = row.expand(T, -1).to(dtype).contiguous()
+    quarter = (torch.zeros(T, E, dtype=dtype), torch.ones(T, E, dtype=dtype), torch.arange(T))
+    parts = [_unset(T, n, E, dtype=dtype) for n in (H, K, K)]
+    call("split_heads", qkv, None, None, 0.0, *quarter, *parts, T, H, K, E, dtype=dtype)
+    heads = row.view(-1, E).float()
+    left, right = heads[: H + K].chunk(2, 1)
+    turned = torch.cat((torch.cat((-right, left), 1), heads[H + K :]))
+    yield "split_heads", torch.cat(parts, 1), turned
+    back, unused = _unset(T, (H + 2 * K) * E, dtype=dtype), (torch.zeros(E), torch.zeros(E))
+    grads = qkv.view(T, -1, E).split([H, K, K], 1)
+    inputs = (qkv, None, None, 0.0, *quarter, *(g.contiguous() for g in grads))
+    call("split_heads_back", *inputs, back, *unused, T, H, K, E, dtype=dtype)
+    yield "split_heads_back", back.view(T, -1, E), torch.cat((torch.cat((right, -left), 1), heads[H + K :]))
+
+
+def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    zero, rising = torch.zeros(T, H, E, dtype=dtype), 2 * torch.arange(T, dtype=dtype)[:, None, None]
+    keys, values = zero[:, :K].contiguous(), rising.expand(T, K, E).contiguous()
+    spans, groups = torch.tensor([[0, 0, 0, T]]), torch.tensor([0, 1])
+    out, levels = _unset(T, H, E, dtype=dtype), _unset(T, H)
+    call("attend", zero, keys, values, spans, 1, 1.0, out, levels, H, K, E, T, dtype=dtype)
+    yield "attend", out, torch.arange(T)[:, None, None]
+    yield "attend", levels, torch.arange(1, T + 1).log()[:, None]
+    dq, dk, dv = _unset(T, H, E, dtype=dtype), torch.zeros(T, K, E), torch.zeros(T, K, E)
+    inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0)
+    call("attend_back", *inputs, dq, dk, dv, H, K, E, T, dtype=dtype)
+    yield "attend_back", dq, 0.0
+    yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
+    room, slot, one, none = 16, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), None
+    qkv = torch.zeros(1, (H + 2 * K) * E, dtype=dtype)
+    qkv[:, -E:] = 4
+    stores = [torch.zeros(1, K, E, room), torch.zeros(1, K, room, E)]
+    stores[1][:, :, 0] = 2
+    own = [torch.zeros(1, K, E, room), torch.zeros(1, K, room, E)]
+    turn = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
+    drawn = _unset(1, H * E, dtype=dtype)
+    state = (qkv, none, none, 0.0, *turn, slot, one, slot, *stores, *own)
+    call("decode_attend", *state, 1.0, drawn, 1, H, K, E, room, room, dtype=dtype)
+    yield "decode_attend", drawn, 3.0
+    yield "decode_attend", own[1][0, 0, 0], 4.0
+
+
+def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
+    logits, targets = torch.zeros(2, V, dtype=dtype), torch.tensor([5, 50])
+    tokens, logprobs = torch.full((2,), -1), _unset(2)
+    call("draw", logits, torch.tensor([0.01, 0.51]), 1.0, tokens, logprobs, 2, V, dtype=dtype)
+    yield "draw", tokens, torch.tensor([0, 32])
+    yield "draw", logprobs, -math.log(V)
+    scores = [_unset(2) for _ in range(3)]
+    call("score_rows", logits, targets, 1.0, *scores, 2, V, dtype=dtype)
+    yield "score_rows", torch.stack(scores), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]
+    slopes = logits.clone()
+    call("score_rows_back", slopes, targets, 1.0, torch.ones(2), None, scores[1], 2, V, dtype=dtype)
+    yield "score_rows_back", slopes, torch.eye(V)[targets] - 1 / V
+
+
+def _products(
+    call: Callable[..., None], packed_size: Callable[..., int], dtype: torch.dtype
+) -> Iterator[Check]:
+    x, weight = torch.ones(T, E, dtype=dtype), (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
+    expected: Any = E * (torch.arange(V) % 4)
+    out = _unset(T, V, dtype=dtype)
+    call("product_once", x, weight, None, out, T, V, E, dtype=dtype)
+    yield "product_once", out, expected
+    panels, out = torch.empty(packed_size(V, E, dtype), dtype=torch.uint8), _unset(T, V, dtype=dtype)
+    call("pack_weight", weight, panels, V, E, dtype=dtype)
+    call("product", x, panels, None, out, T, V, E, dtype=dtype)
+    yield "product", out, expected
+    into = torch.zeros(V, E)
+    columns = expected.to(dtype).repeat(T, 1).contiguous() / E
+    call("outer_sum", columns.data_ptr(), *columns.stride(), x, E, into, T, V, E, dtype=dtype)
+    yield "outer_sum", into, T * expected[:, None] / E
