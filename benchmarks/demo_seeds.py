@@ -19,6 +19,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from covey.machine import available_cpus
+
 RESULTS = Path(__file__).parent / "results" / "demo_seeds.md"
 
 
@@ -83,7 +85,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="demos at a time, which share the cores")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/demo_seeds.md")
     arguments = parser.parse_args()
-    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+    threads = max(1, available_cpus() // arguments.jobs)
     rows = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         folders = [Path(folder) / str(seed) for seed in range(arguments.seeds)]

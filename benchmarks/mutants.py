@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from covey.machine import available_cpus
+
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks/results/mutants.md"
 SOUND = "sound"
@@ -274,7 +276,7 @@ def main() -> int:
     )
     parser.add_argument("--only", default="")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--workers", type=int, default=min(2, available_cpus()))
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if options.only in f"{m.file} {m.mistake}"]
     for mutant in chosen:

@@ -29,6 +29,8 @@ from typing import Any
 import yaml
 from jinja2 import Template
 
+from covey.machine import available_cpus
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DEMO = yaml.safe_load((ROOT / "src" / "covey" / "recipes" / "demo.yaml").read_text())
@@ -276,7 +278,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "presets", help="where runs are kept")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/presets.{md,svg}")
     arguments = parser.parse_args()
-    threads = max(1, (os.cpu_count() or 1) // arguments.jobs)
+    threads = max(1, available_cpus() // arguments.jobs)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         seeds = range(arguments.seeds)
         list(pool.map(lambda seed: cold_start(seed, arguments.folder, threads), seeds))

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.sandbox.attacks import processes_below
 
+from covey.machine import available_cpus
 from covey.rewards.code import code_tests
 from covey.sandbox.choice import choose
 
@@ -60,7 +61,7 @@ def main(checks: int, backend: str) -> None:
         )  # fmt: skip
         return kind, score.value == expected, score.status, time.monotonic() - start
 
-    with ThreadPoolExecutor(4 * (os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(4 * available_cpus()) as pool:
         found = list(pool.map(judge, jobs))
     seconds = time.monotonic() - began
     time.sleep(0.5)

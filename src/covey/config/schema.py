@@ -173,7 +173,9 @@ class Config(Section):
         "auto", description="Of the weights; auto: float32 on CPU, bfloat16 on GPU."
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
-    threads: int = Field(0, ge=0, description="CPU threads; 0: one per core.")
+    threads: int = Field(
+        0, ge=0, description="CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use."
+    )
     data: Data = Data()
     rewards: tuple[Any, ...] = Field(
         (), description="Reward functions: names, module.py:function, {name: weight}."

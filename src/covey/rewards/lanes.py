@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
 
+from covey.machine import available_cpus
 from covey.stopping import running_since
 
 
@@ -128,4 +128,4 @@ class Lanes:
         return task, lambda: None
 
 
-SHARED_WIDTH = max(2, os.cpu_count() or 1)
+SHARED_WIDTH = max(2, available_cpus())

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from covey.machine import available_cpus
 from covey.sandbox.base import Result
 from covey.sandbox.confine import Limits, installed, python_folders
 from covey.sandbox.driver import READY
@@ -84,7 +85,7 @@ class ForkServer:
 
     def _forget(self) -> None:
         """Own no server: the state of a new object, and of one that a fork has copied."""
-        self.slots = threading.BoundedSemaphore(os.cpu_count() or 1)
+        self.slots = threading.BoundedSemaphore(available_cpus())
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None

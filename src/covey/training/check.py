@@ -21,7 +21,7 @@ from covey.rollout import Rollouts
 from covey.stopping import StopSignal
 from covey.training.rl import backward, prepare, score_batch, updates
 from covey.training.run import Run
-from covey.training.setup import set_up
+from covey.training.setup import caller_restored, set_up
 
 SAME = 1e-4
 """Largest relative difference of gradients that rounding explains in float32."""
@@ -40,7 +40,7 @@ class Finding:
 
 def check(loaded: Loaded, console: RunConsole) -> list[Finding]:
     """Measure every claim on one batch of the config's model, data and rewards."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, caller_restored():
         config = loaded.stages()[-1].config.model_copy(update={"output": Path(folder) / "check"})
         run = set_up(replace(loaded.stages()[-1], config=config), console, StopSignal())
         try:

@@ -15,7 +15,8 @@ from covey.training.memory import taken
 class Clock:
     """Wall-clock seconds by phase since the last lap, and in total over resumed runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
         self.started = time.monotonic()
         self.before = 0.0
         self._phases: defaultdict[str, float] = defaultdict(float)
@@ -24,11 +25,18 @@ class Clock:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a phase; phases do not nest."""
+        self._wait()
         start = time.monotonic()
         try:
             yield
         finally:
+            self._wait()
             self._phases[phase] += time.monotonic() - start
+
+    def _wait(self) -> None:
+        # A GPU does its work later than it is asked to: it would count in whichever phase waits for it.
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def add(self, phase: str, seconds: float) -> None:
         """Seconds measured elsewhere."""
@@ -39,11 +47,11 @@ class Clock:
         self._counts[phase] += tokens
 
     def lap(self) -> dict[str, float]:
-        """Seconds, tokens per second and peak memory since the last lap."""
+        """Seconds and tokens per second since the last lap; the device's memory at its highest so far."""
         lap = {f"seconds/{phase}": round(s, 4) for phase, s in self._phases.items()}
         for phase, tokens in self._counts.items():
             lap[f"tokens_per_second/{phase}"] = round(tokens / max(self._phases[phase], 1e-9), 1)
-        lap["memory/peak_mib"] = round(taken(torch.device("cpu")) / 2**20, 1)
+        lap["memory/peak_mib"] = round(taken(self.device) / 2**20, 1)
         self._phases.clear()
         self._counts.clear()
         return lap

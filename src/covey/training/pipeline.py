@@ -25,7 +25,7 @@ from covey.training import rl, supervised
 from covey.training.guards import check_weights
 from covey.training.resume import refuse_other_config
 from covey.training.run import Run, Session
-from covey.training.setup import ALONE, set_up
+from covey.training.setup import ALONE, caller_restored, set_up
 from covey.types import Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
@@ -63,7 +63,8 @@ def run_pipeline(
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         done = _finished(placed)
         refuse_other_config(placed, changes=session.changes)
-        results.append(done or run_stage(placed, console, stop, session))
+        with caller_restored():
+            results.append(done or run_stage(placed, console, stop, session))
     return results
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import yaml
 from covey.config.load import Loaded, flatten, resolved
 from covey.kernels.build import processor
 from covey.kernels.calls import available
+from covey.machine import available_threads
 from covey.models.load import pick_device
 from covey.types import VERSION, ConfigError
 
@@ -128,7 +128,7 @@ def environment(loaded: Loaded) -> dict[str, Any]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
-        "threads": config.threads or os.cpu_count(),
+        "threads": config.threads or available_threads(),
     }
 
 

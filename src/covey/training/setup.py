@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.endings import RECORD, START, CheckpointError
+from covey.machine import available_threads
 from covey.models.chat import ignored
 from covey.models.load import Reference, load_policy
 from covey.models.policy import Policy
@@ -27,6 +28,7 @@ from covey.stopping import StopSignal
 from covey.store.commit import write_file
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
+from covey.training.clock import Clock
 from covey.training.memory import forecast, memory_there, planned_tokens, program_bytes, shape_of
 from covey.training.optimizer import Optimizer
 from covey.training.resume import changed_environment, changed_settings, environment, read_environment
@@ -47,7 +49,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
     rewards.rewards = tuple(replace(r, function=session.faults.around(r.function)) for r in rewards)
     source = checked(source, rewards, config, console)
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.threads or available_threads())
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     # Every empty tensor here is written whole; torch does not declare the attribute's type.
@@ -77,6 +79,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
         optimizer=optimizer,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         session=session,
+        clock=Clock(policy.device),
         state=State(
             kl_coef=algorithm.kl.coef if algorithm.kl else 0.0,
             entropy_coef=algorithm.entropy.coef if algorithm.entropy else 0.0,
@@ -90,6 +93,26 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
         run.folder.close()
         raise
     return run
+
+
+@contextmanager
+def caller_restored() -> Iterator[None]:
+    """Give the caller's process back what `set_up` sets for all of it: threads, seed, determinism."""
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    drawn, on_gpus = (
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    )
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        torch.set_rng_state(drawn)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
 
 
 def plan_memory(run: Run) -> dict[str, int]:

@@ -1,0 +1,39 @@
+"""How much of the machine this process may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from math import ceil
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_threads(environment: Mapping[str, str] = os.environ) -> int:
+    """Threads to compute with: OMP_NUM_THREADS, as libraries with OpenMP read it, or `available_cpus`."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else available_cpus()
+
+
+def available_cpus() -> int:
+    """CPUs that this process may run on: its affinity (taskset, a batch system), and a container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min([count, *map(ceil, _quotas())]))
+
+
+def _quotas() -> Iterator[float]:
+    """CPUs' worth of time that the control group of this process, and those around it, allow."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    own = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+    folder = CGROUPS / own
+    for group in (folder, *folder.parents):
+        try:
+            quota, period = (group / "cpu.max").read_text().split()
+            yield int(quota) / int(period)
+        except (OSError, ValueError):  # not there, or `max`
+            continue

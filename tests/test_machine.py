@@ -1,0 +1,87 @@
+"""How many threads a run takes, and what it leaves in the process that asked for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import covey
+from covey import machine
+from covey.machine import available_cpus, available_threads
+from covey.training.clock import Clock
+
+
+@pytest.mark.parametrize(
+    ("value", "threads"),
+    [("1", 1), ("7", 7), ("3,2", 3), (" 2 ", 2), ("0", None), ("many", None), ("", None)],
+)
+def test_the_variable_that_others_respect_is_respected(value: str, threads: int | None) -> None:
+    assert available_threads({"OMP_NUM_THREADS": value}) == (threads or available_cpus())
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux has affinities")
+def test_affinity_is_respected() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from covey.machine import available_threads; from covey.rewards.lanes import SHARED_WIDTH\n"
+        "print(available_threads({}), SHARED_WIDTH)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "2"]
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("50000 100000", 1), ("100001 100000", 2), ("max 100000", 64)])
+def test_a_containers_quota_is_respected(monkeypatch, tmp_path: Path, quota: str, cpus: int) -> None:
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert available_cpus() == cpus
+
+
+def test_a_run_takes_those_threads_and_gives_the_process_back(monkeypatch, tmp_path: Path) -> None:
+    seen = []
+
+    def varied(completion: str) -> float:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return len(completion) + sum(map(ord, completion)) % 7
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    torch.set_num_threads(2)
+    torch.manual_seed(123)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    before = torch.get_rng_state()
+    covey.train(
+        quiet=True,
+        output=str(tmp_path / "run"),
+        data={"task": "last_digit", "train_size": 16, "test_size": 2},
+        rewards=[varied],
+        rollout={"group_size": 2, "prompts_per_step": 2, "max_tokens": 4},
+        train={"steps": 1},
+        eval={"problems": 2, "samples": 1},
+    )
+    assert seen[-1]
+    assert json.loads((tmp_path / "run" / "env.json").read_text())["threads"] == 3
+    assert torch.get_num_threads() == 2
+    assert torch.get_deterministic_debug_mode() == 0
+    assert torch.utils.deterministic.fill_uninitialized_memory is filled
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_clock_waits_for_a_gpu_and_asks_it_for_its_memory(monkeypatch) -> None:
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 5 * 2**20)
+    clock = Clock(torch.device("cuda"))
+    with clock("update"):
+        assert len(waited) == 1
+    assert len(waited) == 2
+    assert clock.lap()["memory/peak_mib"] == 5.0
+    with Clock()("update"):
+        pass
+    assert len(waited) == 2
