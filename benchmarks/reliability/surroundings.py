@@ -72,6 +72,7 @@ class Place:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            start_new_session=True,
         )
 
     def train(self, *options: str, command: Sequence[str] = ()) -> tuple[int, str]:
@@ -167,9 +168,9 @@ def suspended(place: Place) -> list[End]:
         time.sleep(0.05)
     for _ in range(3):
         time.sleep(1.0)
-        process.send_signal(signal.SIGSTOP)
+        os.killpg(process.pid, signal.SIGSTOP)  # the parent alone would leave its child at work
         time.sleep(7.0)
-        process.send_signal(signal.SIGCONT)
+        os.killpg(process.pid, signal.SIGCONT)
     return [ended(process)]
 
 
@@ -179,7 +180,8 @@ def verifiers_killed(place: Place) -> list[End]:
     process = place.start()
     killed = 0
     while process.poll() is None:
-        servers = psutil.Process(process.pid).children() if (place.run / "rollouts").exists() else []
+        working = psutil.Process(process.pid).children() if (place.run / "rollouts").exists() else []
+        servers = [server for run in working for server in run.children()]
         for server in servers:
             server.kill()
         killed += len(servers)
