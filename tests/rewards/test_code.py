@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from covey.rewards.code import bad_tests, cases_of, code_tests, compiles, same_o
 from covey.rewards.preflight import check_golds
 from covey.sandbox.base import Result, Sandbox, SandboxUnavailable
 from covey.sandbox.choice import choose
+from covey.sandbox.confine import Limits
 from covey.stress import HACKS
-from covey.types import DataError, Problem, Score
+from covey.types import ConfigError, DataError, Problem, Score
 
 SQUARE = [{"input": [n], "output": n * n} for n in range(4)]
 RIGHT = "def f(x):\n    return x * x"
@@ -44,6 +46,34 @@ def test_all_tests_have_to_pass_unless_points_say_otherwise(sandbox: Sandbox) ->
     assert judged(sandbox, almost).value == 0.0
     assert judged(sandbox, almost, points="fraction").value == 0.75
     assert judged(sandbox, almost, weighted, points="weighted").value == 0.3
+
+
+def test_the_whole_check_has_one_clock_and_a_hang_is_nothing(sandbox: Sandbox) -> None:
+    stuck = [(([n], {})) for n in range(12)]
+    limits = Limits(wall=1.0, cpu=2)
+    found = list(sandbox.calls("def f(x):\n    while True: pass", "f", stuck, limits, 0.4))
+    assert [r.kind for r in found] == ["timeout"] * 12
+    assert sum("not tried" in r.text for r in found) >= 8
+
+    class Slow:
+        """Uses up all the time it is given."""
+
+        name, given = "slow", 0.0
+
+        def script(self, code: str, stdin: str, limits: Limits) -> Result:
+            self.given += limits.wall
+            time.sleep(limits.wall)
+            return Result("timeout")
+
+    slow, tests = Slow(), [{"input": "1", "output": "2", "visible": n < 4} for n in range(8)]
+    for points in ("fraction", "weighted"):
+        slow.given = 0.0
+        settings = {"mode": "stdio", "points": points, "seconds": 0.1, "total_seconds": 0.25}
+        score = judged(slow, "hang", tests, **settings)
+        assert (score.value, score.status) == (0.0, "timeout")
+        assert slow.given < 0.26
+    with pytest.raises(ConfigError, match="total_seconds 900: at most 300"):
+        judged(sandbox, RIGHT, total_seconds=900.0)
 
 
 def test_every_end_has_its_status(sandbox: Sandbox) -> None:

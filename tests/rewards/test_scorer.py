@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -124,7 +125,9 @@ def test_one_that_raises_is_shown_once_and_left_out(capsys) -> None:
     rewards = of(raises)
     for _ in range(2):
         group = judged(rewards, "a", "b")
-        assert group.scores["raises"][1] == Score(None, "infra_error", detail="KeyError: 'gold'")
+        score = group.scores["raises"][1]
+        assert (score.value, score.status) == (None, "infra_error")
+        assert re.fullmatch(r"KeyError: 'gold' \(test_scorer.py:\d+: raise KeyError.*\)", score.detail)
     assert capsys.readouterr().err.count("failed:") == 1
 
 

@@ -94,8 +94,11 @@ def _load(spec: Any, folder: Path) -> Reward:
         return spec
     target, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, {})
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
-    function = _function(target, folder)
-    reward = Reward(str(settings.pop("name", name_of(function))), function)
+    function, home = _function(target, folder), None
+    if isinstance(target, str) and ":" in target:
+        file, _, written = target.partition(":")
+        home = (str((folder / file).resolve()), written)
+    reward = Reward(str(settings.pop("name", name_of(function))), function, home=home)
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ConfigError(f"rewards: the weight of {target} must be a number, this is {weight!r}")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from covey.rewards.contract import Reward
-from covey.rewards.scorer import Pending, Rewards
-from covey.types import Completion, Group, Problem
+from covey.rewards.scorer import Rewards
+from covey.types import Group, Problem
 
 FULL = 1.0 - 1e-9
 PATIENCE = 3
@@ -28,12 +27,8 @@ def watch(rewards: Rewards, groups: Sequence[Group]) -> None:
     """
     problem = groups[rewards.trainer_state.global_step % len(groups)].problem
     for reward in rewards:
-        alone = Rewards([replace(reward, gated_by=None)], rewards.timeout)
         for name, text in canaries(reward, problem):
-            tokens, logprobs = np.zeros(1, np.int64), np.zeros(1, np.float32)
-            pending = Pending(alone, problem, tokens, 1)
-            pending.add(0, Completion(tokens, logprobs, text, "stop"))
-            (score,) = pending.group().scores[reward.name]
+            score = rewards.ask(reward, problem, text)
             if score.value is None:
                 continue
             if name == "right":

@@ -11,18 +11,19 @@ import json
 import math
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
 from covey.rewards.contract import fault, in_child, reward
 from covey.rewards.extract import Completion, after_reasoning, code_block, text_of
-from covey.sandbox.base import Result, Sandbox, SandboxUnavailable
+from covey.sandbox.base import Result, Sandbox, SandboxUnavailable, too_long
 from covey.sandbox.confine import Limits
 from covey.sandbox.process import ProcessSandbox
 from covey.sandbox.wire import encode, same
-from covey.types import Score
+from covey.types import ConfigError, Score
 
 Mode = Literal["function", "stdio", "check"]
 Form = Literal["block", "continue"]
@@ -127,8 +128,13 @@ def code_tests(
 
     `function` calls ``entry_point`` with each input of ``tests``, `stdio` runs the program on each,
     `check` runs the code in ``test`` against it. If some tests are marked `visible`, only the others
-    count, and what the visible ones say beyond them is logged as `gap`.
+    count, and what the visible ones say beyond them is logged as `gap`. The whole check takes at most
+    ``total_seconds``; tests that it does not come to are not passed.
     """
+    if total_seconds > MOST_SECONDS:
+        raise ConfigError(
+            f"code_tests: total_seconds {total_seconds:g}: at most {MOST_SECONDS:g} are allowed"
+        )
     code = setup + text_of(completion) if form == "continue" else program(completion, "python")
     if code is None:
         return Score(0.0, "no_answer")
@@ -145,14 +151,16 @@ def code_tests(
         return _verdict(result, float(result.kind == "ok"), code, suspicious)
     cases = cases_of(tests, mode)
     shown, hidden = [c for c in cases if c.visible], [c for c in cases if not c.visible]
-    whole = Limits(wall=total_seconds, cpu=math.ceil(total_seconds), memory=limits.memory)
+    ends = time.monotonic() + total_seconds
     shares, worst = {}, Result("ok")
     for name, some in (("visible", shown), ("hidden", hidden)):
         if some:
+            left = ends - time.monotonic()
+            whole = Limits(wall=left, cpu=math.ceil(total_seconds), memory=limits.memory)
             run = (
                 _calls(sandbox, code, entry_point, some, whole, seconds, tolerance)
                 if mode == "function"
-                else _scripts(sandbox, code, some, limits, tolerance)
+                else _scripts(sandbox, code, some, limits, ends, tolerance)
             )
             shares[name], result = _tally(run, some, points)
             worst = result if worst.kind == "ok" else worst
@@ -168,6 +176,8 @@ def program(completion: Completion, language: str) -> str | None:
     return None if spoken is None else code_block(spoken, language)
 
 
+MOST_SECONDS = 300.0
+"""Of a check: well below the reward's own limit, so that a program that hangs is 0 and never None."""
 Outcome = tuple[bool, Result]
 
 
@@ -180,16 +190,21 @@ def _calls(
     each: float,
     tolerance: float,
 ) -> Iterator[Outcome]:
+    if limits.wall <= 0:
+        yield from [(False, too_long())] * len(cases)
+        return
     results = sandbox.calls(code, entry, [(c.args, c.settings) for c in cases], limits, each)
     for case, result in zip(cases, results, strict=False):
         yield result.kind == "ok" and same(case.expected, result.value, tolerance), result
 
 
 def _scripts(
-    sandbox: Sandbox, code: str, cases: Sequence[Case], limits: Limits, tolerance: float
+    sandbox: Sandbox, code: str, cases: Sequence[Case], limits: Limits, ends: float, tolerance: float
 ) -> Iterator[Outcome]:
     for case in cases:
-        result = sandbox.script(code, str(case.args[0]), limits)
+        left = ends - time.monotonic()
+        within = replace(limits, wall=min(limits.wall, left))
+        result = sandbox.script(code, str(case.args[0]), within) if left > 0 else too_long()
         yield result.kind == "ok" and same_output(case.expected, str(result.value), tolerance), result
 
 

@@ -10,14 +10,17 @@ number each may give a bool, StepRewards or a Score.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import math
 import numbers
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -33,6 +36,7 @@ SAMPLE_ARGUMENTS = {
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
 CHILDREN = "covey.rewards.children"
+SERVING = "covey.rewards.serving"
 MARK = "__covey_reward__"
 """Attribute of a function that holds what it declares."""
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
@@ -55,8 +59,9 @@ class Options:
     """Columns it needs beside those in its signature."""
     timeout: float | None = None
     """Seconds a call may take; None: the config's."""
-    isolate: Literal["inline", "process"] = "inline"
-    """`process`: each call in a killable child of its own, with limits on time and memory."""
+    isolate: Literal["worker", "process", "inline"] = "worker"
+    """`worker`: in a process of its own that keeps its state and is killed if a call hangs. `process`:
+    each call in a child of its own, with limits on time and memory. `inline`: in the trainer itself."""
     requires: tuple[str, ...] = ()
     """Modules that have to be installed."""
     concurrent: bool = False
@@ -92,6 +97,19 @@ class Reward:
     gated_by: str | None = None
     """Name of the reward that has to find an answer (`name`), a right one (`name:right`) or a wrong one
     (`name:wrong`) for this one to count."""
+    home: tuple[str, str] | None = None
+    """The user's file and the function's name in it; None where a function was given as an object."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is built in."""
+        return str(getattr(self.function, "__module__", "")).partition(".")[0] == "covey"
+
+    @property
+    def place(self) -> Literal["worker", "process", "inline"]:
+        """Where it is judged: only a function of a file can be called in another process."""
+        isolate = self.options.isolate
+        return "inline" if isolate == "worker" and self.home is None else isolate
 
     @property
     def options(self) -> Options:
@@ -158,14 +176,17 @@ class Reward:
             available["token_ends"] = ends[0] if self.per_sample else ends
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
-        asked = {n: v for n, v in extra.items() if n in self.parameters}
-        return {**available, **asked, **self.settings}
+        asked = {n: v for n, v in extra.items() if n in self.parameters and n in PROVIDED}
+        given = {**available, **self.settings}
+        return {**(given if self.ours else own_copy(given)), **asked}
 
     def scores(self, problem: Problem, returned: Any, count: int) -> list[Score]:
         """What a call returned, as one Score per completion. Raises RewardError."""
         values = [returned]
         if not self.per_sample:
-            if not isinstance(returned, Sequence | np.ndarray) or isinstance(returned, str):
+            if getattr(returned, "ndim", 0) == 1:  # of numpy or torch
+                returned = returned.tolist()
+            if not isinstance(returned, Sequence) or isinstance(returned, str):
                 raise self.broken(
                     problem, f"returned {_shown(returned)}; a list with one number per completion is expected"
                 )
@@ -178,22 +199,37 @@ class Reward:
         if isinstance(value, Mapping) and "score" in value:  # verl's
             value = value["score"]
         score = value if isinstance(value, Score) else Score(value)
-        value = score.value
-        if isinstance(value, StepRewards):
-            if not all(math.isfinite(v) for v in value.values):
-                raise self.broken(
-                    problem, f"returned steps {_shown(value.values)}; finite numbers are expected"
-                )
-            starts = (0, *(end + 1 for end in value.ends))
-            steps = tuple((a, e + 1, v) for a, e, v in zip(starts, value.ends, value.values, strict=False))
-            return Score(value.total, steps=steps)
+        given: Any = score.value
+        if isinstance(given, StepRewards):
+            starts = (0, *(end + 1 for end in given.ends))
+            steps = tuple(zip(starts, (end + 1 for end in given.ends), given.values, strict=False))
+            score = Score(given.total, steps=steps)
+        if score.status not in get_args(Status):
+            raise self.broken(
+                problem, f"returned the status {score.status!r}; there are {', '.join(get_args(Status))}"
+            )
+        try:
+            return Score(
+                self._number(score.value),
+                "not_applicable" if score.value is None and score.status == "ok" else score.status,
+                None if score.extracted is None else str(score.extracted),
+                {str(name): float(part) for name, part in score.parts.items()},
+                None if score.steps is None else tuple(map(_step, score.steps)),
+                str(score.detail),
+            )
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise self.broken(problem, f"returned {error}") from None
+
+    def _number(self, value: Any) -> float | None:
         if value is None:
-            return Score(None, "not_applicable") if score.status == "ok" else score
+            return None
         if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
             value = value.item()
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise self.broken(problem, f"returned {_shown(value)}; a finite number or None is expected")
-        return Score(**{**vars(score), "value": float(value)})
+        # A number too large for a float raises OverflowError here and in str() ValueError.
+        with contextlib.suppress(OverflowError):
+            if isinstance(value, numbers.Real) and math.isfinite(value):
+                return float(value)
+        raise ValueError(f"{_shown(value)}; a finite number or None is expected")
 
     def broken(self, problem: Problem, what: str) -> RewardError:
         """An error that names the function and the problem."""
@@ -228,8 +264,48 @@ def fault(result: Result) -> Status:
     return statuses.get(result.kind, "unparsable")
 
 
+def described(error: BaseException, file: str) -> str:
+    """An exception in a line: what it says, and the last line of the user's file that led to it."""
+    try:
+        words = f"{type(error).__name__}: {error}"
+    except Exception:
+        words = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename == file] or frames
+    if isinstance(error, SyntaxError) or not theirs:
+        return words[:600]
+    last = theirs[-1]
+    return f"{words[:400]} ({Path(last.filename).name}:{last.lineno}: {(last.line or '').strip()[:100]})"
+
+
+def trace_of(error: BaseException) -> str:
+    """The end of an exception's trace."""
+    return "".join(traceback.format_exception(error)[-4:])
+
+
+def own_copy(value: Any) -> Any:
+    """A value whose containers are new, so that nobody else sees what is done to it."""
+    kind = type(value)
+    if kind is dict:
+        return {k: own_copy(v) for k, v in value.items()}
+    if kind in (list, set, tuple):
+        return kind(map(own_copy, value))
+    return value.copy() if kind is np.ndarray else value
+
+
+def _step(step: Sequence[Any]) -> tuple[int, int, float]:
+    first, after, value = step
+    if not math.isfinite(value):
+        raise ValueError(f"a step with {_shown(value)}; finite numbers are expected")
+    return int(first), int(after), float(value)
+
+
 def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {str(value)[:60]!r}"
+    try:
+        text = str(value)[:60]
+    except Exception:  # of an integer of 4,300 digits and more
+        text = "that cannot be written out"
+    return f"{type(value).__name__} {text!r}"
 
 
 def _as_prompted(problem: Problem, text: str) -> Any:

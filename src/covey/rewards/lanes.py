@@ -1,8 +1,9 @@
-"""Where reward functions run: threads that queue, and one event loop. Nobody waits for a hung one.
+"""Threads that queue for reward functions, and one event loop. Nobody waits for a hung one.
 
 A user's plain function gets a lane of its own, one thread, so it never meets itself; verifiers that
-say they are `concurrent` share a lane as wide as the machine. Threads are daemons: a function that
-hangs cannot keep the program from ending, and its lane goes on with a fresh thread.
+say they are `concurrent` share a lane as wide as the machine. The thread waits for the function's process
+(``worker``), or calls the function itself. Threads are daemons: one that hangs cannot keep the program
+from ending, and its lane goes on with a fresh thread.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
@@ -35,8 +37,10 @@ class Task:
                 self.future.set_result(self.call())
             except InvalidStateError:
                 raise
-            except BaseException as error:
+            except Exception as error:
                 self.future.set_exception(error)
+            except BaseException as error:  # SystemExit, KeyboardInterrupt: not the user's at the keyboard
+                self.future.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
     def left(self) -> float:
         """Seconds that it may still run. They begin again when a suspended process goes on."""
@@ -65,39 +69,47 @@ class Task:
 
 
 class Lane:
-    """Threads that work off one queue."""
+    """Up to ``width`` threads that work off one queue."""
 
     def __init__(self, name: str, width: int) -> None:
-        self.name, self.tasks = name, queue.SimpleQueue[Task]()
-        self.running: set[Task] = set()
-        for _ in range(width):
-            self.widen()
+        self.name, self.tasks = name, queue.SimpleQueue[Task | None]()
+        self.unfinished: set[Task] = set()
+        self.threads, self.width = 0, width
 
     def widen(self) -> None:
-        """Another thread: at the start, and when one is stuck."""
+        """Another thread: for more work than threads, and when one is stuck."""
         threading.Thread(target=self._work, name=f"reward {self.name}", daemon=True).start()
 
+    def close(self) -> None:
+        """Let the threads end when they have worked off what there is."""
+        for _ in range(self.threads):
+            self.tasks.put(None)
+
     def _work(self) -> None:
-        while True:
-            task = self.tasks.get()
+        while (task := self.tasks.get()) is not None:
             if not task.future.cancelled():
-                self.running.add(task)
                 task.run()
-                self.running.discard(task)
-            if task.future.cancelled():
-                return  # it was given up while it ran; another thread has taken the place
+            self.unfinished.discard(task)
+            given_up = task.future.cancelled()
+            del task  # a thread that waits holds on to nothing
+            if given_up:
+                return  # another thread has taken the place
 
     def relieve(self) -> None:
         """Give up calls that have run for too long; a fresh thread for each."""
-        for task in tuple(self.running):
+        for task in tuple(self.unfinished):
             if task.late():
-                self.running.discard(task)
+                self.unfinished.discard(task)
                 if task.future.cancel():
                     self.widen()
 
     def submit(self, call: Callable[[], Any], limit: float) -> Task:
         """Queue a call."""
         task = Task(call, limit)
+        self.unfinished.add(task)
+        if self.threads < min(self.width, len(self.unfinished)):
+            self.threads += 1
+            self.widen()
         self.tasks.put(task)
         return task
 
@@ -107,6 +119,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self.lanes: dict[str, Lane] = {}
+        weakref.finalize(self, _close, self.lanes)
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def thread(
@@ -126,6 +139,11 @@ class Lanes:
         task.started = time.monotonic()
         task.future = asyncio.run_coroutine_threadsafe(call, self.loop)
         return task, lambda: None
+
+
+def _close(lanes: dict[str, Lane]) -> None:
+    for lane in lanes.values():
+        lane.close()
 
 
 SHARED_WIDTH = max(2, available_cpus())

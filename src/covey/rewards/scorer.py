@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,15 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from covey.rewards.contract import CHILDREN, Reward, RewardError
+from covey.rewards.contract import CHILDREN, Reward, RewardError, described, trace_of
 from covey.rewards.lanes import SHARED_WIDTH, Lanes, Task
+from covey.rewards.worker import ASYNC_WIDTH, Failed, Worker, rebuilt, sent
 from covey.rng import key, uniforms
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
 from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
 
 ANSWERED = ("ok", "ambiguous")
-Call = tuple[Reward, Sequence[int], Task, Callable[[], None]]
+Call = tuple[Reward, Sequence[int], tuple[Task, Callable[[], None]]]
 
 
 class Rewards(Sequence[Reward]):
@@ -52,6 +52,7 @@ class Rewards(Sequence[Reward]):
         self.recent: deque[tuple[int, int]] = deque(maxlen=steps)
         self.lanes = Lanes()
         self.servers: dict[str, ForkServer] = {}
+        self.workers: dict[str, Worker] = {}
         self.refused: dict[str, int] = {}
         """How often in a row each function refused a completion known to be right."""
         self.sandbox: dict[str, Any] | None = None
@@ -74,6 +75,10 @@ class Rewards(Sequence[Reward]):
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def put(self, reward: Reward) -> None:
+        """Take this one in the place of the reward of its name."""
+        self.rewards = tuple(reward if r.name == reward.name else r for r in self.rewards)
+
     def judge(
         self,
         problem: Problem,
@@ -90,53 +95,99 @@ class Rewards(Sequence[Reward]):
             pending.add(sample, completion)
         return pending.group()
 
-    def submit(self, reward: Reward, problem: Problem, completions: Sequence[Completion]) -> Any:
+    def submit(
+        self, reward: Reward, problem: Problem, completions: Sequence[Completion]
+    ) -> tuple[Task, Callable[[], None]]:
         """Start one call."""
         arguments, limit = reward.arguments(problem, completions, self.extra), self.limit(reward)
-        if reward.options.isolate == "process":
-            isolated = partial(self._isolated, reward, arguments)
-            return self.lanes.thread(reward.name, SHARED_WIDTH, isolated, limit)
+        width = SHARED_WIDTH if reward.options.concurrent else 1
+        if reward.place == "worker":
+            worker = self.worker(reward)
+            plain = sent(reward, arguments, self.extra)
+            step = self.trainer_state.global_step
+            call = partial(worker.call, problem, plain, len(completions), step, limit)
+            width = ASYNC_WIDTH if reward.is_async else width
+            return self.lanes.thread(reward.name, width, call, math.inf)  # the worker has a clock of its own
+        if reward.place == "process":
+            isolated = partial(self._isolated, reward, arguments, limit)
+            # A child is ended by its own clock; only a wait for a place can make it later.
+            return self.lanes.thread(reward.name, SHARED_WIDTH, isolated, 3 * limit + GRACE)
         if reward.is_async:
             return self.lanes.coroutine(reward.function(**arguments), limit)
-        shared = reward.options.concurrent
-        call = partial(reward.function, **arguments)
-        name, width = ("shared", SHARED_WIDTH) if shared else (reward.name, 1)
-        return self.lanes.thread(name, width, call, limit)
+        called = partial(reward.function, **arguments)
+        return self.lanes.thread("shared" if width > 1 else reward.name, width, called, limit)
 
     def limit(self, reward: Reward) -> float:
-        """Seconds until a call is given up."""
-        own = reward.options.timeout or self.timeout
-        # A child is ended by its own clock; only a wait for a place can make it later.
-        return own if reward.options.isolate == "inline" else 3 * own + GRACE
+        """Seconds a call may take."""
+        return reward.options.timeout or self.timeout
 
-    def _isolated(self, reward: Reward, arguments: Mapping[str, Any]) -> Any:
+    def worker(self, reward: Reward) -> Worker:
+        """The process that judges for a reward. Raises RewardError if it cannot be started."""
+        if reward.name not in self.workers:
+            worker = Worker(reward, self.extra["log_metric"])
+            worker.start()
+            self.workers[reward.name] = worker
+        return self.workers[reward.name]
+
+    @property
+    def inline(self) -> list[str]:
+        """Names of the users' functions that are called in this process."""
+        return [r.name for r in self if not r.ours and r.place == "inline"]
+
+    def _isolated(self, reward: Reward, arguments: Mapping[str, Any], seconds: float) -> Any:
         """What a call returns that is made in a child of its own; a hang is the completion's fault."""
-        file = sys.modules[reward.function.__module__].__file__ or ""
+        module = reward.function.__module__
+        file, name = reward.home or (sys.modules[module].__file__ or "", reward.function.__name__)
         with self.starting:
             if file not in self.servers:
                 path = [str(Path(file).parent), *sys.path]
                 self.servers[file] = ForkServer(
                     preload=[CHILDREN, file], landlock=False, syscalls=False, path=path
                 )
-        seconds = reward.options.timeout or self.timeout
         limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
-        name = reward.function.__name__
         found = self.servers[file].call(f"{CHILDREN}:call_user", file, name, arguments, limits=limits)
         if found.kind not in ("ok", "timeout"):
-            raise ChildFailed(f"{found.text}\n{found.value or ''}")
+            raise Failed(found.text, found.value or "")
         late = {"value": 0.0, "status": "timeout", "detail": found.text}
         values = found.value if found.kind == "ok" else [late] * len(arguments.get("completions", [0]))
-        scores = [_rebuilt(v) if isinstance(v, dict) and "value" in v else v for v in values]
+        scores = [rebuilt(v) if isinstance(v, dict) and "value" in v else v for v in values]
         return scores[0] if reward.per_sample else scores
 
     def failed(self, reward: Reward, problem: Problem, error: BaseException) -> Score:
         """What a completion gets whose reward function raised or hung; the first time it is shown."""
-        words = f"{type(error).__name__}: {error}"
+        words = what(reward, error)
         if reward.name not in self.shown:
             self.shown.add(reward.name)
-            trace = "".join(traceback.format_exception(error)[-4:])
-            print(f"reward {reward.name} on problem {problem.id} failed:\n{trace}", file=sys.stderr)
+            trace = error.trace if isinstance(error, Failed) else trace_of(error)
+            print(f"reward {reward.name} on problem {problem.id} failed: {words}\n{trace}", file=sys.stderr)
         return Score(None, "infra_error", detail=words[:300])
+
+    def settle(
+        self,
+        reward: Reward,
+        problem: Problem,
+        call: tuple[Task, Callable[[], None]],
+        count: int,
+        strict: bool = False,
+    ) -> list[Score]:
+        """Wait for a call's verdicts. Raises RewardError; ``strict``: also if the function raised."""
+        task, relieve = call
+        try:
+            returned = task.wait(relieve)
+        except CoveyError:
+            raise  # a user's mistake, not a failure of what judges
+        except Exception as error:
+            if strict:
+                raise reward.broken(problem, what(reward, error)) from error
+            return [self.failed(reward, problem, error)] * count
+        return returned if reward.place == "worker" else reward.scores(problem, returned, count)
+
+    def ask(self, reward: Reward, problem: Problem, text: str) -> Score:
+        """What one function gives for a text, its gate left aside. Raises RewardError."""
+        tokens, logprobs = np.zeros(1, np.int64), np.zeros(1, np.float32)
+        call = self.submit(reward, problem, [Completion(tokens, logprobs, text, "stop")])
+        (score,) = self.settle(reward, problem, call, 1)
+        return score
 
     def take_logged(self) -> dict[str, list[float]]:
         """What was logged since the last time."""
@@ -158,13 +209,12 @@ class Rewards(Sequence[Reward]):
             )
 
 
-def _rebuilt(fields: Mapping[str, Any]) -> Score:
-    steps = fields.get("steps")
-    return Score(**{**fields, "steps": steps and tuple(map(tuple, steps))})
-
-
-class ChildFailed(Exception):
-    """A reward function raised, or died, in a process of its own."""
+def what(reward: Reward, error: BaseException) -> str:
+    """What went wrong in a call, for people."""
+    if isinstance(error, Failed):
+        return str(error)  # it was put into words where it happened
+    module = sys.modules.get(getattr(reward.function, "__module__", ""))
+    return described(error, getattr(module, "__file__", None) or "")
 
 
 class Pending:
@@ -197,25 +247,16 @@ class Pending:
                 self._submit(reward, range(self.size))
 
     def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
-        task, relieve = self.rewards.submit(reward, self.problem, [self.completions[s] for s in samples])
-        self.calls.append((reward, samples, task, relieve))
+        call = self.rewards.submit(reward, self.problem, [self.completions[s] for s in samples])
+        self.calls.append((reward, samples, call))
         self.rewards.calls += 1
         self.rewards.judged += len(samples)
 
     def group(self) -> Group:
         """Wait for all verdicts. Raises RewardError."""
         found: dict[str, list[Score]] = {r.name: [Score(None)] * self.size for r in self.rewards}
-        for reward, samples, task, relieve in self.calls:
-            try:
-                returned = task.wait(relieve)
-            except CoveyError:
-                raise  # a user's mistake, not a failure of what judges
-            except (Exception, SystemExit) as error:
-                if self.strict:
-                    raise reward.broken(self.problem, f"{type(error).__name__}: {error}") from error
-                scores = [self.rewards.failed(reward, self.problem, error)] * len(samples)
-            else:
-                scores = reward.scores(self.problem, returned, len(samples))
+        for reward, samples, call in self.calls:
+            scores = self.rewards.settle(reward, self.problem, call, len(samples), self.strict)
             for sample, score in zip(samples, scores, strict=True):
                 found[reward.name][sample] = score
         completions = tuple(self.completions[s] for s in range(self.size))
@@ -250,9 +291,14 @@ def assemble(
     if stepped is not None:
         spans = [s.steps or () for s in stepped]
         steps = tuple(StepRewards([v for *_, v in own], [e - 1 for _, e, _ in own]) for own in spans)
-    group = Group(
-        problem, prompt, tuple(completions), combine(components, weights), components, weights, steps
-    )
+    totals = combine(components, weights)
+    if np.isinf(totals).any():
+        name = max(weights, key=lambda n: np.nanmax(np.abs(components[n]), initial=0.0) * abs(weights[n]))
+        raise RewardError(
+            f"reward {name} on problem {problem.id}: its values times its weight {weights[name]:g} are "
+            "beyond what a number can hold; pay less"
+        )
+    group = Group(problem, prompt, tuple(completions), totals, components, weights, steps)
     return replace(group, scores={name: tuple(v) for name, v in scores.items()})
 
 

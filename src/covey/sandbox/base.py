@@ -44,8 +44,16 @@ class Sandbox(Protocol):
     def calls(
         self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
     ) -> Iterator[Result]:
-        """Call ``entry`` with each input, (args, settings), allowing ``each`` seconds for one."""
+        """Call ``entry`` with each input, (args, settings), allowing ``each`` seconds for one.
+
+        ``limits.wall`` bounds all of them together.
+        """
         ...
+
+
+def too_long() -> Result:
+    """Of what was not tried, because the whole check had used up its time."""
+    return Result("timeout", text="not tried: the whole check had used up its time")
 
 
 def reply_result(reply: Any) -> Result:

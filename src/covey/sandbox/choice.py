@@ -35,6 +35,11 @@ class Chosen:
         return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})
 
 
+def remade(name: str, url: str) -> Sandbox:
+    """A sandbox that has been chosen, in another process."""
+    return MAKERS[name](url) if name in MAKERS else ProcessSandbox(name)
+
+
 @cache
 def choose(backend: str = "auto", url: str | None = None, unsafe_local: bool = False) -> Chosen:
     """The sandbox asked for, or the first that holds. Raises SandboxUnavailable naming each hole.

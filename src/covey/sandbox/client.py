@@ -21,13 +21,13 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from covey.machine import available_cpus
 from covey.sandbox.base import Result
 from covey.sandbox.confine import Limits, installed, python_folders
 from covey.sandbox.driver import READY
-from covey.sandbox.server import Request
+from covey.sandbox.server import LONGEST_WAIT, Request
 from covey.sandbox.wire import BadFrame, frame, read_frame
 
 START = """
@@ -35,7 +35,7 @@ import importlib, json, sys, types
 options = json.loads(sys.argv[1])
 package = types.ModuleType("covey")  # the real one loads the whole library
 package.__path__ = [options["package"]]
-home = {"reward": "covey.rewards.contract"}
+home = {"reward": "covey.rewards.contract", "train": "covey.api", "sample": "covey.api"}
 package.__getattr__ = lambda name: getattr(importlib.import_module(home.get(name, "covey.types")), name)
 sys.modules["covey"] = package
 sys.path += options["path"]
@@ -55,6 +55,14 @@ GRACE = 5.0
 """Seconds the server may take beyond a child's deadline before it counts as lost."""
 
 
+class HasDescriptor(Protocol):
+    """A socket or a file."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        ...
+
+
 class ForkServer:
     """A fork server and the way to it."""
 
@@ -68,7 +76,9 @@ class ForkServer:
         syscalls: bool = True,
         exec_too: bool = False,
         path: Sequence[str] = (),
+        confined: bool = True,
     ) -> None:
+        """``confined=False``: for trusted code, which keeps this user's rights and environment."""
         self.options = {
             "preload": list(preload),
             "readable": [*python_folders(), *readable],
@@ -77,7 +87,10 @@ class ForkServer:
             "exec_too": exec_too,
             "package": str(Path(__file__).resolve().parents[1]),
             "path": [*installed(), *path],
+            "confined": confined,
         }
+        self.environment = ENVIRONMENT if confined else {"PYTHONHASHSEED": "0", **os.environ}
+        self.flags = ["-s", "-P", "-S", "-B"] if confined else ["-P"]
         self.prefix = list(prefix)
         self.layers: list[str] = []
         self._forget()
@@ -97,13 +110,15 @@ class ForkServer:
                 return ""
             self._stop()
             self.control, theirs = socket.socketpair()
-            python = [os.path.realpath(sys.executable), "-s", "-P", "-S", "-B", "-c", START]
+            # A virtual environment is found by the link that python was started through.
+            program = os.path.realpath(sys.executable) if self.options["confined"] else sys.executable
+            python = [program, *self.flags, "-c", START]
             command = [*self.prefix, *python, json.dumps(self.options), str(theirs.fileno())]
             with theirs, tempfile.TemporaryFile() as complaints:
                 self.process = subprocess.Popen(
                     command,
                     pass_fds=[theirs.fileno()],
-                    env=ENVIRONMENT,
+                    env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=complaints,
@@ -144,11 +159,12 @@ class ForkServer:
         limits: Limits,
         stdin: int | None = None,
         channel: socket.socket | None = None,
-        peer: socket.socket | None = None,
+        peer: HasDescriptor | None = None,
     ) -> Iterator[Child]:
         """A child at work on a job; killed with its whole group when the block is left.
 
-        ``channel`` connects it to somebody else than this process, ``peer`` to another child too.
+        ``channel`` connects it to somebody else than this process, ``peer`` to another child too, or to
+        a file.
         """
         status, their_status = socket.socketpair()
         ours, theirs = socket.socketpair()
@@ -212,7 +228,7 @@ class Child:
     def send(self, message: Any) -> None:
         """Hand a frame over; a child that does not read it is found out by its deadline."""
         with contextlib.suppress(OSError):
-            self.channel.settimeout(max(0.001, self.deadline - time.monotonic()))
+            self.channel.settimeout(min(max(0.001, self.deadline - time.monotonic()), LONGEST_WAIT))
             self.channel.sendall(frame(message))
 
     def receive(self, within: float = math.inf) -> Any:
@@ -248,7 +264,7 @@ class Child:
             self.unconfined = self._read(1) != READY
 
     def _read(self, size: int) -> bytes:
-        self.channel.settimeout(max(0.001, self.patience - time.monotonic()))
+        self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
         return self.channel.recv(size)
 
     def ended(self) -> Result:
@@ -275,7 +291,7 @@ def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:
     data = b""
     try:
         while not data.endswith(end):
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            connection.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST_WAIT))
             part = connection.recv(4096)
             if not part:
                 return b""

@@ -11,13 +11,15 @@ import os
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from shutil import which
 from typing import Any
 
-from covey.sandbox.base import Result, SandboxUnavailable, reply_result
+from covey.sandbox.base import Result, SandboxUnavailable, reply_result, too_long
 from covey.sandbox.client import Child, ForkServer
 from covey.sandbox.confine import Limits, python_folders
 from covey.sandbox.wire import encode
@@ -75,10 +77,18 @@ class ProcessSandbox:
     def calls(
         self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
     ) -> Iterator[Result]:
-        """Call ``entry`` with each input; after a hang or a crash the next one gets a new process."""
-        left = list(inputs)
+        """Call ``entry`` with each input; after a hang or a crash the next one gets a new process.
+
+        All processes together have ``limits.wall`` seconds; waiting for a place does not count.
+        """
+        left, seconds = list(inputs), limits.wall
         while left:
-            with self.server.slots, self.server.child("calls", limits) as child:
+            if seconds <= 0:
+                yield from [too_long()] * len(left)
+                return
+            whole = replace(limits, wall=seconds)
+            with self.server.slots, self.server.child("calls", whole) as child:
+                begun = time.monotonic()
                 child.send({"code": code, "entry": entry})
                 result = _reply(child, each)
                 if result.kind != "ok":
@@ -89,6 +99,7 @@ class ProcessSandbox:
                     child.send({"id": 0, "args": encode(tuple(args)), "settings": encode(settings)})
                     result = _reply(child, each)
                     yield result
+            seconds -= time.monotonic() - begun
 
     def check(self, code: str, entry: str, setup: str, test: str, limits: Limits) -> Result:
         """Run test code in one child against a candidate in another.

@@ -26,6 +26,8 @@ from covey.sandbox import driver
 from covey.sandbox.confine import Confinement, Limits, adopt_orphans
 
 REQUEST_SIZE = 256
+LONGEST_WAIT = 1e6
+"""Seconds; ``poll`` takes milliseconds in 31 bits."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Server:
         """Milliseconds until the next deadline."""
         if not self.children:
             return None
-        return max(0.0, 1000 * (min(c.deadline for c in self.children.values()) - time.monotonic())) + 1
+        left = min(c.deadline for c in self.children.values()) - time.monotonic()
+        return 1000 * min(max(0.0, left), LONGEST_WAIT) + 1
 
     def _start(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self.control, REQUEST_SIZE, 4, socket.MSG_WAITALL)
@@ -199,7 +202,11 @@ def serve(descriptor: int, options: dict[str, Any]) -> None:
         for module in options["preload"]:
             getattr(driver.load(module), "warm_up", lambda: None)()
         confinement = Confinement(
-            options["readable"], options["landlock"], options["syscalls"], options["exec_too"]
+            options["readable"],
+            options["landlock"],
+            options["syscalls"],
+            options["exec_too"],
+            options["confined"],
         )
         if confinement.ruleset is not None:
             confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, 100)

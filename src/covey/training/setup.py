@@ -47,7 +47,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     config = loaded.config
     source = load_problems(loaded)
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
-    rewards.rewards = tuple(replace(r, function=session.faults.around(r.function)) for r in rewards)
+    for reward in rewards:
+        if (faulty := session.faults.around(reward.function)) is not reward.function:
+            rewards.put(replace(reward, function=faulty, home=None))
     source = checked(source, rewards, config, console)
     torch.set_num_threads(config.threads or available_threads())
     torch.manual_seed(config.seed)
@@ -206,6 +208,12 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
     if rewards.sandbox and "not_blocked" in rewards.sandbox:
         console.say(
             f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
+        )
+    if rewards.inline:
+        console.say(
+            f"{', '.join(rewards.inline)}: called in this process, where nothing can end a call that hangs "
+            "in C code (a pattern, say); one named as module.py:function gets a process of its own",
+            "yellow",
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the verdicts are turned over (scoring.noise)", "yellow")

@@ -1,0 +1,264 @@
+"""Where a user's reward function is judged: a process of its own that can be killed.
+
+The file is imported there once and keeps its state. A call that hangs, also in C code that never lets
+the interpreter go, costs its own completions: the process is killed and the next call starts a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, InvalidStateError
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from covey.rewards.contract import SERVING, Reward, RewardError
+from covey.rewards.lanes import Task
+from covey.sandbox.client import GRACE, ForkServer
+from covey.sandbox.confine import Limits
+from covey.sandbox.driver import MAX_FRAME
+from covey.sandbox.wire import encode
+from covey.types import Problem, Score
+
+FOREVER = Limits(wall=1e8, output=MAX_FRAME)
+"""A worker is ended by the calls it does not answer, not by its age."""
+IMPORT_SECONDS = 600.0
+"""What importing the user's file may take."""
+ASYNC_WIDTH = 256
+"""Calls of an async function that are under way at once."""
+PLAIN = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict}
+"""What arrives in the other process as the very value that was sent."""
+
+
+class Failed(Exception):
+    """A reward function raised an exception, or ended its process."""
+
+    def __init__(self, what: str, trace: str = "") -> None:
+        super().__init__(what)
+        self.trace = trace
+
+
+@cache
+def server() -> ForkServer:
+    """The server of all workers: its children are trusted, and have what this process has."""
+    return ForkServer(preload=[SERVING], confined=False, path=sys.path)
+
+
+class Worker:
+    """A user's reward function in a process of its own. Safe from any thread."""
+
+    def __init__(self, reward: Reward, log_metric: Callable[[str, float], None]) -> None:
+        self.reward, self.log_metric = reward, log_metric
+        self.lock = threading.Lock()
+        self.links: list[Link] = []
+        """The process, once there is one."""
+        weakref.finalize(self, _close, self.links)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether several calls may be under way."""
+        return self.reward.is_async or self.reward.options.concurrent
+
+    def start(self) -> Link:
+        """The process, started unless it runs. Raises RewardError if the user's file cannot be imported."""
+        with self.lock:
+            if self.links and self.links[0].gone is None:
+                return self.links[0]
+            _close(self.links)
+            self.links.append(Link(self._setup()))
+            return self.links[0]
+
+    def _setup(self) -> dict[str, Any]:
+        reward = self.reward
+        assert reward.home is not None
+        settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
+        special: dict[str, Any] = {}
+        if "config_folder" in reward.settings:
+            special["config_folder"] = str(reward.settings["config_folder"])
+        if (sandbox := reward.settings.get("sandbox")) is not None:
+            special["sandbox"] = [sandbox.name, getattr(sandbox, "url", "")]
+        file, function = reward.home
+        return {
+            "function": f"{SERVING}:serve_user",
+            "file": file,
+            "name": function,
+            "reward": reward.name,
+            "folder": str(Path.cwd()),
+            "settings": self._sendable(settings, "setting"),
+            **special,
+        }
+
+    def _sendable(self, values: Mapping[str, Any], what: str) -> Any:
+        for name, value in values.items():
+            if (odd := _odd(value)) is not None:
+                raise RewardError(
+                    f"reward {self.reward.name}: {what} {name!r} holds a {odd}, which cannot be sent to the "
+                    "reward's process. Leave it out of the signature, or declare the function with "
+                    '@reward(isolate="inline")'
+                )
+        try:
+            return encode(dict(values))
+        except ValueError as error:
+            raise RewardError(f"reward {self.reward.name}: {what}s cannot be sent: {error}") from None
+
+    def call(
+        self, problem: Problem, arguments: Mapping[str, Any], count: int, step: int, seconds: float
+    ) -> list[Score]:
+        """What the function says of ``count`` completions.
+
+        Raises TimeoutError, Failed, or RewardError if the function breaks its contract.
+        """
+        message = {
+            "problem": problem.id,
+            "arguments": self._sendable(arguments, "column"),
+            "count": count,
+            "step": step,
+            "seconds": seconds,
+        }
+        # A call that was under way beside the one that ended the process is made again.
+        for last in (not self.overlaps, True):
+            link = self.start()
+            task = Task(lambda: None, seconds + GRACE * self.reward.is_async)
+            try:
+                task.started, task.future = time.monotonic(), link.ask(message)
+                reply = task.wait(lambda: None)
+            except TimeoutError:
+                link.close(f"killed: a call took more than {seconds:g} s")
+                raise TimeoutError(f"no answer within {seconds:g} s") from None
+            except Failed:
+                if last:
+                    raise
+            else:
+                return self._scores(reply, seconds)
+        raise AssertionError
+
+    def _scores(self, reply: Mapping[str, Any], seconds: float) -> list[Score]:
+        for name, value in reply.get("logged", ()):
+            self.log_metric(name, value)
+        if "late" in reply:
+            raise TimeoutError(f"no answer within {seconds:g} s")
+        if "refused" in reply:
+            error = RewardError(reply["refused"])
+            error.code = reply["code"]
+            raise error
+        if "raised" in reply:
+            raise Failed(reply["raised"], reply["trace"])
+        return [rebuilt(fields) for fields in reply["scores"]]
+
+
+class Link:
+    """One process of a worker: requests go out, answers come back in any order."""
+
+    def __init__(self, setup: Mapping[str, Any]) -> None:
+        self.waiting: dict[int, Future[Any]] = {}
+        self.numbers = itertools.count()
+        self.gone: str | None = None
+        """Why it answers no more."""
+        self.lock = threading.Lock()
+        self.stack = contextlib.ExitStack()
+        with contextlib.closing(_Screen()) as screen:
+            self.child = self.stack.enter_context(server().child("serve", FOREVER, peer=screen))
+        self.child.send(setup)
+        ready = self.child.receive(IMPORT_SECONDS)
+        if not (isinstance(ready, dict) and "ready" in ready):
+            why = ready["raised"] if isinstance(ready, dict) else self._end()
+            self.close(why)
+            self.stack.close()
+            raise RewardError(f"reward {setup['reward']}: {setup['file']} cannot be imported: {why}")
+        threading.Thread(target=self._listen, name="reward answers", daemon=True).start()
+
+    def ask(self, message: Mapping[str, Any]) -> Future[Any]:
+        """Send a request; its answer will be there. Raises Failed if the process has ended."""
+        future = Future[Any]()
+        with self.lock:
+            if self.gone is not None:
+                raise Failed(self.gone)
+            number = next(self.numbers)
+            self.waiting[number] = future
+            size = len(json.dumps(message))
+            if size > MAX_FRAME // 2:
+                raise RewardError(f"problem {message['problem']}: {size} bytes are too many for one call")
+            self.child.send({"id": number, **message})
+        return future
+
+    def _listen(self) -> None:
+        while isinstance(reply := self.child.receive(), dict):
+            future = self.waiting.pop(reply["id"], None)
+            if future is not None:
+                with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                    future.set_result(reply)
+        if self.gone is None:
+            self.close(self._end())
+        self.stack.close()
+
+    def _end(self) -> str:
+        self.child.deadline = time.monotonic() + GRACE
+        return f"it ended its own process ({self.child.ended().text or 'exit status 0'})"
+
+    def close(self, why: str) -> None:
+        """Kill the process and tell all who wait."""
+        self.gone = self.gone or why
+        for connection in (self.child.status, self.child.channel):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # whoever reads it wakes up, and closes it
+        for future in list(self.waiting.values()):
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(Failed(self.gone))
+        self.waiting.clear()
+
+
+def rebuilt(fields: Mapping[str, Any]) -> Score:
+    """A Score from its fields as JSON."""
+    steps = fields.get("steps")
+    return Score(**{**fields, "steps": None if steps is None else tuple(map(tuple, steps))})
+
+
+def _odd(value: Any) -> str | None:
+    """The name of a type in a value that would not arrive as what it is."""
+    if type(value) not in PLAIN:
+        return type(value).__name__
+    if isinstance(value, dict):
+        return _odd([*value, *value.values()])
+    if isinstance(value, list | tuple | set | frozenset):
+        kinds = {type(v) for v in value}
+        if kinds <= PLAIN and not kinds & {list, tuple, set, frozenset, dict}:
+            return None
+        return next((odd for v in value if (odd := _odd(v)) is not None), None)
+    return None
+
+
+class _Screen:
+    """Where a worker prints: this process's standard error, if it has one."""
+
+    def __init__(self) -> None:
+        try:
+            self.descriptor = os.dup(2)
+        except OSError:
+            self.descriptor = os.open(os.devnull, os.O_WRONLY)
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self.descriptor
+
+    def close(self) -> None:
+        """The worker has its own by now."""
+        os.close(self.descriptor)
+
+
+def _close(links: list[Link]) -> None:
+    while links:
+        links.pop().close("the run is over")
+
+
+def sent(reward: Reward, arguments: Mapping[str, Any], extra: Collection[str]) -> dict[str, Any]:
+    """Of a call's arguments those that go with each call: the others the worker has."""
+    return {k: v for k, v in arguments.items() if k not in reward.settings and k not in extra}

@@ -1,0 +1,262 @@
+"""Users' functions are judged where they can be killed, and say the same there as in the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.fakes import completion
+
+from covey.rewards.base import load_rewards
+from covey.rewards.canaries import watch
+from covey.rewards.contract import RewardError
+from covey.rewards.preflight import rehearse
+from covey.rewards.scorer import Rewards
+from covey.types import Problem, Score
+
+COLUMNS = {"answer": "4", "parts": [1, (2.5, b"x")], "odd": float("inf"), "empty": None}
+PROBLEM = Problem("p", "2+2=", COLUMNS)
+USERS = """
+import asyncio, os, random, re, threading, time
+from covey import Score, StepRewards, reward
+
+seen = []
+
+def pattern(completion):
+    return float(bool(re.match(r"(a+)+$", completion)))
+
+def leaves(completion):
+    if completion == "exit": os._exit(0)
+    if completion == "segfault": os.kill(os.getpid(), 11)
+    if completion == "quit": raise SystemExit(0)
+    if completion == "interrupt": raise KeyboardInterrupt
+    return 1.0
+
+def counts(completion):
+    seen.append(completion)
+    return float(len(seen))
+
+def everything(prompts, completions, completion_ids, answer, log_metric, trainer_state, log_extra, **columns):
+    log_metric("seen", len(completions))
+    log_extra("column", ["a"])
+    assert columns["parts"][0] == [1, (2.5, b"x")] and columns["odd"][0] == float("inf")
+    assert columns["empty"] == [None] * len(prompts) and set(columns) == {"parts", "odd", "empty"}
+    return [0.1 * len(c) + len(i) + trainer_state.global_step for c, i in zip(completions, completion_ids)]
+
+def rich(completion, *, bonus=0.5):
+    if completion == "steps": return StepRewards([0.1, 1 / 3], [0, 2])
+    if completion == "none": return None
+    if completion == "verl": return {"score": True}
+    return Score(bonus, "ambiguous", "it", {"length": 1 / 3}, ((0, 1, 0.7),), "why")
+
+async def later(completion):
+    seen.append(completion)
+    while len(seen) < 3: await asyncio.sleep(0.001)
+    return float(completion)
+
+async def never(completion):
+    if completion == "hang": await asyncio.sleep(60)
+    return 1.0
+
+@reward(concurrent=True)
+def together(completion):
+    seen.append(completion)
+    while len(seen) < 2: time.sleep(0.001)
+    if completion == "exit": os._exit(3)
+    return 1.0
+
+def own_loop(completion):
+    return asyncio.run(later("1")) if seen.extend("ab") is None else 0.0
+
+def raises(completion, answer):
+    gold = {"right": answer}
+    return gold["wrong"]
+
+def spoils(completion, parts, prompt):
+    parts.clear()
+    return 1.0
+
+def sees(completion, parts):
+    return float(len(parts))
+
+def where(completion):
+    return float(os.getpid())
+
+def text(completion):
+    return "good"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "users.py").write_text(USERS)
+    return tmp_path
+
+
+def load(project: Path, *names: str, timeout: float = 60.0) -> Rewards:
+    rewards = load_rewards([f"users.py:{n}" for n in names], project)
+    rewards.timeout = timeout
+    return rewards
+
+
+def judged(rewards: Rewards, *texts: str, strict: bool = False):
+    return rewards.judge(PROBLEM, np.array([1]), [completion(t) for t in texts], strict)
+
+
+def test_a_pattern_that_holds_the_interpreter_ends_at_its_timeout(project: Path, capsys) -> None:
+    rewards = load(project, "pattern", timeout=1.0)
+    begun = time.monotonic()
+    scores = judged(rewards, "aa", "a" * 40 + "b", "aaa").scores["pattern"]
+    assert time.monotonic() - begun < 30, "such a match takes days"
+    assert [(s.value, s.status) for s in scores] == [(1.0, "ok"), (None, "infra_error"), (1.0, "ok")]
+    assert "no answer within 1 s" in scores[1].detail
+
+
+def test_one_that_ends_its_process_costs_its_own_sample(project: Path, capsys) -> None:
+    rewards = load(project, "leaves")
+    scores = judged(rewards, "a", "exit", "b", "segfault", "quit", "interrupt", "c").scores["leaves"]
+    assert [s.value for s in scores] == [1.0, None, 1.0, None, None, None, 1.0]
+    assert scores[1].detail == "it ended its own process (exit status 0)"
+    assert scores[3].detail == "it ended its own process (exit status -11)"
+    assert scores[4].detail.startswith("SystemExit: 0") and scores[5].detail.startswith("KeyboardInterrupt")
+    with pytest.raises(RewardError, match="ended its own process"):
+        rewards.end_step([judged(rewards, "exit", "exit")])
+    with pytest.raises(RewardError, match=r"leaves on problem p: it ended its own process"):
+        judged(rewards, "exit", strict=True)
+
+
+def test_its_state_is_kept_between_calls(project: Path) -> None:
+    assert judged(load(project, "counts"), *"abc").rewards.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_it_says_what_it_would_say_in_the_trainer(project: Path) -> None:
+    names = ("everything", "rich")
+    worker, inline = load(project, *names), load(project, *names)
+    for reward in list(inline):
+        inline.put(type(reward)(reward.name, reward.function))
+    assert (worker.inline, inline.inline) == ([], list(names))
+    for rewards in (worker, inline):
+        rewards.trainer_state.global_step = 3
+    texts = ("steps", "none", "verl", "else")
+    ours, theirs = judged(worker, *texts), judged(inline, *texts)
+    assert ours.scores == theirs.scores
+    assert ours.rewards.tobytes() == theirs.rewards.tobytes()
+    assert ours.scores["rich"][3] == Score(0.5, "ambiguous", "it", {"length": 1 / 3}, ((0, 1, 0.7),), "why")
+    assert worker.take_logged() == inline.take_logged() == {"seen": [4.0]}
+
+
+def test_async_and_concurrent_functions_run_together_there(project: Path) -> None:
+    assert judged(load(project, "later"), "1", "2", "3").rewards.tolist() == [1.0, 2.0, 3.0]
+    assert judged(load(project, "together"), "a", "b").rewards.tolist() == [1.0, 1.0]
+    assert judged(load(project, "own_loop"), "a").rewards.tolist() == [1.0]
+
+
+def test_an_async_function_that_hangs_costs_its_own_call_only(project: Path, capsys) -> None:
+    scores = judged(load(project, "never", timeout=0.5), "a", "hang", "b").scores["never"]
+    assert [s.value for s in scores] == [1.0, None, 1.0]
+    assert "no answer within 0.5 s" in scores[1].detail
+
+
+def test_whoever_was_beside_one_that_ends_the_process_is_asked_again(project: Path, capsys) -> None:
+    scores = judged(load(project, "together"), "a", "exit").scores["together"]
+    assert scores[1].value is None and "exit status 3" in scores[1].detail
+
+
+def test_one_that_raises_shows_the_line_of_the_users_file(project: Path, capsys) -> None:
+    with pytest.raises(RewardError) as caught:
+        rehearse(PROBLEM, load(project, "raises"))
+    assert "KeyError: 'wrong' (users.py:" in str(caught.value)
+    assert 'return gold["wrong"]' in str(caught.value)
+    judged(load(project, "raises"), "a")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_broken_contract_is_an_error_there_too(project: Path) -> None:
+    with pytest.raises(RewardError, match=r"reward text on problem p: returned str 'good'; a finite number"):
+        judged(load(project, "text"), "a")
+
+
+def test_no_reward_changes_the_row_that_others_see(project: Path) -> None:
+    def spoils_too(completion, parts):
+        parts.clear()
+        return 1.0
+
+    rewards = load_rewards(["users.py:spoils", spoils_too, "users.py:sees"], project)
+    assert judged(rewards, "a", "b").rewards.tolist() == [4.0, 4.0]
+    assert PROBLEM.columns["parts"] == [1, (2.5, b"x")]
+
+
+def test_what_cannot_be_sent_is_said(project: Path) -> None:
+    problem = Problem("p", "?", {"parts": [date(2026, 1, 1)]})
+    with pytest.raises(RewardError, match=r"column 'parts' holds a date.*inline"):
+        load(project, "sees").judge(problem, np.array([1]), [completion("a")])
+
+
+def test_a_file_that_fails_to_import_there_is_an_error(project: Path) -> None:
+    rewards = load(project, "counts")
+    (project / "users.py").write_text("import no_such_module")
+    with pytest.raises(RewardError, match=r"users.py cannot be imported: ModuleNotFoundError"):
+        judged(rewards, "a")
+
+
+def test_threads_and_processes_do_not_grow_from_step_to_step(project: Path) -> None:
+    rewards = load_rewards(["math_answer", "users.py:counts"], project)
+
+    def step() -> int:
+        watch(rewards, [judged(rewards, "4", "5")])
+        return threading.active_count()
+
+    first = [step(), step()][-1]
+    assert [step() for _ in range(5)][-1] <= first
+
+
+def test_workers_end_with_the_rewards_that_own_them(project: Path) -> None:
+    rewards = load(project, "where")
+    pid = int(judged(rewards, "a").rewards[0])
+    threads = threading.active_count()
+    (link,) = rewards.workers["where"].links
+    del rewards
+    import gc
+
+    gc.collect()
+    for _ in range(200):
+        if link.gone and not Path(f"/proc/{pid}").exists():
+            break
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists() and threading.active_count() < threads
+
+
+def test_a_killed_trainer_leaves_no_worker(project: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; import numpy as np\n"
+        "from covey.rewards.base import load_rewards; from covey.types import *\n"
+        "rewards = load_rewards(['users.py:where'], Path(sys.argv[1]))\n"
+        "done = Completion(np.zeros(1, np.int64), np.zeros(1, np.float32), 'a', 'stop')\n"
+        "print(int(rewards.judge(Problem('p', '?'), np.array([1]), [done]).rewards[0]), flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, project], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        pid = int(run.stdout.readline())
+        run.kill()
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it is still there")
+
+
+def test_async_functions_given_as_objects_stay_here() -> None:
+    async def mine(completion):
+        await asyncio.sleep(0)
+        return 1.0
+
+    rewards = load_rewards([mine], Path())
+    assert rewards.inline == ["mine"] and judged(rewards, "a").rewards.tolist() == [1.0]
