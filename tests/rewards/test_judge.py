@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +19,6 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
-from covey.rewards import judge as module
 from covey.rewards.base import load_rewards
 from covey.rewards.judge import JudgeFailed, endpoint, judge, request_body
 from covey.types import Problem
@@ -31,6 +34,7 @@ class Stub:
         self.replies: list[Any] = []
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.location = ""
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -44,6 +48,8 @@ class Stub:
                     time.sleep(1.5)
                     return
                 self.send_response(status)
+                if stub.location:
+                    self.send_header("Location", stub.location)
                 self.end_headers()
                 content = {"choices": [{"message": {"role": "assistant", "content": text}}]}
                 self.wfile.write(text if isinstance(text, bytes) else json.dumps(content).encode())
@@ -105,13 +111,21 @@ def test_a_judge_may_be_asked_about_each_step(stub: Stub) -> None:
     assert ask(stub, " \n\n ", split_by="paragraphs").status == "no_answer"
 
 
-def test_short_and_empty_answers_get_nothing_without_asking(stub: Stub) -> None:
+def test_short_answers_are_asked_about(stub: Stub) -> None:
+    stub.replies = [verdicts(True)]
+    for text in ("Paris", "5", "<think>so it is</think><answer>5</answer>", "東京", "Solution"):
+        assert ask(stub, text).value == 1.0
+    assert len(stub.asked) == 5
+
+
+def test_empty_answers_and_master_keys_get_nothing_without_asking(stub: Stub) -> None:
     stub.replies = [verdicts(True)]
     for text in (
         "",
         ":",
         "Solution:",
         "Thought process:",
+        "Let's solve this problem step by step.",
         "<think>a long reasoning that never ends",
         ". . . . .",
     ):
@@ -148,6 +162,80 @@ def test_a_refusal_of_the_request_is_not_repeated(stub: Stub) -> None:
 def test_reasoning_before_the_verdict_is_not_read(stub: Stub) -> None:
     stub.replies = [f"I say {verdicts(True)} because", verdicts(False)]
     assert ask(stub).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        (f"<think>it says {verdicts(True)}, but no</think>\n{verdicts(False)}", 0.0),
+        (f"The answer is wrong, since {{2}} is not 4.\n\n```json\n{verdicts(False)}\n```", 0.0),
+        (f"```\n{verdicts(True)}\n```", 1.0),
+        ('{"why": "a {brace}", "verdicts": [true]}', 1.0),
+        (f"It claims {verdicts(True)}. Final: {verdicts(True)}", 1.0),
+        (f"It claims {verdicts(True)}. Final: {verdicts(False)}", None),
+        (f"<think>{verdicts(True)}", None),
+        (f'{verdicts(True)} {{"verdicts": ["yes"]}}', None),
+        ('{"verdicts": [true], "verdicts": [true]}', None),
+        (f"{verdicts(True)} so {{x}}", None),
+    ],
+)
+def test_a_judge_may_think_before_its_verdict(stub: Stub, reply: str, value: float | None) -> None:
+    stub.replies = [reply]
+    if value is not None:
+        assert ask(stub).value == value
+        return
+    with pytest.raises(JudgeFailed):
+        ask(stub, patience={"tries": 1})
+
+
+def drip(body: bytes, headers: bytes = b"HTTP/1.0 200 OK\r\n\r\n") -> str:
+    """The address of a server that sends a byte every now and then, for ever."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with listener, connection, contextlib.suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(headers)
+            for _ in range(100):
+                connection.sendall(body)
+                time.sleep(0.1)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("headers", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 200 "])
+def test_a_reply_that_drips_ends_at_its_time(headers: bytes) -> None:
+    asked = judge(
+        ANSWER, "2+2=", url=drip(b" ", headers), model="m", patience={**PATIENCE, "tries": 1, "timeout": 0.3}
+    )
+    with pytest.raises(JudgeFailed, match="0.3 s"):
+        asyncio.run(asyncio.wait_for(asked, 5.0))
+
+
+def test_a_program_ends_though_a_judge_still_drips() -> None:
+    program = (
+        "import asyncio, sys\nfrom covey.rewards.judge import judge\n"
+        "asked = judge('the answer', '2+2=', url=sys.argv[1], model='m', patience={'timeout': 60.0})\n"
+        "try: asyncio.run(asyncio.wait_for(asked, 0.2))\nexcept TimeoutError: print('late')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, drip(b" ")], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "late\n", done.stderr
+
+
+def test_the_key_is_not_carried_to_another_address(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY_OF_THE_TEST", "s3cret")
+    other = Stub()
+    other.replies, stub.replies = [verdicts(True)], [302]
+    stub.location = other.url
+    with pytest.raises(JudgeFailed, match="redirects are not followed"):
+        ask(stub, key_variable="JUDGE_KEY_OF_THE_TEST")
+    assert (other.asked, len(stub.asked)) == ([], 1)
+    other.server.shutdown()
+    other.server.server_close()
 
 
 def test_a_sick_judge_gets_a_rest(stub: Stub) -> None:
@@ -202,4 +290,3 @@ def test_a_group_is_judged_at_once_and_failures_are_left_out(stub: Stub) -> None
 def test_unknown_patience_is_an_error(stub: Stub) -> None:
     with pytest.raises(ValueError, match="unknown patience"):
         ask(stub, patience={"retries": 3})
-    assert module.EMPTY_WORDS == 3
