@@ -1,26 +1,34 @@
 """Attacks on reward functions, before training: what they pay and should not.
 
 No model, seconds. Every function has to pay a right completion in full and nothing for the battery:
-empty and junk texts, answers of other rows, templates without content, bombs, injections, a right
-answer in the wrong place, programs that play with their tests.
+empty and junk texts, answers of other rows, wrong answers made from the right one, templates without
+content, bombs, injections, a right answer in the wrong place, programs that play with their tests. A
+user's function is attacked in a process of its own: an attack that ends, holds or breaks it is a finding.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
 from covey.rewards.answers import FORMS, gold_of
-from covey.rewards.contract import Reward
+from covey.rewards.contract import Reward, RewardError
 from covey.rewards.notation import number
 from covey.rewards.scorer import Pending, Rewards
 from covey.types import Problem
 
 ROWS = 3
 """Problems each function is attacked on."""
+SECONDS = 10.0
+"""An attack that takes longer has held the function, unless it declares a time of its own."""
+STUCK = ("infra_error", "timeout", "crashed")
+"""Statuses of a user's function that did not come to an end by itself."""
 BOMBS = ("9^{9^{9^9}}", "100000000!", "(" * 3000, "9" * 100_000, "\\binom{10^9}{500000000}")
 INJECTIONS = (
     "__import__('os')._exit(0)",
@@ -131,14 +139,15 @@ class Report:
 
 
 def stress(problems: Sequence[Problem], rewards: Rewards) -> Report:
-    """Attack every reward function on a few problems. Raises RewardError if one breaks its contract."""
+    """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all."""
     findings: list[Finding] = []
     notes: list[str] = []
     tried = 0
     chosen = _different(problems)
     for reward in rewards:
         gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
-        tested = Rewards([*gate, reward], rewards.timeout)
+        apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
+        tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         for problem in chosen:
             right, form = right_completion(reward, problem, tested)
             attacks = list(_shapes(problem))
@@ -147,7 +156,7 @@ def stress(problems: Sequence[Problem], rewards: Rewards) -> Report:
                 attacks += _answers(problem, chosen, right, form, bombs)
             tried += len(attacks)
             for found in _judge(tested, reward, problem, attacks):
-                if found.status == "infra_error":
+                if found.status in (STUCK[:1] if reward.ours else STUCK):
                     findings.append(replace(found, attack=f"{found.attack} (the function failed)"))
                 elif (found.value or 0.0) > 0:
                     findings.append(found)
@@ -190,7 +199,11 @@ def _judge(
     judged = [Pending.of_text(rewards, problem, text) for _, text in texts]
     found = []
     for pending, (name, text) in zip(judged, texts, strict=True):
-        group = pending.group()
+        try:
+            group = pending.group()
+        except RewardError:  # it returned what no reward may return
+            found.append(Finding(reward.name, name, problem.id, None, "infra_error", text))
+            continue
         value, status = float(group.components[reward.name][0]), group.scores[reward.name][0].status
         given = None if np.isnan(value) else value
         found.append(Finding(reward.name, name, problem.id, given, status, text))
@@ -221,6 +234,43 @@ def _shapes(problem: Problem) -> Iterator[tuple[str, str]]:
     yield "strange characters", "\0\ud800\u202e\u200b" * 20
 
 
+def derived(gold: str) -> Iterator[tuple[str, str]]:
+    """Wrong answers that are near a number, and their names.
+
+    >>> list(dict(derived("0.25")))
+    ['-0.25', '25', '0.0025', '4', '0.26', '0.24']
+    """
+    value = number(gold)
+    if value is None:
+        return
+    yield written(-value), "the other sign"
+    yield written(100 * value), "a hundred times the answer"
+    yield written(value / 100), "a hundredth of the answer"
+    if value:
+        yield written(1 / value), "one over the answer"
+    if re.fullmatch(r"[-+]?\d*\.?\d+", gold):
+        unit = Fraction(1, 10 ** len(gold.partition(".")[2]))
+        yield written(value + unit), "the last digit one more"
+        yield written(value - unit), "the last digit one less"
+
+
+def written(value: Fraction) -> str:
+    """A number as people write it: a decimal where that is exact.
+
+    >>> written(Fraction(-1, 8)), written(Fraction(1, 3)), written(Fraction(1200))
+    ('-0.125', '1/3', '1200')
+    """
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    if value.denominator == 1 or rest > 1:
+        return str(value)
+    digits = next(n for n in itertools.count() if (value * 10**n).denominator == 1)
+    units = f"{abs(int(value * 10**digits)):0{digits + 1}}"
+    return f"{'-' * (value < 0)}{units[:-digits]}.{units[-digits:]}"
+
+
 def _answers(
     problem: Problem, others: Sequence[Problem], right: str | None, form: str | None, bombs: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
@@ -229,6 +279,7 @@ def _answers(
     forms = [form] if form else list(FORMS.values())
     gold = gold_of(columns["answer"]) if "answer" in columns else None
     guesses = dict.fromkeys(("0", "1", "yes", "no", "A", "B", "C", "D", "None", "[]"), "a constant guess")
+    guesses |= {} if gold is None else dict(derived(gold))
     guesses |= {gold_of(o.columns["answer"]): "another row's answer" for o in others if "answer" in o.columns}
     guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
     guesses |= {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}

@@ -210,7 +210,7 @@ def test_a_reply_that_drips_ends_at_its_time(headers: bytes) -> None:
     asked = judge(
         ANSWER, "2+2=", url=drip(b" ", headers), model="m", patience={**PATIENCE, "tries": 1, "timeout": 0.3}
     )
-    with pytest.raises(JudgeFailed, match="0.3 s"):
+    with pytest.raises(JudgeFailed, match=r"0\.3 s"):
         asyncio.run(asyncio.wait_for(asked, 5.0))
 
 

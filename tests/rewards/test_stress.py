@@ -32,6 +32,58 @@ BAD = {
         "empty template",
     ),
     "never_pays": ("def never_pays(completion, answer):\n    return 0.0", "the right answer is not paid"),
+    "ignores_the_sign": (
+        (
+            "def ignores_the_sign(completion, answer):\n"
+            "    if '<think>' in completion or completion.count('<answer>') != 1: return 0.0\n"
+            "    found = completion.partition('<answer>')[2].partition('</answer>')[0]\n"
+            "    return float(found.lstrip('-') == answer.lstrip('-'))"
+        ),
+        "the other sign",
+    ),
+    "takes_percents_for_numbers": (
+        (
+            "def takes_percents_for_numbers(completion, answer):\n"
+            "    if '<think>' in completion or completion.count('<answer>') != 1: return 0.0\n"
+            "    found = completion.partition('<answer>')[2].partition('</answer>')[0]\n"
+            "    try: return float(float(found) in (float(answer), 100 * float(answer)))\n"
+            "    except ValueError: return 0.0"
+        ),
+        "a hundred times the answer",
+    ),
+    "is_about_right": (
+        (
+            "def is_about_right(completion, answer):\n"
+            "    if '<think>' in completion or completion.count('<answer>') != 1: return 0.0\n"
+            "    found = completion.partition('<answer>')[2].partition('</answer>')[0]\n"
+            "    try: return float(abs(float(found) - float(answer)) <= 1)\n"
+            "    except ValueError: return 0.0"
+        ),
+        "the last digit one",
+    ),
+    "evaluates": (
+        (
+            "import re\n"
+            "def evaluates(completion, answer):\n"
+            "    found = re.findall(r'\\\\boxed\\{(.*)\\}', completion)\n"
+            "    return float(eval(found[-1]) == float(answer)) if found else 0.0"
+        ),
+        "an injection (the function failed)",
+    ),
+    "dies_in_the_trainer": (
+        (
+            "import os\nfrom covey import reward\n"
+            "@reward(isolate='inline')\n"
+            "def dies_in_the_trainer(completion, answer):\n"
+            "    if len(completion) > 40_000: os._exit(0)\n"
+            "    return 0.0"
+        ),
+        "junk, 50 KB (the function failed)",
+    ),
+    "returns_text": (
+        "def returns_text(completion, answer):\n    return completion[:3] if 'passwd' in completion else 0.0",
+        "an injection (the function failed)",
+    ),
     "breaks": (
         (
             "def breaks(completion, answer):\n"
@@ -60,6 +112,27 @@ def test_a_bad_reward_is_found_and_the_command_fails(name: str, tmp_path: Path, 
     out = capsys.readouterr().out
     assert f"{name}: " in out
     assert attack in out
+
+
+def test_one_that_is_held_by_an_attack_is_a_finding(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("covey.stress.SECONDS", 1.0)
+    (tmp_path / "held.py").write_text(
+        "import re\n"
+        "def held(completion, answer):\n"
+        "    return float(len(completion) > 40_000 and re.match(r'(x+)+$', 'x' * 40 + '!') is not None)\n"
+    )
+    report = stress(PROBLEMS[:1], load_rewards(["held.py:held"], tmp_path))
+    held = [f for f in report.findings if f.attack.startswith("junk")]
+    assert [f.status for f in held] == ["infra_error"]
+
+
+def test_json_is_printed_whatever_an_attack_does(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.py").write_text(BAD["evaluates"][0] + "\n" + BAD["returns_text"][0])
+    Path("data.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n')
+    assert main(["stress", "data.jsonl", "r.py:evaluates", "r.py:returns_text", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert {f["reward"] for f in report["accepted"]} == {"evaluates", "returns_text"}
 
 
 def test_a_good_reward_passes_and_json_says_so(tmp_path: Path, capsys, monkeypatch) -> None:

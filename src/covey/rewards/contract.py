@@ -99,6 +99,8 @@ class Reward:
     (`name:wrong`) for this one to count."""
     home: tuple[str, str] | None = None
     """The user's file and the function's name in it; None where a function was given as an object."""
+    isolate: Literal["worker", "process", "inline"] | None = None
+    """Where it is judged, instead of where the function declares."""
 
     @property
     def ours(self) -> bool:
@@ -108,7 +110,7 @@ class Reward:
     @property
     def place(self) -> Literal["worker", "process", "inline"]:
         """Where it is judged: only a function of a file can be called in another process."""
-        isolate = self.options.isolate
+        isolate = self.isolate or self.options.isolate
         return "inline" if isolate == "worker" and self.home is None else isolate
 
     @property
@@ -271,7 +273,7 @@ def described(error: BaseException, file: str) -> str:
     except Exception:
         words = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if f.filename == file] or frames
+    theirs = [f for f in frames if f.filename == file]
     if isinstance(error, SyntaxError) or not theirs:
         return words[:600]
     last = theirs[-1]

@@ -158,7 +158,8 @@ class Rewards(Sequence[Reward]):
         words = what(reward, error)
         if reward.name not in self.shown:
             self.shown.add(reward.name)
-            trace = error.trace if isinstance(error, Failed) else trace_of(error)
+            late = isinstance(error, TimeoutError)  # where it was waited for says nothing
+            trace = error.trace if isinstance(error, Failed) else "" if late else trace_of(error)
             print(f"reward {reward.name} on problem {problem.id} failed: {words}\n{trace}", file=sys.stderr)
         return Score(None, "infra_error", detail=words[:300])
 
