@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import completion
 
+from covey.config.load import reward_name
 from covey.rewards.base import Reward, RewardError, load_rewards, score
 from covey.rewards.contract import reward
 from covey.rewards.preflight import check_columns
@@ -186,6 +187,79 @@ def test_what_counts_as_nothing_is_an_error(value) -> None:
 
     with pytest.raises(RewardError, match="a finite number or None is expected"):
         judged(bad)
+
+
+def test_a_status_that_there_is_not_is_an_error() -> None:
+    with pytest.raises(RewardError, match=r"reward bad on problem p1: returned the status 'whatever'; there"):
+        judged_returning(Score(1.0, "whatever"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda: 10**400,
+        lambda: -(10**5000),
+        lambda: Score(1.0, parts={"a": "b"}),
+        lambda: Score(1.0, steps=((0, 1),)),
+        lambda: StepRewards([10**400], [0]),
+        lambda: StepRewards([math.inf, -math.inf], [0, 1]),
+    ],
+)
+def test_a_number_that_is_none_is_an_error(value) -> None:
+    with pytest.raises(RewardError, match="reward bad on problem p1: returned"):
+        judged_returning(value())
+
+
+def judged_returning(value):
+    def bad(completion):
+        return value
+
+    return judged(bad)
+
+
+def test_a_weighted_sum_beyond_what_a_number_holds_is_an_error() -> None:
+    def huge(completion):
+        return -1e308
+
+    with pytest.raises(RewardError, match="rewards huge on problem p1: a value times its weight"):
+        judged({huge: 10.0})
+
+
+def test_a_vector_of_torch_counts_as_a_list() -> None:
+    torch = pytest.importorskip("torch")
+
+    def vector(completions):
+        return torch.tensor([0.5, 1.0])
+
+    assert judged(vector).rewards.tolist() == [0.5, 1.0]
+
+
+def test_each_call_has_a_row_of_its_own() -> None:
+    problem = Problem("p", [{"role": "user", "content": "?"}], {"answer": ["a", {"b": [1]}]})
+
+    def spoils(completions, prompts, answer, **columns):
+        prompts[0][0]["content"] = "!"
+        for own in answer:
+            own[1]["b"].append(2)
+            own.pop(0)
+        return [1.0] * len(completions)
+
+    def sees(completion, prompt, answer, *, kept=None):
+        kept.append(1)
+        return float(answer == ["a", {"b": [1]}] and prompt[0]["content"] == "?" and len(kept) == 1)
+
+    rewards = load_rewards([spoils, {sees: {"kept": []}}], Path())
+    assert score(problem, np.array([1]), COMPLETIONS, rewards).rewards.tolist() == [2.0, 2.0]
+    assert problem.columns["answer"] == ["a", {"b": [1]}]
+
+
+def test_an_object_is_named_by_its_class() -> None:
+    class Brief:
+        def __call__(self, completion):
+            return 1.0
+
+    assert load_rewards([Brief()], Path())[0].name == "Brief"
+    assert reward_name({Brief(): 0.5}) == {"Brief": 0.5}
 
 
 def test_objects_and_async_objects_are_functions_too() -> None:

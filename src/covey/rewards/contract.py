@@ -201,16 +201,16 @@ class Reward:
         if isinstance(value, Mapping) and "score" in value:  # verl's
             value = value["score"]
         score = value if isinstance(value, Score) else Score(value)
-        given: Any = score.value
-        if isinstance(given, StepRewards):
-            starts = (0, *(end + 1 for end in given.ends))
-            steps = tuple(zip(starts, (end + 1 for end in given.ends), given.values, strict=False))
-            score = Score(given.total, steps=steps)
         if score.status not in get_args(Status):
             raise self.broken(
                 problem, f"returned the status {score.status!r}; there are {', '.join(get_args(Status))}"
             )
+        given: Any = score.value
         try:
+            if isinstance(given, StepRewards):
+                starts = (0, *(end + 1 for end in given.ends))
+                steps = tuple(zip(starts, (end + 1 for end in given.ends), given.values, strict=False))
+                score = Score(given.total, steps=steps)
             return Score(
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,

@@ -292,12 +292,13 @@ def assemble(
     if stepped is not None:
         spans = [s.steps or () for s in stepped]
         steps = tuple(StepRewards([v for *_, v in own], [e - 1 for _, e, _ in own]) for own in spans)
-    totals = combine(components, weights)
-    if np.isinf(totals).any():
-        name = max(weights, key=lambda n: np.nanmax(np.abs(components[n]), initial=0.0) * abs(weights[n]))
+    with np.errstate(all="ignore"):
+        totals = combine(components, weights)
+    judged = ~np.isnan(np.stack(list(components.values()))).all(0)
+    if not np.isfinite(totals[judged]).all():
         raise RewardError(
-            f"reward {name} on problem {problem.id}: its values times its weight {weights[name]:g} are "
-            "beyond what a number can hold; pay less"
+            f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
+            "is beyond what a number can hold; pay less"
         )
     group = Group(problem, prompt, tuple(completions), totals, components, weights, steps)
     return replace(group, scores={name: tuple(v) for name, v in scores.items()})

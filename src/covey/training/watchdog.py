@@ -45,10 +45,17 @@ class Watchdog:
     def _watch(self) -> None:
         # Its own ticks are counted instead of the clock, so that a suspended process has not stalled.
         tick = min(1.0, self.minutes * 6)
-        while not self._over.wait(tick):
-            self.idle += tick
-            if self.idle > 60 * self.minutes:
-                self._end()
+        try:
+            while not self._over.wait(tick):
+                # Where C code keeps the interpreter this thread stands still as well; a clock in C then shows
+                # who holds it. It does not end the process: it cannot tell that from one that was suspended.
+                with contextlib.suppress(ValueError, OSError, RuntimeError):  # there may be no standard error
+                    faulthandler.dump_traceback_later(60 * self.minutes + 2 * tick)
+                self.idle += tick
+                if self.idle > 60 * self.minutes:
+                    self._end()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _end(self) -> None:
         error = CoveyError(
