@@ -18,7 +18,7 @@ from covey.rewards.base import load_rewards
 from covey.rewards.code import code_tests
 from covey.sandbox import choice
 from covey.sandbox.base import SandboxUnavailable
-from covey.sandbox.choice import choose
+from covey.sandbox.choice import Chosen, choose
 from covey.sandbox.client import ForkServer
 from covey.sandbox.confine import Limits
 from covey.sandbox.probe import holes
@@ -34,6 +34,14 @@ def test_a_program_reads_its_input_and_its_output_comes_back(sandbox: ProcessSan
     assert sandbox.script("raise SystemExit(3)", "", LIMITS).kind == "crashed"
     assert sandbox.script("1 / 0", "", LIMITS).kind == "crashed"
     assert sandbox.script("import numpy; print(numpy.arange(3).sum())", "", LIMITS).value == "3\n"
+
+
+def test_what_a_program_can_learn_of_a_private_file_is_said(sandbox: ProcessSandbox, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    looks = f"import os\nprint(os.path.exists({str(tmp_path / 'secret')!r}))"
+    seen = sandbox.script(looks, "", LIMITS).value == "True\n"
+    assert seen == ("visible" in Chosen(sandbox).record()), "docs/sandbox.md says for which backends"
+    assert sandbox.script(f"open({str(tmp_path / 'secret')!r})", "", LIMITS).kind == "crashed"
 
 
 def test_calls_keep_the_types_of_values_and_survive_one_that_hangs(sandbox: ProcessSandbox) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from covey.sandbox import portable
 from covey.sandbox.base import Sandbox, SandboxUnavailable
 from covey.sandbox.probe import holes
-from covey.sandbox.process import NOT_BLOCKED, ProcessSandbox
+from covey.sandbox.process import NOT_BLOCKED, VISIBLE, ProcessSandbox
 
 MAKERS: Mapping[str, Callable[[str], Sandbox]] = {
     "bwrap": lambda _: ProcessSandbox("bwrap"),
@@ -32,6 +32,8 @@ class Chosen:
         """For the run's record."""
         sandbox = self.sandbox
         found = {"backend": sandbox.name, "layers": sandbox.layers, "passed_over": dict(self.passed_over)}
+        if sandbox.name == "landlock":
+            found["visible"] = VISIBLE
         return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})
 
 

@@ -25,6 +25,8 @@ from covey.sandbox.confine import Limits, python_folders
 from covey.sandbox.wire import encode
 
 NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
+VISIBLE = "whether a file exists, its size and its times (stat), of all files that this user can see"
+"""What Landlock does not hide: it guards what files hold."""
 PROGRAMS = ["/usr/bin", "/usr/libexec", "/usr/include"]
 """What compilers need to see."""
 

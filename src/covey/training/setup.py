@@ -209,6 +209,10 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
         console.say(
             f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
         )
+    elif rewards.sandbox:
+        visible = rewards.sandbox.get("visible")
+        held = f"model code runs in the {rewards.sandbox['backend']} sandbox"
+        console.say(held + (f"; it can learn {visible}" if visible else ""))
     if rewards.inline:
         console.say(
             f"{', '.join(rewards.inline)}: called in this process, where nothing can end a call that hangs "
