@@ -16,6 +16,7 @@ import yaml
 from covey.cli import main
 
 REWARDS = """
+import os
 import time
 
 def varied(completion):
@@ -23,6 +24,14 @@ def varied(completion):
 
 def slow(completion):
     time.sleep(0.02)
+    return varied(completion)
+
+calls = []
+
+def leaves(completion):
+    calls.append(completion)
+    if len(calls) == 30:
+        os._exit(0)
     return varied(completion)
 """
 
@@ -54,6 +63,14 @@ def train(project: Path, *options: str) -> int:
 
 def last(project: Path) -> dict:
     return json.loads((project / "run" / "exit.json").read_text())
+
+
+def test_a_reward_that_ends_its_interpreter_does_not_end_the_run(project: Path, capsys) -> None:
+    write(project, "leaves")
+    assert train(project) == 0
+    assert "reward leaves" in (said := capsys.readouterr().err) and "it ended its own process" in said
+    assert len((project / "run" / "metrics.jsonl").read_text().splitlines()) == 4
+    assert (project / "run" / "final" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize(
