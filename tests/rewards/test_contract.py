@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import completion
 
-from covey.config.load import reward_name
 from covey.rewards.base import Reward, RewardError, load_rewards, score
 from covey.rewards.contract import reward
 from covey.rewards.preflight import check_columns
@@ -259,7 +258,6 @@ def test_an_object_is_named_by_its_class() -> None:
             return 1.0
 
     assert load_rewards([Brief()], Path())[0].name == "Brief"
-    assert reward_name({Brief(): 0.5}) == {"Brief": 0.5}
 
 
 def test_objects_and_async_objects_are_functions_too() -> None:

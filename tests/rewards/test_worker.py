@@ -202,7 +202,7 @@ def test_what_cannot_be_sent_is_said(project: Path) -> None:
 def test_a_file_that_fails_to_import_there_is_an_error(project: Path) -> None:
     rewards = load(project, "counts")
     (project / "users.py").write_text("import no_such_module")
-    with pytest.raises(RewardError, match=r"users.py cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(RewardError, match=r"users.py:counts cannot be imported: .*ModuleNotFoundError"):
         judged(rewards, "a")
 
 
@@ -260,3 +260,21 @@ def test_async_functions_given_as_objects_stay_here() -> None:
 
     rewards = load_rewards([mine], Path())
     assert rewards.inline == ["mine"] and judged(rewards, "a").rewards.tolist() == [1.0]
+
+
+def test_a_function_named_by_its_package_is_found_there_too(tmp_path: Path) -> None:
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "__init__.py").write_text("")
+    (tmp_path / "mypackage" / "two.py").write_text("def two():\n    return 2.0\n")
+    (tmp_path / "mypackage" / "judges.py").write_text(
+        "from .two import two\ndef says_two(completion):\n    return two()\n"
+    )
+    rewards = load_rewards(["mypackage.judges:says_two"], tmp_path)
+    assert rewards.inline == [] and judged(rewards, "a").rewards.tolist() == [2.0]
+
+
+def test_a_file_that_begins_a_run_begins_none_there(project: Path) -> None:
+    rewards = load(project, "counts")
+    (project / "users.py").write_text("import covey\ncovey.train(model='tiny', output='never')\n")
+    with pytest.raises(RewardError, match="begins a run when it is imported"):
+        judged(rewards, "a")

@@ -94,10 +94,8 @@ def _load(spec: Any, folder: Path) -> Reward:
         return spec
     target, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, {})
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
-    function, home = _function(target, folder), None
-    if isinstance(target, str) and ":" in target:
-        file, _, written = target.partition(":")
-        home = (str((folder / file).resolve()), written)
+    function = _function(target, folder)
+    home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
     reward = Reward(str(settings.pop("name", name_of(function))), function, home=home)
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float):

@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import math
 import numbers
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,7 +99,7 @@ class Reward:
     """Name of the reward that has to find an answer (`name`), a right one (`name:right`) or a wrong one
     (`name:wrong`) for this one to count."""
     home: tuple[str, str] | None = None
-    """The user's file and the function's name in it; None where a function was given as an object."""
+    """How the config names it, and the folder from which that is found; None of an object from Python."""
     isolate: Literal["worker", "process", "inline"] | None = None
     """Where it is judged, instead of where the function declares."""
 
@@ -106,6 +107,12 @@ class Reward:
     def ours(self) -> bool:
         """Whether it is built in."""
         return str(getattr(self.function, "__module__", "")).partition(".")[0] == "covey"
+
+    @property
+    def file(self) -> str:
+        """The user's file."""
+        module = sys.modules.get(str(getattr(self.function, "__module__", "")))
+        return getattr(module, "__file__", None) or ""
 
     @property
     def place(self) -> Literal["worker", "process", "inline"]:

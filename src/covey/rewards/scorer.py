@@ -136,8 +136,7 @@ class Rewards(Sequence[Reward]):
 
     def _isolated(self, reward: Reward, arguments: Mapping[str, Any], seconds: float) -> Any:
         """What a call returns that is made in a child of its own; a hang is the completion's fault."""
-        module = reward.function.__module__
-        file, name = reward.home or (sys.modules[module].__file__ or "", reward.function.__name__)
+        file, name = reward.file, reward.function.__name__
         with self.starting:
             if file not in self.servers:
                 path = [str(Path(file).parent), *sys.path]
@@ -214,8 +213,7 @@ def what(reward: Reward, error: BaseException) -> str:
     """What went wrong in a call, for people."""
     if isinstance(error, Failed):
         return str(error)  # it was put into words where it happened
-    module = sys.modules.get(getattr(reward.function, "__module__", ""))
-    return described(error, getattr(module, "__file__", None) or "")
+    return described(error, reward.file)
 
 
 class Pending:

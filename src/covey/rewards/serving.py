@@ -16,8 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from covey.config.usercode import load_function
 from covey.rewards.contract import Reward, described, own_copy, trace_of
-from covey.sandbox.driver import CHANNEL, PEER, load, receive, send
+from covey.sandbox.driver import CHANNEL, PEER, receive, send
 from covey.sandbox.wire import decode
 from covey.types import CoveyError, Problem
 
@@ -31,10 +32,10 @@ def serve_user(setup: Mapping[str, Any]) -> None:
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)
     random.seed(0)
     try:
-        function = getattr(load(setup["file"]), setup["name"])
-        reward = Reward(setup["reward"], function, settings=_settings(setup), home=(setup["file"], ""))
+        function = load_function(setup["spec"], Path(setup["base"]))
+        reward = Reward(setup["reward"], function, settings=_settings(setup))
     except BaseException as error:
-        send(CHANNEL, {"raised": described(error, setup["file"])})
+        send(CHANNEL, {"raised": described(error, "")})
         return
     send(CHANNEL, {"ready": True})
     writing = threading.Lock()
@@ -117,5 +118,4 @@ def _scores(reward: Reward, request: Mapping[str, Any], returned: Any) -> list[d
 def _failure(reward: Reward, error: BaseException) -> dict[str, Any]:
     if isinstance(error, CoveyError):
         return {"refused": str(error), "code": error.code}
-    assert reward.home is not None
-    return {"raised": described(error, reward.home[0]), "trace": trace_of(error)}
+    return {"raised": described(error, reward.file), "trace": trace_of(error)}

@@ -86,11 +86,11 @@ class Worker:
             special["config_folder"] = str(reward.settings["config_folder"])
         if (sandbox := reward.settings.get("sandbox")) is not None:
             special["sandbox"] = [sandbox.name, getattr(sandbox, "url", "")]
-        file, function = reward.home
+        spec, base = reward.home
         return {
             "function": f"{SERVING}:serve_user",
-            "file": file,
-            "name": function,
+            "spec": spec,
+            "base": base,
             "reward": reward.name,
             "folder": str(Path.cwd()),
             "settings": self._sendable(settings, "setting"),
@@ -173,7 +173,7 @@ class Link:
             why = ready["raised"] if isinstance(ready, dict) else self._end()
             self.close(why)
             self.stack.close()
-            raise RewardError(f"reward {setup['reward']}: {setup['file']} cannot be imported: {why}")
+            raise RewardError(f"reward {setup['reward']}: {setup['spec']} cannot be imported: {why}")
         threading.Thread(target=self._listen, name="reward answers", daemon=True).start()
 
     def ask(self, message: Mapping[str, Any]) -> Future[Any]:
