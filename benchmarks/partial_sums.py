@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from covey.rewards.contract import reward
 from covey.rewards.steps import score_steps
 from covey.types import Score
 
 STEP = re.compile(r"(\d)\+(\d)=(\d)|<answer>(\d)</answer>")
 
 
+@reward(verdict=False)
 def partial_sums(completion: str, prompt: str, token_ends: list[int]) -> Score:
     """1 for a step that adds the next term to what was written before it; errors are not blamed twice.
 

@@ -131,7 +131,7 @@ def config_problems(blocks: list[Block]) -> Iterator[Line]:
             try:
                 for stage in load(file).stages():
                     if rewards := stage.config.rewards:  # nothing is run, so nothing has to be confined
-                        load_rewards(rewards, stage.folder, Scoring(), Sandbox(unsafe_local=True))
+                        _ = load_rewards(rewards, stage.folder, Scoring(), Sandbox(unsafe_local=True)).verdict
             except CoveyError as error:
                 yield start, str(error).replace(f"{folder}/", "")
 

@@ -23,7 +23,8 @@ def group(rewards: Sequence[float], lengths: Sequence[int] | None = None, name: 
     values = np.array(rewards, dtype=np.float64)
     completions = tuple(completion(f"{name}{i}", n) for i, n in enumerate(lengths))
     prompt = np.array([1, 2, 3])
-    return Group(Problem(name, name), prompt, completions, values, {"answer": values}, {"answer": 1.0})
+    components, weights = {"answer": values}, {"answer": 1.0}
+    return Group(Problem(name, name), prompt, completions, values, components, weights, verdict="answer")
 
 
 def prompted(count: int) -> list[Prompted]:

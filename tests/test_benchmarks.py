@@ -8,11 +8,14 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from covey.config.load import load
+from covey.estimates import Evaluation
+from covey.rewards.base import load_rewards
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 BENCH, PATHOLOGIES, STEPS = map(importlib.import_module, ("presets", "pathologies", "partial_sums"))
@@ -66,12 +69,19 @@ def test_every_arm_of_a_pathology_has_a_valid_config(tmp_path: Path, case: str, 
     config = load(tmp_path / "run.yaml").config
     assert config.train.steps == 5
     assert config.rollout.group_size * config.rollout.prompts_per_step == 256
-    assert [r for r in config.rewards if "math_answer" in r], "the verdict judges, whatever else does"
+    rewards = load_rewards(config.rewards, tmp_path)
+    assert rewards.verdict.name == "math_answer", "the verdict judges, whatever else does"
+
+
+def accurate(share: float) -> Evaluation:
+    right = np.arange(10) < 10 * share
+    return Evaluation(right, right.astype(int), right, right.astype(float), samples=1)
 
 
 def test_a_pathology_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fell = [{"step": s, "entropy": 0.5 if s < 5 else 0.01, "accuracy": 0.4} for s in range(10)]
-    evals = [{"step": s, "greedy": g, "pass@1": g} for s, g in ((0, 0.3), (10, 0.5))]
+    entropies = [0.5 if s < 5 else 0.01 for s in range(10)]
+    fell = [{"step": s, "entropy": e, "entropy/sampled": e, "accuracy": 0.4} for s, e in enumerate(entropies)]
+    evals = [{"step": s, **accurate(share).record()} for s, share in ((0, 0.3), (10, 0.5))]
     for name, records in (("metrics", fell), ("evals", evals)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     monkeypatch.setattr(PATHOLOGIES, "cold_start", lambda *_: tmp_path)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.evaluation import Evaluation, evaluate, gain, mean_interval, pass_at_k, wilson
+from covey.estimates import Evaluation, gain, gains, mean_interval, pass_at_k, wilson
+from covey.evaluation import evaluate
 from covey.insight.verdict import judge
 from covey.rewards.base import load_rewards
 from covey.sampling.base import SamplingParams
@@ -41,8 +44,8 @@ def test_intervals_over_problems_not_samples() -> None:
 
 
 def evaluation(greedy: list[int], correct: list[int] | None = None) -> Evaluation:
-    g = np.array(greedy, bool)
-    return Evaluation(g, np.array(correct or greedy) * 2, g, samples=4)
+    g, right = np.array(greedy, bool), np.array(correct or greedy) * 2
+    return Evaluation(g, right, g, right / 4, samples=4, verdict="answer")
 
 
 def test_evaluation_counts_greedy_sampled_and_majority() -> None:
@@ -57,6 +60,26 @@ def test_evaluation_counts_greedy_sampled_and_majority() -> None:
     assert summary["pass@1"].value == summary["pass@4"].value == summary["maj@4"].value == 0.75
 
 
+def test_the_held_out_reward_is_the_weighted_sum_of_training() -> None:
+    # Right is worth 1, each of the three letters of a wrong answer .1: a mean of 1 or .3; half were judged.
+    def letters(completion: str) -> float | None:
+        return None if completion == "??" else 0.1 * len(completion.strip("0123456789"))
+
+    sampler = ScriptedSampler(lambda p, _: {1: "0", 2: "abc"}.get(int(p[0]), "??"))
+    rewards = load_rewards(["math_answer", {letters: {"weight": 2.0, "verdict": False}}], None)
+    only = load_rewards([letters], None)
+    found = evaluate(prompted(2), sampler, rewards, SamplingParams(), 4, 0, lambda *_: None)
+    np.testing.assert_allclose(found.reward, [0.0, 0.6])  # "0" is in no box
+    assert found.record()["reward"] == pytest.approx(0.3)
+    assert found.verdict == found.record()["verdict"] == "math_answer"
+    unknown = evaluate(prompted(3), sampler, only, SamplingParams(), 4, 0, lambda *_: None)
+    assert np.isnan(unknown.reward).tolist() == [False, False, True]
+    record = json.loads(json.dumps(unknown.record(), allow_nan=False))
+    assert record["outcome"]["reward"][2] is None
+    np.testing.assert_array_equal(Evaluation.from_record(record).reward, unknown.reward)
+    assert str(unknown.summary()["reward"]).startswith("0.15 [")
+
+
 def test_majority_takes_the_most_frequent_answer_not_the_first() -> None:
     votes = iter(["9", "0", "0", "1", "0"])
     sampler = ScriptedSampler(lambda *_: next(votes))
@@ -69,7 +92,7 @@ def test_majority_takes_the_most_frequent_answer_not_the_first() -> None:
 def test_an_evaluation_survives_its_record() -> None:
     before = evaluation([1, 0, 1])
     after = Evaluation.from_record(before.record())
-    for name in ("greedy", "correct", "majority"):
+    for name in ("greedy", "correct", "majority", "reward"):
         np.testing.assert_array_equal(getattr(before, name), getattr(after, name))
 
 
@@ -94,4 +117,57 @@ def test_the_verdict_follows_the_evidence(before: list[int], after: list[int], w
     verdict = judge(evaluation(before), evaluation(after), seconds=65)
     assert verdict.word == word
     assert verdict.sentence.startswith(word)
+    assert "reward" not in verdict.sentence  # it is the accuracy again
     assert f"{len(before)} held-out problems in 1 min 5 s" in verdict.sentence
+
+
+def measured(greedy: list[int], correct: list[int], reward: list[float]) -> Evaluation:
+    g = np.array(greedy, bool)
+    return Evaluation(g, np.array(correct), g, np.array(reward, float), samples=4, verdict="answer")
+
+
+SOME = [1, 0, 0, 0] * 4
+FLAT = [0.25] * 16
+MANY: list[int] = [1, 0, 0, 0] * 500
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        # Greedy stays at 25 %, samples fall from 28 % to 6 %, or rise.
+        ((SOME, [2, 1, 1, 1] * 4, FLAT), (SOME, [1, 0, 0, 0] * 4, FLAT), "got worse: 25 % -> "),
+        ((SOME, [1, 0, 0, 0] * 4, FLAT), (SOME, [3, 2, 2, 2] * 4, FLAT), "learned: 25 % -> "),
+        # One rises, the other falls.
+        (
+            ([0] * 16, [4] * 16, FLAT),
+            ([1] * 16, [0] * 16, FLAT),
+            "cannot tell: 0 % -> 100 % [81, 100] greedy, 100 % -> 0 % [0, 0] sampled, reward 0.25 -> 0.25",
+        ),
+        # No answer is ever above one half: the reward tells.
+        (([0] * 16, [0] * 16, [0.1] * 16), ([0] * 16, [0] * 16, [0.4] * 16), "learned: 0 % -> 0 %"),
+        (([0] * 16, [0] * 16, [0.4] * 16), ([0] * 16, [0] * 16, [0.1] * 16), "got worse: 0 % -> 0 %"),
+        # Accuracy is known to be the same, and what rises is something else.
+        ((MANY, MANY, [0.1] * 2000), (MANY, MANY, [0.4] * 2000), "did not learn: 25 % -> 25 %"),
+        # Accuracy may not hide that the reward fell, nor that it fell while the reward rose.
+        ((MANY, MANY, [0.4] * 2000), (MANY, MANY, [0.1] * 2000), "got worse: 25 % -> 25 %"),
+        (
+            ([1] * 16, [4] * 16, [0.1] * 16),
+            ([0] * 16, [0] * 16, [0.9] * 16),
+            "got worse: 100 % -> 0 % [0, 19] greedy, 100 % -> 0 % [0, 0] sampled, reward 0.1 -> 0.9",
+        ),
+    ],
+)
+def test_the_verdict_hears_samples_and_reward(before: tuple, after: tuple, says: str) -> None:
+    assert judge(measured(*before), measured(*after), seconds=1).sentence.startswith(says)
+
+
+def test_no_interval_leaves_what_is_possible() -> None:
+    """Two problems, of which one is gained: +50 points, and never more than +100."""
+    changes = gains(evaluation([0, 0]), evaluation([1, 0]))
+    for name in ("greedy", "sampled"):
+        assert -1 <= changes[name].low < changes[name].value < changes[name].high <= 1
+    assert changes["greedy"].high == 1
+    sentence = judge(evaluation([0, 0]), evaluation([1, 0]), seconds=1).sentence
+    assert "+50 points" in sentence
+    assert all(-100 <= int(end) <= 100 for end in re.findall(r"[+-]\d+", sentence))
+    assert judge(evaluation([0]), evaluation([1]), seconds=1).word == "cannot tell"

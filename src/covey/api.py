@@ -11,7 +11,7 @@ from covey.config.start import Start, read_start
 from covey.config.usercode import refuse_while_importing
 
 if TYPE_CHECKING:
-    from covey.evaluation import Evaluation
+    from covey.estimates import Evaluation
     from covey.insight.explain import Remark
     from covey.training.pipeline import Result
 

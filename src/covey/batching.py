@@ -7,6 +7,7 @@ totals of the optimizer step travel along, so nothing needs to be divisible by a
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
@@ -24,7 +25,10 @@ from covey.objective.choice import Choice
 from covey.objective.data import BatchData, GroupData, MarkData
 from covey.objective.loss import Estimated, Terms
 from covey.objective.reductions import Totals
-from covey.types import Completion, DataError, Group, Problem, SamplingMask, StepRewards
+from covey.types import Completion, CoveyError, DataError, Group, Problem, SamplingMask, StepRewards
+
+CENTRED = 1e-3
+"""Largest share of the summed sizes of a group's advantages that their sum may be, to be called zero."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def with_advantages(
         if len(rows):
             _check_steps(group, algorithm)
             view = _group_view(group, batch.select(rows.tolist()), penalty.response[rows])
-            own = algorithm.advantage(view)
+            own = _credited(algorithm.advantage, view, group)
             own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
             advantages[rows, : own.shape[1]] = own
     advantages = (advantages + penalty.token).where(batch.mask, 0.0)
@@ -144,6 +148,55 @@ def with_advantages(
         )
         advantages[trained] = algorithm.whiten(whole)
     return replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
+
+
+def _credited(estimator: Choice, view: GroupData, group: Group) -> Tensor:
+    """One group's advantages, (G,) or (G, T). Raises CoveyError naming what a user's estimator got wrong."""
+    try:
+        found = estimator(view)
+        wrong = _misfit(found, view.mask)
+    except Exception as error:
+        if not estimator.own or isinstance(error, CoveyError):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        wrong = f"raises {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+    if wrong:
+        raise CoveyError(
+            f"algorithm.advantage {estimator.name} {wrong}; problem {group.problem.id}, rewards "
+            f"{_listed(view.rewards)}"
+        )
+    return found.detach()
+
+
+def _misfit(found: Any, mask: Tensor) -> str:
+    """Why this cannot be a group's advantages; empty if it can."""
+    if not isinstance(found, Tensor):
+        return f"returns {type(found).__name__} {str(found)[:60]}, not a tensor"
+    if found.shape not in (mask.shape[:1], mask.shape):
+        due = f"(G,) = {tuple(mask.shape[:1])} or (G, T) = {tuple(mask.shape)}"
+        return f"returns the shape {tuple(found.shape)} where {due} is due"
+    trained = found if found.ndim == 1 else found[mask]
+    return "" if bool(trained.isfinite().all()) else f"returns {_listed(trained)}, not finite everywhere"
+
+
+def _listed(values: Tensor, most: int = 16) -> str:
+    shown = [f"{v:g}" for v in values.flatten()[:most].tolist()]
+    return f"[{', '.join(shown)}{', ...' if values.numel() > most else ''}]"
+
+
+def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | None:
+    """A group whose advantages, one a completion, do not sum to zero; and their sum.
+
+    Without a baseline common to the group every completion is pushed the same way.
+    """
+    first = batch.advantages[:, :1]
+    if not bool(((batch.advantages == first) | ~batch.mask).all()):
+        return None  # by token there is no such rule
+    for g, group in enumerate(groups):
+        own = first[(batch.group == g) & batch.mask.any(-1), 0].double()
+        if len(own) > 1 and float(own.sum().abs()) > CENTRED * float(own.abs().sum()):
+            return group, float(own.sum())
+    return None
 
 
 def _check_steps(group: Group, algorithm: Algorithm) -> None:

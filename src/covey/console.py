@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,6 +77,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
     """
+    values = [v for v in values if math.isfinite(v)]
     if not values:
         return ""
     size = -(-len(values) // width)

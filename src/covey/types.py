@@ -198,6 +198,8 @@ class Group:
     """name -> (G,): everything each reward function said."""
     greedy_reward: float | None = None
     """Reward of the greedy completion, for estimators whose baseline it is."""
+    verdict: str = ""
+    """Name of the component that says which completions are correct; a single one needs no name."""
 
     def __post_init__(self) -> None:
         assert len(self.rewards) == len(self.completions), "one reward a completion"
@@ -209,9 +211,11 @@ class Group:
 
     @property
     def correct(self) -> np.ndarray:
-        """(G,) bool: the first component, the verdict on the answer, is above one half."""
-        first = next(iter(self.components.values()), self.rewards)
-        return np.nan_to_num(first) > 0.5
+        """(G,) bool: the verdict is above one half."""
+        names = [self.verdict] if self.verdict else list(self.components)
+        assert len(names) < 2, f"which of {names} says what is correct?"
+        verdict = self.components[names[0]] if names else self.rewards
+        return np.nan_to_num(verdict) > 0.5
 
     @property
     def pass_rate(self) -> float:

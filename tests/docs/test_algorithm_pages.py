@@ -101,7 +101,7 @@ def logged() -> set[str]:
     names |= set(Difficulty(3).metrics())
     for file in ("training/report.py", "rollout.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
-        names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy)/\w+)"', text))
+        names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy|update)/\w+)"', text))
     names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}
     return {re.sub("(other_)?answer", "NAME", name) for name in names}
 

@@ -122,9 +122,9 @@ def test_rewards_are_correlated_where_both_judged_and_both_vary() -> None:
     found = correlations({"x": x, "same": 2 * x + 1, "against": -x, "flat": np.ones(4)})
     assert found == pytest.approx(
         {
-            "reward/correlation/x/same": 1,
-            "reward/correlation/x/against": -1,
-            "reward/correlation/same/against": -1,
+            "reward/correlation/same/x": 1,
+            "reward/correlation/against/x": -1,
+            "reward/correlation/against/same": -1,
         }
     )
     # Where both judged, (1, 0), (2, 1), (3, 0): cov 0. Where they never did, nothing.

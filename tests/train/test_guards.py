@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 from tests.train.test_runs import StopAt, alike, fingerprint, interrupted, start
 
 from covey.config.schema import Guards
-from covey.console import RunConsole
+from covey.console import RunConsole, sparkline
 from covey.endings import CheckpointError, GuardStop, OutOfRoom
 from covey.faults import Faults
 from covey.stopping import Stopped, StopSignal
 from covey.training.guards import _watch_kl
+from covey.training.report import facts
 from covey.training.run import Session
 
 
@@ -93,7 +94,7 @@ def test_a_learning_rate_that_destroys_the_model_never_reaches_the_disk(tmp_path
     ("reward", "says"),
     [
         (lambda completion: 1.0, "100% of the groups were all right, 0% all wrong"),
-        (lambda completion: 0.0, "100% all wrong, 0% unscorable. The problems are too hard"),
+        (lambda completion: 0.0, "100% all wrong, 0% unscorable. Most are cut before"),
         (lambda completion: None, "100% unscorable. The rewards do not judge"),
     ],
     ids=["right", "wrong", "unscorable"],
@@ -106,7 +107,7 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
 
 
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path) -> None:
-    with pytest.raises(GuardStop, match="not one changed a weight"):
+    with pytest.raises(GuardStop, match=r"not one changed a weight.*100% .* all right.*take harder ones"):
         start(tmp_path / "run", rewards=(lambda completion: 1.0,))
     assert not (tmp_path / "run" / "final").exists()
 
@@ -158,6 +159,64 @@ def test_a_raised_coefficient_comes_back(seen: list[float], coefficients: list[f
         _watch_kl(run, kl)
         found.append(run.state.kl_coef)
     assert found == pytest.approx(coefficients)
+
+
+ESTIMATORS = """
+def silent(rewards):
+    return 0 * rewards
+
+def bold(rewards):
+    return rewards
+
+def centred(rewards):
+    return (rewards - rewards.mean()) / 2
+"""
+
+
+def estimated(tmp_path: Path, name: str, estimator: str, *stop: StopSignal) -> list[dict[str, Any]]:
+    """The events of a run with an estimator of ESTIMATORS, or with a built-in one."""
+    (tmp_path / "own.py").write_text(ESTIMATORS)
+    advantage = f"{tmp_path / 'own.py'}:{estimator}" if f"def {estimator}(" in ESTIMATORS else estimator
+    start(tmp_path / name, *stop, algorithm={"name": "grpo", "kl": None, "advantage": advantage})
+    events = tmp_path / name / "events.jsonl"
+    return read(tmp_path / name, "events.jsonl") if events.exists() else []
+
+
+def test_an_estimator_that_gives_nothing_is_named_as_the_cause(tmp_path: Path) -> None:
+    with pytest.raises(GuardStop, match=r"it is algorithm.advantage that gives every answer 0"):
+        estimated(tmp_path, "run", "silent")
+
+
+def test_an_own_estimator_without_a_baseline_is_named_once(tmp_path: Path) -> None:
+    (event,) = estimated(tmp_path, "whole", "bold")
+    assert (event["step"], event["event"]) == (0, "advantages do not sum to zero")
+    assert event["sum"] > 0
+    with pytest.raises(Stopped):
+        estimated(tmp_path, "parts", "bold", StopAt(70))
+    assert estimated(tmp_path, "parts", "bold") == [event]
+    assert estimated(tmp_path, "centred", "centred") == []
+    assert estimated(tmp_path, "reinforce", "reward") == []  # it has no baseline by name
+
+
+def test_metrics_say_what_they_cover_and_the_entropy_guard_covers_everything(tmp_path: Path) -> None:
+    """Where no group differs nothing goes through the update, and the guard sees that exploration ended."""
+
+    def constant(completion: str) -> float:
+        return 1.0
+
+    start(tmp_path / "all", algorithm="grpo")
+    for metrics in read(tmp_path / "all", "metrics.jsonl"):
+        assert metrics["update/coverage"] == 1.0  # a KL in the loss: every completion has a gradient
+        assert metrics["entropy/sampled"] == pytest.approx(metrics["entropy"], rel=0.25)
+    with pytest.raises(GuardStop, match="entropy_floor"):
+        start(tmp_path / "idle", rewards=(constant,), guards={"entropy_floor": 100.0}, algorithm="dr_grpo")
+    (metrics,) = read(tmp_path / "idle", "metrics.jsonl")
+    assert metrics["update/coverage"] == 0.0
+    assert "entropy" not in metrics
+    assert metrics["entropy/sampled"] > 0
+    assert sparkline([math.nan, 0.0, 1.0]) == sparkline([0.0, 1.0])
+    texts = [{"reward": f"{v}", **facts({**metrics, "accuracy": v}, {})} for v in (0.0, 1.0)]
+    assert not any("nan" in text for shown in texts for text in shown.values())
 
 
 def test_the_entropy_floor_stops(tmp_path: Path) -> None:

@@ -39,11 +39,48 @@ def takes_nothing():
 """
 
 
+ESTIMATORS = """
+import torch
+
+def nans(rewards):
+    return rewards / 0 - rewards / 0
+
+def infinite(rewards):
+    return torch.full_like(rewards, float("inf"))
+
+def one(rewards):
+    return rewards.sum()
+
+def column(rewards):
+    return rewards[:, None]
+
+def other(rewards):
+    return torch.zeros(len(rewards) + 1)
+
+def listed(rewards):
+    return [0.0 for _ in rewards]
+
+def nothing(rewards):
+    rewards - rewards.mean()
+
+def fails(rewards):
+    return rewards[7]
+"""
+
+
+def own(estimator: str) -> dict[str, object]:
+    return {
+        "rewards": ["rewards.py:varied"],
+        "algorithm": {"name": "grpo", "advantage": f"own.py:{estimator}"},
+    }
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(20)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "own.py").write_text(ESTIMATORS)
     return tmp_path
 
 
@@ -84,6 +121,40 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
         ({"rewards": ["rewards.py:too_few"]}, 5, "returned 1 values for 2 completions"),
         ({"rewards": ["rewards.py:not_finite"]}, 5, "a finite number or None is expected"),
         ({"rewards": [{"rewards.py:fine": "heavy"}]}, 2, "must be a number"),
+        (
+            {"rewards": ["rewards.py:varied", "math_answer"]},
+            2,
+            "math_answer, varied: which of them says whether an answer is correct? Accuracy, filters",
+        ),
+        (
+            {"rewards": ["rewards.py:fine", "rewards.py:varied"]},
+            2,
+            "[{rewards.py:fine: {verdict: true}}, ...]",
+        ),
+        (
+            own("nans"),
+            1,
+            "own.py:nans returns [nan, nan",
+        ),
+        (
+            own("infinite"),
+            1,
+            "not finite everywhere; pr",
+        ),
+        (
+            own("one"),
+            1,
+            "own.py:one returns the shape () where (G,) = (2,) or (G, T) = (2, ",
+        ),
+        (own("column"), 1, "returns the shape (2, 1)"),
+        (own("other"), 1, "returns the shape (3,)"),
+        (own("listed"), 1, "returns list [0.0, 0.0"),
+        (own("nothing"), 1, "returns NoneType None"),
+        (
+            own("fails"),
+            1,
+            "IndexError: index 7 is out of",
+        ),
         ({"rollout__group_size": 1}, 2, "compares siblings"),
         ({"rollout__max_tokens": 4096}, 3, "prompts leave no room for rollout.max_tokens"),
         ({"model": "./no/such/model"}, 2, "is no model folder"),

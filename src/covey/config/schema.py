@@ -122,7 +122,7 @@ class Guards(Section):
         description="At kl_act; raise_coef: the KL coefficient times 1.5 in each step above, and back below.",
     )
     entropy_floor: float = Field(
-        0.0, ge=0, description="Stop when the mean entropy of a step, nats a token, falls below."
+        0.0, ge=0, description="Stop when the entropy of a step's sampling, nats a token, falls below."
     )
     stall_minutes: float = Field(
         60.0, ge=0, description="End the process after this long without any progress; 0: never."
@@ -178,7 +178,9 @@ class Config(Section):
     )
     data: Data = Data()
     rewards: tuple[Any, ...] = Field(
-        (), description="Reward functions: names, module.py:function, {name: weight}."
+        (),
+        description="Reward functions: names, module.py:function, {name: weight} or {name: settings}; "
+        "`verdict: true` in one marks what says if a completion is correct.",
     )
     scoring: Scoring = Scoring()
     sandbox: Sandbox = Sandbox()

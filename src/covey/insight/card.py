@@ -11,7 +11,7 @@ import yaml
 from huggingface_hub import try_to_load_from_cache
 
 from covey.config.load import Loaded
-from covey.evaluation import Evaluation
+from covey.estimates import Evaluation
 from covey.insight.verdict import Verdict
 from covey.types import Problem
 
@@ -165,6 +165,10 @@ def _table(evaluations: Mapping[str, Evaluation]) -> str:
         return ""
     summaries = {name: e.summary() for name, e in evaluations.items()}
     measures = list(next(iter(summaries.values())))
-    lines = [f"| held-out | {' | '.join(summaries)} |", "|---" * (len(summaries) + 1) + "|"]
+    verdict = next(iter(evaluations.values())).verdict
+    lines = [
+        f"| held-out (correct: {verdict} > 0.5) | {' | '.join(summaries)} |",
+        "|---" * (len(summaries) + 1) + "|",
+    ]
     lines += [f"| {m} | {' | '.join(str(s[m]) for s in summaries.values())} |" for m in measures]
     return "\n".join(lines)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from covey.console import duration
-from covey.evaluation import Evaluation, gain
+from covey.estimates import Estimate, Evaluation, gains
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
 """An interval narrower than this on both sides of zero is evidence of no learning."""
+ACCURACIES = ("greedy", "sampled")
 
 
 @dataclass(frozen=True)
@@ -22,23 +26,70 @@ class Verdict:
 
 
 def judge(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
-    """Compare greedy accuracy on the same held-out problems, problem by problem."""
-    change = gain(before.greedy, after.greedy)
-    if change.low > 0:
-        word: Word = "learned"
-    elif change.high < 0:
-        word = "got worse"
-    elif max(abs(change.low), abs(change.high)) < SMALLEST_GAIN:
-        word = "did not learn"
-    else:
-        word = "cannot tell"
-    old, new = before.summary(), after.summary()
+    """Compare accuracy, greedy and sampled, and reward on the same held-out problems, one by one.
+
+    Accuracy decides. Where it says nothing, because it is all or nothing on both sides or its intervals
+    are wide, the reward does.
+    """
+    changes = gains(before, after)
+    up = [name for name in ACCURACIES if changes[name].low > 0]
+    down = [name for name in ACCURACIES if changes[name].high < 0]
+    word, why = _by_accuracy(up, down) if up or down else _by_reward(before, after, changes)
     sentence = (
-        f"{word}: {100 * old['greedy'].value:.0f} % -> {new['greedy']} greedy, "
-        f"{100 * old['pass@1'].value:.0f} % -> {new['pass@1']} sampled, "
-        f"on {len(after.greedy)} held-out problems in {duration(seconds)}"
+        f"{word}: {course(before, after)}, on {len(after.greedy)} held-out problems in {duration(seconds)}"
     )
-    if word == "cannot tell":
-        sentence += f"; the change, {100 * change.value:+.0f} points [{100 * change.low:+.0f}, "
-        sentence += f"{100 * change.high:+.0f}], may be chance: evaluate on more problems or train longer"
-    return Verdict(word, sentence)
+    return Verdict(word, sentence + why)
+
+
+def change(before: Evaluation, after: Evaluation) -> Word:
+    """The verdict's word."""
+    return judge(before, after, 0.0).word
+
+
+def _by_accuracy(up: list[str], down: list[str]) -> tuple[Word, str]:
+    if up and down:
+        return "cannot tell", f"; {up[0]} accuracy rose and {down[0]} accuracy fell"
+    return ("learned" if up else "got worse"), ""
+
+
+def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Estimate]) -> tuple[Word, str]:
+    """The verdict where neither accuracy has clearly changed."""
+    reward = changes["reward"]
+    still = all(max(-changes[n].low, changes[n].high) < SMALLEST_GAIN for n in ACCURACIES)
+    if reward.high < 0:
+        return "got worse", f"; the reward fell by {_change(reward, -1)}"
+    if reward.low > 0 and (_saturated(before, after) or not still):
+        return "learned", f"; the reward rose by {_change(reward)}, accuracy alone could not tell"
+    if reward.low > 0:
+        return "did not learn", f"; the reward rose by {_change(reward)}, but not with correct answers"
+    if still:
+        return "did not learn", ""
+    greedy = changes["greedy"]
+    points = ", ".join(f"{100 * end:+.0f}" for end in (greedy.low, greedy.high))
+    return "cannot tell", (
+        f"; the change, {100 * greedy.value:+.0f} points [{points}], may be chance: evaluate on more "
+        "problems or train longer"
+    )
+
+
+def _saturated(before: Evaluation, after: Evaluation) -> bool:
+    """Whether all is right or all is wrong before and after, so that accuracy has no room to change."""
+    rates = np.concatenate([a for e in (before, after) for a in (e.greedy, e.pass_rate)])
+    return bool((rates == rates[0]).all() and rates[0] in (0, 1))
+
+
+def course(before: Evaluation, after: Evaluation) -> str:
+    """From what to what, in words; the reward only where it says more than sampled accuracy."""
+    old, new = before.summary(), after.summary()
+    said = (
+        f"{100 * old['greedy'].value:.0f} % -> {new['greedy']} greedy, "
+        f"{100 * old['pass@1'].value:.0f} % -> {new['pass@1']} sampled"
+    )
+    if all(np.array_equal(e.reward, e.pass_rate) for e in (before, after)):
+        return said
+    return f"{said}, reward {old['reward'].value:.3g} -> {new['reward']}"
+
+
+def _change(estimate: Estimate, sign: int = 1) -> str:
+    ends = sorted((sign * estimate.low, sign * estimate.high))
+    return f"{sign * estimate.value:.3g} [{ends[0]:.3g}, {ends[1]:.3g}]"

@@ -64,6 +64,11 @@ class Choice:
         return getattr(self.function, "__covey_name__", self.function.__name__)
 
     @property
+    def own(self) -> bool:
+        """Whether a user wrote the function."""
+        return not self.function.__module__.startswith("covey.")
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """What data it asks for: this decides whether a reference, an extra pass, ... is made."""
         return data_names(self.function)

@@ -130,13 +130,22 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics | correlations(components) | text_metrics(texts, right)
 
 
+def sampled_entropy(groups: Sequence[Group]) -> float:
+    """-log p of the sampled tokens, mean over all of them: the entropy they were drawn with, unbiased.
+
+    It needs no forward pass, so that completions without advantage count too.
+    """
+    drawn = np.concatenate([c.logprobs for g in groups for c in g.completions])
+    return 0.0 - float(drawn.mean(dtype=np.float64)) if len(drawn) else 0.0
+
+
 def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Pearson's r of every two rewards over the completions both judged, where both vary.
 
     Near 1 two rewards say the same, and their weights add up; below 0 each is paid at the other's cost.
     """
     found = {}
-    for (a, x), (b, y) in combinations(components.items(), 2):
+    for (a, x), (b, y) in combinations(sorted(components.items()), 2):
         known = ~(np.isnan(x) | np.isnan(y))
         if known.any() and np.ptp(x[known]) > 0 and np.ptp(y[known]) > 0:
             found[f"reward/correlation/{a}/{b}"] = float(np.corrcoef(x[known], y[known])[0, 1])

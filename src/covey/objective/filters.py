@@ -1,6 +1,6 @@
 """Group filters: whether a scored group is worth training on.
 
-Data by name: (G,) ``rewards``, and (G,) bool ``correct``, the verdict of the first reward function.
+Data by name: (G,) ``rewards``, and (G,) bool ``correct``, what the run's verdict says (``Group.correct``).
 """
 
 from __future__ import annotations

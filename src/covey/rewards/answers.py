@@ -121,7 +121,7 @@ def wrong(_: Mapping[str, Any], rule: Rule = "boxed", **__: Any) -> str:
     return FORMS[rule].format("canary")
 
 
-@reward(concurrent=True, check_golds=bad_golds, example=example, wrong=wrong)
+@reward(concurrent=True, verdict=True, check_golds=bad_golds, example=example, wrong=wrong)
 def math_answer(
     completion: Completion,
     answer: Any,
@@ -223,6 +223,7 @@ def has_algebra() -> bool:
 
 @reward(
     concurrent=True,
+    verdict=True,
     example=lambda row, rule="answer_tag", **_: FORMS[rule].format(row["answer"]),
     wrong=lambda row, rule="answer_tag", **_: wrong(row, rule),
 )

@@ -16,7 +16,7 @@ from covey.config.schema import Scoring
 from covey.config.usercode import load_function, name_of
 from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
 from covey.rewards.contract import PROVIDED, Reward, RewardError
-from covey.rewards.scorer import Rewards
+from covey.rewards.scorer import Rewards, verdict_of
 from covey.sandbox.choice import choose
 from covey.types import Completion, ConfigError, Group, Problem
 
@@ -79,6 +79,7 @@ def load_rewards(
             rewards[names.index(reward.name)] = replace(
                 reward, settings={**reward.settings, "sandbox": chosen.sandbox}
             )
+    rewards = _with_verdict(rewards)
     loaded = Rewards(rewards, **(scoring or Scoring()).model_dump(include={"timeout", "max_infra", "noise"}))
     loaded.sandbox = record
     return loaded
@@ -87,6 +88,20 @@ def load_rewards(
 def score(problem: Problem, prompt: np.ndarray, completions: Sequence[Completion], rewards: Rewards) -> Group:
     """Judge completions of a problem; a function that raises is an error. Raises RewardError."""
     return rewards.judge(problem, prompt, completions, strict=True)
+
+
+def _with_verdict(rewards: list[Reward]) -> list[Reward]:
+    """The rewards, the one that says what is correct marked where it can be known.
+
+    What only scores files asks no more than that; a run asks for ``Rewards.verdict`` before it begins.
+    """
+    try:
+        verdict = verdict_of(rewards).name
+    except ConfigError:
+        if any(r.verdict for r in rewards):
+            raise
+        return rewards
+    return [replace(r, verdict=r.name == verdict) for r in rewards]
 
 
 def _load(spec: Any, folder: Path) -> Reward:
@@ -100,7 +115,11 @@ def _load(spec: Any, folder: Path) -> Reward:
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise ConfigError(f"rewards: the weight of {target} must be a number, this is {weight!r}")
-    reward = replace(reward, weight=float(weight), gated_by=settings.pop("gated_by", None), settings=settings)
+    verdict = settings.pop("verdict", None)
+    if not isinstance(verdict, bool | None):
+        raise ConfigError(f"rewards: verdict of {target} is true or false, this is {verdict!r}")
+    gate = settings.pop("gated_by", None)
+    reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
     accepts_all = any(p.kind is p.VAR_KEYWORD for p in reward.parameters.values())
     if not (reward.per_sample or accepts_all or {"completions", "completion_ids"} & set(reward.parameters)):
         raise ConfigError(

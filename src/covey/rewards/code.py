@@ -107,7 +107,7 @@ def wrong(row: Mapping[str, Any], form: Form = "block", **_: Any) -> str:
     return f"```python\nprint('canary')\nclass {name}:\n    def __init__(self, *_, **__): pass\n```"
 
 
-@reward(concurrent=True, timeout=600.0, check_golds=bad_tests, example=example, wrong=wrong)
+@reward(concurrent=True, verdict=True, timeout=600.0, check_golds=bad_tests, example=example, wrong=wrong)
 def code_tests(
     completion: Completion,
     *,

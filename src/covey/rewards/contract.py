@@ -69,6 +69,8 @@ class Options:
     """Whether several threads may be in it at once; otherwise its calls queue up."""
     shape: bool = False
     """Whether it judges form only, so that well-formed nonsense may be paid; `covey stress` asks."""
+    verdict: bool | None = None
+    """Whether it says if an answer is correct; None: unknown, but not if it judges form only."""
     check_golds: Callable[..., list[str | None]] | None = None
     """(rows, **settings) -> for each row what is wrong with its gold, found before training."""
     example: Callable[..., str | None] | None = None
@@ -102,6 +104,8 @@ class Reward:
     """How the config names it, and the folder from which that is found; None of an object from Python."""
     isolate: Literal["worker", "process", "inline"] | None = None
     """Where it is judged, instead of where the function declares."""
+    verdict: bool | None = None
+    """Whether it decides which completions are correct, as the config says; None: the config says nothing."""
 
     @property
     def ours(self) -> bool:
@@ -124,6 +128,12 @@ class Reward:
     def options(self) -> Options:
         """What the function declares."""
         return getattr(self.function, MARK, Options())
+
+    @property
+    def may_be_verdict(self) -> bool:
+        """Whether its name and declarations leave it possible that it says what is correct."""
+        declared = self.options.verdict if self.verdict is None else self.verdict
+        return not self.options.shape if declared is None else declared
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:

@@ -25,6 +25,7 @@ MAX_ANSWER = 4_000
 
 @reward(
     concurrent=True,
+    verdict=True,
     requires=("reasoning_gym",),
     example=lambda row, rule="answer_tag", **_: (
         FORMS[rule].format(row["answer"]) if row.get("answer") else None

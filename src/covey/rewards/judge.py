@@ -175,7 +175,7 @@ def endpoint(url: str) -> Endpoint:
     return Endpoint(url)
 
 
-@reward(timeout=1800.0)
+@reward(timeout=1800.0, verdict=False)
 async def judge(
     completion: Completion,
     prompt: Any,

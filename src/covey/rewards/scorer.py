@@ -25,7 +25,7 @@ from covey.rewards.worker import ASYNC_WIDTH, Failed, Worker, rebuilt, sent
 from covey.rng import key, uniforms
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
-from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
+from covey.types import Completion, ConfigError, CoveyError, Group, Problem, Score, StepRewards
 
 ANSWERED = ("ok", "ambiguous")
 Call = tuple[Reward, Sequence[int], tuple[Task, Callable[[], None]]]
@@ -78,6 +78,16 @@ class Rewards(Sequence[Reward]):
     def put(self, reward: Reward) -> None:
         """Take this one in the place of the reward of its name."""
         self.rewards = tuple(reward if r.name == reward.name else r for r in self.rewards)
+
+    @property
+    def verdict(self) -> Reward:
+        """The reward that says what is correct. Raises ConfigError where that cannot be known."""
+        return verdict_of(self.rewards)
+
+    @property
+    def criterion(self) -> str:
+        """When a completion is correct, in words. Raises ConfigError where that cannot be known."""
+        return f"correct = {self.verdict.name} > 0.5"
 
     def judge(
         self,
@@ -262,6 +272,26 @@ class Pending:
         return assemble(self.problem, self.prompt, completions, self.rewards, found)
 
 
+def verdict_of(rewards: Sequence[Reward]) -> Reward:
+    """The reward that decides which completions are correct, whatever the order they stand in.
+
+    The one declared with `verdict: true`, a single reward, or the only one that may be it.
+    """
+    declared = [r for r in rewards if r.verdict]
+    found = declared or (list(rewards) if len(rewards) == 1 else [r for r in rewards if r.may_be_verdict])
+    if len(found) == 1:
+        return found[0]
+    undecided = sorted(found or rewards, key=lambda r: (not r.options.verdict, r.name))
+    names = [r.name for r in undecided]
+    line = getattr(undecided[0].function, "__covey_name__", names[0])
+    wrong = "each says `verdict: true`." if declared else "which of them says whether an answer is correct?"
+    raise ConfigError(
+        f"rewards: {', '.join(names)}: {wrong} Accuracy, filters, the curriculum and the verdict on the run "
+        f"follow one reward: mark it, as in `rewards: [{{{line}: {{verdict: true}}}}, ...]`"
+        + ("" if declared or len(found) < 2 else ", or mark the others with `verdict: false`")
+    )
+
+
 def assemble(
     problem: Problem,
     prompt: np.ndarray,
@@ -285,13 +315,13 @@ def assemble(
         for name, values in scores.items()
     }
     weights = {r.name: r.weight for r in rewards}
-    stepped = next((v for v in scores.values() if any(s.steps is not None for s in v)), None)
     steps = None
-    if stepped is not None:
-        spans = [s.steps or () for s in stepped]
-        steps = tuple(StepRewards([v for *_, v in own], [e - 1 for _, e, _ in own]) for own in spans)
-    with np.errstate(all="ignore"):
-        totals = combine(components, weights)
+    if any(s.steps is not None for values in scores.values() for s in values):
+        steps = tuple(
+            _steps([(scores[r.name][i], r.weight * opened[r.name][i]) for r in rewards])
+            for i in range(len(completions))
+        )
+    totals = combine(components, weights)
     judged = ~np.isnan(np.stack(list(components.values()))).all(0)
     if not np.isfinite(totals[judged]).all():
         raise RewardError(
@@ -299,7 +329,17 @@ def assemble(
             "is beyond what a number can hold; pay less"
         )
     group = Group(problem, prompt, tuple(completions), totals, components, weights, steps)
-    return replace(group, scores={name: tuple(v) for name, v in scores.items()})
+    verdict = next((r.name for r in rewards if r.verdict), "")
+    return replace(group, verdict=verdict, scores={name: tuple(v) for name, v in scores.items()})
+
+
+def _steps(given: Sequence[tuple[Score, float]]) -> StepRewards:
+    """A completion's step rewards: each function's times its factor, summed where steps end together."""
+    ends: dict[int, list[float]] = {}
+    for score, factor in given:
+        for _, end, value in score.steps or ():
+            ends.setdefault(end - 1, []).append(factor * value)
+    return StepRewards([math.fsum(ends[end]) for end in sorted(ends)], sorted(ends))
 
 
 def turned_over(group: Group, rewards: Rewards, streams: Sequence[int]) -> Group:
@@ -342,6 +382,18 @@ def _open(gate: str, scores: Mapping[str, Sequence[Score]], sample: int) -> bool
 
 
 def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
-    """Weighted sum of what applies; NaN where nothing does. name -> (G,) to (G,) float64."""
-    values = np.stack([weights[name] * value for name, value in components.items()])
-    return np.where(np.isnan(values).all(0), np.nan, np.nansum(values, axis=0))
+    """Weighted sum of what applies; NaN where nothing does. name -> (G,) to (G,) float64.
+
+    Rounded once, so that the order of the rewards changes no bit.
+    """
+    with np.errstate(over="ignore"):
+        values = np.stack([weights[name] * value for name, value in components.items()])
+    return np.array([_total(column[~np.isnan(column)].tolist()) for column in values.T])
+
+
+def _total(values: Sequence[float]) -> float:
+    """Infinite where the sum is beyond what a number can hold."""
+    try:
+        return math.fsum(values) if values else math.nan
+    except (OverflowError, ValueError):
+        return math.inf

@@ -30,6 +30,7 @@ def _example(row: Mapping[str, Any], ask: Ask = "equivalent", rule: Rule = "answ
 
 @reward(
     concurrent=True,
+    verdict=True,
     requires=("z3",),
     example=_example,
     wrong=lambda row, rule="answer_tag", **_: FORMS[rule].format(f"(not {row['formula']})"),

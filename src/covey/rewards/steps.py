@@ -62,7 +62,7 @@ def token_spans(spans: Sequence[Span], token_ends: Sequence[int]) -> list[Span]:
     return [(a, max(a, b)) for a, b in pairwise(edges)]
 
 
-@reward(concurrent=True)
+@reward(concurrent=True, verdict=False)
 def calculations(
     completion: Completion,
     token_ends: list[int],
@@ -92,7 +92,7 @@ def _check_labels(rows: Sequence[Mapping[str, Any]], **_: Any) -> list[str | Non
     ]
 
 
-@reward(concurrent=True, check_golds=_check_labels)
+@reward(concurrent=True, check_golds=_check_labels, verdict=False)
 def step_labels(
     completion: Completion,
     step_labels: Mapping[str, float],

@@ -62,6 +62,7 @@ COMPARATORS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @reward(
     concurrent=True,
+    verdict=True,
     example=lambda row, **_: "\n".join(
         f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
     ),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from covey.batching import Batch
 from covey.endings import GuardStop, OutOfRoom, out_of_memory
+from covey.insight.explain import no_signal, settings_of
 
 if TYPE_CHECKING:
     from covey.models.policy import Policy
@@ -86,7 +87,7 @@ def watch(run: Run, batch: Batch, metrics: dict[str, float]) -> None:
     """Look at a step that has ended. Raises GuardStop."""
     _watch_signal(run, batch)
     _watch_kl(run, metrics.get("kl/completion_k1", math.nan))
-    floor, entropy = run.loaded.config.guards.entropy_floor, metrics.get("entropy", math.nan)
+    floor, entropy = run.loaded.config.guards.entropy_floor, metrics["entropy/sampled"]
     if entropy < floor:
         raise GuardStop(
             f"step {run.state.step - 1}: the entropy is {entropy:.3g} nats a token, below "
@@ -101,21 +102,10 @@ def _watch_signal(run: Run, batch: Batch) -> None:
     run.state.dead_steps = 0 if batch.advantages.any() else run.state.dead_steps + 1
     if not patience or run.state.dead_steps < patience:
         return
-    records = run.folder.read("metrics.jsonl")[-patience:]
-    share = {
-        kind: sum(r[f"groups/dead_{kind}"] or 0.0 for r in records) / len(records)
-        for kind in ("right", "wrong", "unscorable")
-    }
-    remedy = {
-        "right": "The problems are too easy: take harder ones, raise rollout.temperature, or end here",
-        "wrong": "The problems are too hard, or the rewards miss right answers (look at rollouts/): begin "
-        "with a supervised stage, raise rollout.group_size, or raise rollout.max_tokens if many are cut",
-        "unscorable": "The rewards do not judge: mend them, raise scoring.timeout, or look at their columns",
-    }[max(share, key=lambda kind: share[kind])]
+    why = no_signal(run.folder.read("metrics.jsonl")[-patience:], settings_of(run.loaded))
     raise GuardStop(
-        f"step {run.state.step - 1}: for {patience} steps no group had anything to teach: "
-        f"{share['right']:.0%} of the groups were all right, {share['wrong']:.0%} all wrong, "
-        f"{share['unscorable']:.0%} unscorable. {remedy} (guards.dead_steps)"
+        f"step {run.state.step - 1}: for {patience} steps no group had anything to teach: {why} "
+        "(guards.dead_steps)"
     )
 
 

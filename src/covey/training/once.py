@@ -9,7 +9,8 @@ import numpy as np
 
 from covey.config.load import Loaded, load
 from covey.console import RunConsole
-from covey.evaluation import Evaluation, evaluate
+from covey.estimates import Evaluation
+from covey.evaluation import evaluate
 from covey.models.load import load_policy
 from covey.rewards.base import load_rewards
 from covey.rewards.preflight import check_columns
@@ -29,6 +30,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
+    console.say(rewards.criterion)
     check_columns(source.test, rewards)
     policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     problems = encode(policy, source.test, config)[: config.eval.problems]

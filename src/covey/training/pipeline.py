@@ -12,10 +12,10 @@ from covey.config.contradictions import notes_on, updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole, duration
 from covey.endings import GuardStop
-from covey.evaluation import Evaluation
+from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
-from covey.insight.explain import explain
+from covey.insight.explain import explain, no_signal, settings_of
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge
 from covey.models.load import save_policy
@@ -123,8 +123,8 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     folder, config = run.folder.path, run.loaded.config
     if not run.state.updates:
         raise GuardStop(
-            f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach. "
-            "Look at rollouts/, make the problems easier or begin with a supervised stage"
+            f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach: "
+            f"{no_signal(run.folder.read('metrics.jsonl'), settings_of(run.loaded))}"
         )
     check_weights(run.policy, str(folder / "final"))
     seconds = run.clock.total()
@@ -148,6 +148,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     )
     run.console.say(f"{config.output.name}: {words}")
     if verdict and verdict.word in ("did not learn", "got worse"):
-        for remark in explain(run.folder.read("metrics.jsonl"), run.folder.read("evals.jsonl"))[:1]:
+        streams = (run.folder.read("metrics.jsonl"), run.folder.read("evals.jsonl"))
+        for remark in explain(*streams, settings_of(run.loaded))[:1]:
             run.console.say(f"likely why: {remark}", "yellow")
     return result

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded, load
-from covey.insight.explain import Remark, explain
+from covey.insight.explain import Remark, Setting, explain, settings_of, unknown
 from covey.store.commit import damage
 from covey.store.folder import read_stream
 from covey.types import ConfigError
@@ -52,7 +52,14 @@ def load_recorded(
 def explain_run(folder: Path) -> tuple[Path, list[Remark]]:
     """The last stage of a run, and what stands out in its metrics."""
     stage = last_stage(folder)
-    return stage, explain(*(read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals")))
+    setting: Setting = unknown
+    unread: list[Remark] = []
+    try:
+        setting = settings_of(load_recorded(stage))
+    except ConfigError as error:
+        unread = [Remark(f"the config cannot be read, so advice may name what is set already: {error}", "")]
+    metrics, evals = (read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals"))
+    return stage, [*explain(metrics, evals, setting), *unread]
 
 
 def last_stage(folder: Path) -> Path:

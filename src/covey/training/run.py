@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.endings import CheckpointError, OutOfRoom, disk_error, system_error
-from covey.evaluation import Evaluation, evaluate
+from covey.estimates import Evaluation
+from covey.evaluation import evaluate
 from covey.faults import Faults
 from covey.models.load import Reference, save_policy
 from covey.models.policy import Policy

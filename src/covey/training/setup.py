@@ -61,6 +61,11 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Sessi
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     for note in unseen_by_model(policy, [*source.train, *source.test], config):
         console.say(note, "yellow")
+    if "steps" in loaded.algorithm.needs and len(rewards) > 1:
+        console.say(
+            f"{loaded.algorithm.advantage.name} learns from step rewards alone; rewards without steps are "
+            "measured, not trained on"
+        )
     algorithm, optimizer = loaded.algorithm, Optimizer(policy.parameters, config.train)
     sampler = LocalSampler(policy, config.rollout.max_running, session.faults)
     run = Run(
@@ -196,6 +201,7 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
     for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
         if value and not source.test:
             raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+    console.say(rewards.criterion)
     everything = source.train + source.test
     check_columns(everything, rewards)
     for problem in everything if config.method == "sft" else ():

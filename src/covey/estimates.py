@@ -1,0 +1,158 @@
+"""Held-out accuracy and reward as numbers with intervals: greedy, pass@k without bias, majority vote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Z95 = 1.959964
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval; ``share``: between 0 and 1, shown in percent.
+
+    >>> str(wilson(31, 100)), str(Estimate(0.5, 0.25, 0.75, share=False))
+    ('31 % [23, 41]', '0.5 [0.25, 0.75]')
+    """
+
+    value: float
+    low: float
+    high: float
+    share: bool = True
+
+    def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "-"
+        value, low, high = (100 * v if self.share else v for v in (self.value, self.low, self.high))
+        if self.share:
+            return f"{value:.0f} % [{low:.0f}, {high:.0f}]"
+        return f"{value:.3g} [{low:.3g}, {high:.3g}]"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a policy does on held-out problems. n problems, k samples each."""
+
+    greedy: np.ndarray
+    """(n,) bool: the greedy completion is right."""
+    correct: np.ndarray
+    """(n,) int64: how many of the k samples are right."""
+    majority: np.ndarray
+    """(n,) bool: the most frequent answer among the k samples is right."""
+    reward: np.ndarray
+    """(n,) float64: mean reward of the k samples, weighted as in training; NaN where none was judged."""
+    samples: int
+    """k."""
+    verdict: str = ""
+    """Name of the reward that says what is right."""
+
+    @property
+    def pass_rate(self) -> np.ndarray:
+        """(n,) float64: share of the samples that are right."""
+        return self.correct / self.samples
+
+    def summary(self) -> dict[str, Estimate]:
+        """greedy, pass@1, pass@2, ... pass@k, maj@k, reward."""
+        n = len(self.greedy)
+        found = {"greedy": wilson(int(self.greedy.sum()), n)}
+        for k in (k for k in (1, 2, 4, 8, 16, 32, 64) if k <= self.samples):
+            found[f"pass@{k}"] = mean_interval(pass_at_k(self.correct, self.samples, k))
+        found[f"maj@{self.samples}"] = wilson(int(self.majority.sum()), n)
+        found["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
+        return found
+
+    def record(self) -> dict[str, Any]:
+        """As JSON: the summary with the ends of each interval, and the outcome of every problem."""
+        found: dict[str, Any] = {
+            "problems": len(self.greedy),
+            "samples": self.samples,
+            "verdict": self.verdict,
+        }
+        for name, estimate in self.summary().items():
+            ends = {name: estimate.value, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+            found |= {key: None if math.isnan(value) else value for key, value in ends.items()}
+        outcome = {n: getattr(self, n).astype(int).tolist() for n in ("greedy", "correct", "majority")}
+        rewards = [None if math.isnan(r) else r for r in self.reward.tolist()]
+        return found | {"outcome": {**outcome, "reward": rewards}}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
+        """The evaluation that ``record`` wrote."""
+        outcome = record["outcome"]
+        return cls(
+            greedy=np.array(outcome["greedy"], dtype=bool),
+            correct=np.array(outcome["correct"], dtype=np.int64),
+            majority=np.array(outcome["majority"], dtype=bool),
+            reward=np.array(outcome["reward"], dtype=np.float64),
+            samples=record["samples"],
+            verdict=record["verdict"],
+        )
+
+
+def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
+    """1 - C(n - c, k) / C(n, k) for each problem: unbiased. (n,) -> (n,). Chen et al., 2107.03374.
+
+    >>> pass_at_k(np.array([0, 1, 4]), samples=4, k=2).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    return np.array([1 - math.comb(samples - int(c), k) / math.comb(samples, k) for c in correct])
+
+
+def wilson(successes: int, trials: int) -> Estimate:
+    """A proportion with its Wilson score interval."""
+    if trials == 0:
+        return Estimate(math.nan, 0.0, 1.0)
+    p, z2 = successes / trials, Z95**2
+    centre = (p + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = Z95 * math.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    return Estimate(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_interval(values: np.ndarray, share: bool = True) -> Estimate:
+    """The mean over problems with a normal interval: problems are the unit, not samples.
+
+    Shares stay between 0 and 1; of fewer than two other values nothing is known about the spread.
+    """
+    least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
+    if len(values) < 2:
+        return Estimate(float(values.mean()) if len(values) else math.nan, least, most, share)
+    mean, half = float(values.mean()), Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Estimate(mean, max(least, mean - half), min(most, mean + half), share)
+
+
+def gain(before: np.ndarray, after: np.ndarray, doubt: float = 1.0, share: bool = True) -> Estimate:
+    """Mean paired difference over the same problems, with its interval. (n,), (n,) -> Estimate.
+
+    One pseudo-observation of each sign, of size ``doubt``, keeps the interval honest when all problems
+    agree. A share cannot change by more than 1.
+    """
+    difference = after.astype(float) - before.astype(float)
+    difference = difference[~np.isnan(difference)]
+    bound = 1.0 if share else math.inf
+    if not len(difference):
+        return Estimate(math.nan, -bound, bound, share)
+    padded = np.concatenate((difference, [doubt, -doubt]))
+    student = Z95 + (Z95**3 + Z95) / (4 * (len(padded) - 1))  # its quantile to first order: few problems
+    half = student * float(padded.std(ddof=1)) / math.sqrt(len(padded))
+    mean = float(difference.mean())
+    return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), share)
+
+
+def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
+    """What changed from one evaluation to the other: ``greedy``, ``sampled`` and ``reward``.
+
+    The mean of k samples is as sure as sqrt(k) of them; the range of a reward is what was seen.
+    """
+    doubt = 1 / math.sqrt(min(before.samples, after.samples))
+    rewards = np.concatenate((before.reward, after.reward))
+    spread = float(np.ptp(rewards[~np.isnan(rewards)])) if not np.isnan(rewards).all() else 0.0
+    return {
+        "greedy": gain(before.greedy, after.greedy),
+        "sampled": gain(before.pass_rate, after.pass_rate, doubt),
+        "reward": gain(before.reward, after.reward, doubt * spread, share=False),
+    }
