@@ -24,6 +24,7 @@ from covey.config.schema import Train
 from covey.models.ops import TorchOps
 from covey.models.policy import Policy
 from covey.rng import key
+from covey.sampling import draw
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.cache import CacheEngine, _step, _TorchCache
 from covey.sampling.graphs import Replayed, Work, cuda_recorder
@@ -123,8 +124,9 @@ def test_long_rollouts_are_recorded_once_per_bucket() -> None:
 
 
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
-def test_a_step_waits_for_no_value(params: SamplingParams) -> None:
+def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without values: whatever would make the host wait for a GPU has none to return."""
+    monkeypatch.setattr(draw, "candidates", lambda probs, _: probs.shape[-1])  # as on a GPU
     tokenizer = policy_of("qwen2").tokenizer
     with FakeTensorMode(), torch.no_grad():
         # Not float32, which the compiled operations would take by address.

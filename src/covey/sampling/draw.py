@@ -80,8 +80,15 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     a row's set does not depend on how many candidates another row has.
     """
     least = (1 - top_p) / probs.shape[-1]
-    candidates = int((probs > least).sum(-1).max())
-    ordered = probs.topk(max(candidates, 1)).values
+    ordered = probs.topk(candidates(probs, least)).values
     inside = (ordered.cumsum(-1) - ordered < top_p) & (ordered > least)
     inside[:, 0] = True
     return ~(probs < ordered.masked_fill(~inside, torch.inf).amin(-1, keepdim=True))
+
+
+def candidates(probs: Tensor, least: float) -> int:
+    """How many of the likeliest tokens hold all that are likelier than ``least``.
+
+    A GPU sorts everything faster than it could be asked for that number and waited for.
+    """
+    return max(int((probs > least).sum(-1).max()), 1) if probs.device.type == "cpu" else probs.shape[-1]

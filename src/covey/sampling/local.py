@@ -146,6 +146,8 @@ class _Running:
         self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
         self.kept: list[list[np.ndarray]] = []
         """(B,) of (drawn,) the ids that could be drawn; nothing where all could."""
+        self.kept_now: Tensor | None = None
+        """(B, V) bool: the same of the token drawn last, not yet read back."""
 
     @property
     def count(self) -> int:
@@ -168,14 +170,15 @@ class _Running:
         drawn = draw(logits, self.uniform[rows, at], self.params)
         self.tokens[rows, at], self.logprobs[rows, at] = drawn.tokens, drawn.logprobs
         self.drawn[rows] += 1
-        if drawn.kept is not None:
-            ids = drawn.kept.nonzero()[:, 1].int().cpu().numpy()
-            ends = drawn.kept.sum(-1).cumsum(-1).tolist()
-            for slot, kept in enumerate(np.split(ids, ends[:-1])):
-                self.kept[slot].append(kept)
+        self.kept_now = drawn.kept
 
     def ended(self) -> dict[int, Literal["stop", "length"]]:
-        """Slots whose completion ended with the token drawn last, and why."""
+        """Slots whose completion ended with the token drawn last, and why. Here the host waits."""
+        if self.kept_now is not None:
+            ids = self.kept_now.nonzero()[:, 1].int().cpu().numpy()
+            ends = self.kept_now.sum(-1).cumsum(-1).tolist()
+            for slot, kept in enumerate(np.split(ids, ends[:-1])):
+                self.kept[slot].append(kept)
         stopped = torch.isin(self.last(), self.end_ids).tolist()
         full = (self.drawn[: self.count] == self.params.max_tokens).tolist()
         return {
