@@ -248,3 +248,28 @@ def test_any_bytes_are_accepted_or_answered(tmp_path_factory, content: bytes) ->
         load(path)
     except ConfigError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"--{key}={value}"
+        for key in (
+            "rollout.group_size", "rollout.prompts_per_step", "rollout.max_tokens", "rollout.max_running",
+            "train.updates_per_batch", "train.inner_epochs", "train.steps", "train.batch_size", "train.keep",
+            "eval.samples", "eval.problems", "data.train_size", "data.test_size",
+            "seed", "threads", "lora.rank",
+        )
+        for value in (10**40, 2**63)
+    ]
+    + ["--train.lr=.inf", "--guards.kl_stop=.inf", "--scoring.timeout=.nan", "--output=a\0b", "--model=a\0b"]
+    + ["--data.train=a\0b", '--data.system="\\ud800"'],
+)  # fmt: skip
+def test_absurd_values_are_refused_before_any_work(setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting[2:].partition("=")[0]):
+        load(overrides=[setting])
+
+
+def test_a_step_has_no_absurd_number_of_completions() -> None:
+    with pytest.raises(ConfigError, match="group_size times prompts_per_step"):
+        load(overrides=["--rollout.group_size=65536", "--rollout.prompts_per_step=65536"])

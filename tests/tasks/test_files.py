@@ -82,3 +82,44 @@ def test_columns_get_the_names_that_rewards_ask_for(tmp_path: Path) -> None:
     assert problem.columns["solution"] == row["canonical_solution"]
     with pytest.raises(DataError, match="no column 'question'"):
         read(tmp_path / "h.jsonl", json.dumps(row), columns={"setup": "question"})
+
+
+def test_a_json_list_is_rows_and_so_are_json_lines(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}]
+    for content in (
+        json.dumps(rows, indent=2),
+        "\ufeff\n" + json.dumps(rows),
+        "".join(json.dumps(r) + "\n" for r in rows),
+    ):
+        found = read(tmp_path / "a.json", content)
+        assert [(p.id, p.prompt, p.columns["answer"]) for p in found] == [
+            ("a.json:1", "1+1=", "2"),
+            ("a.json:2", "1+2=", "3"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.json", "", "no rows"),
+        ("a.json", "[", "a.json: not valid JSON"),
+        ("a.json", '[{"prompt": "1"}, 7]', "a.json: row 2: a row is a JSON object, this is a int"),
+        ("a.json", '[{"prompt": "1", "prompt": "2"}]', "a.json: 'prompt' stands twice in one object"),
+        ("a.jsonl", '{"prompt": "1", "gold": 1, "gold": 2}', "a.jsonl:1: 'gold' stands twice"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "role": "x", "content": ""}]}', "'role' stands twice"),
+        ("a.jsonl", '{"prompt": "\\ud800 half"}', r"a.jsonl:1: half of a surrogate pair \(\\ud800\)"),
+        ("a.jsonl", '{"prompt": "1", "gold": ["\\udfff"]}', "half of a surrogate pair"),
+        ("a.csv", "prompt,gold,gold\n1,2,3\n", "2 columns are called 'gold'"),
+        ("a.jsonl", json.dumps({"prompt": "x" * (5 << 20)}), "a.jsonl:1: the prompt has 5,242,880 bytes"),
+        ("a.csv", "prompt\n" + "ä" * (3 << 20) + "\n", "the prompt has|field larger than field limit"),
+        (
+            "a.jsonl",
+            json.dumps({"prompt": [{"role": "user", "content": "x" * (3 << 20)}] * 2}),
+            "a.jsonl:1: the prompt has 6,",
+        ),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_rows_that_cannot_be_meant_are_refused(tmp_path: Path, name: str, content: str, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        read(tmp_path / name, content)

@@ -5,13 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MANY = 10_000_000
+"""Of problems or tokens: more is a slip of the keyboard."""
 
 
 class Section(BaseModel):
     """Strict: unknown keys are errors; values are read once and never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        if isinstance(value, str | Path) and "\0" in str(value):
+            raise ValueError("no text here may have a NUL byte")
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("this is no text, it has half a surrogate pair") from None
+        return value
 
 
 class Data(Section):
@@ -36,8 +51,10 @@ class Data(Section):
         description="Passed on to the chat template, as {enable_thinking: false}; a row's columns "
         "`chat_template_kwargs`, `tools` and `documents` go there too and win.",
     )
-    train_size: int = Field(4096, ge=1, description="Problems a generated task offers for training.")
-    test_size: int = Field(512, ge=1, description="Held-out problems, generated or from the file's head.")
+    train_size: int = Field(4096, ge=1, le=MANY, description="Problems a generated task offers for training.")
+    test_size: int = Field(
+        512, ge=1, le=MANY, description="Held-out problems, generated or from the file's head."
+    )
     long_prompts: Literal["error", "drop"] = Field(
         "error", description="Prompts that do not fit the context with max_tokens: refuse, or leave out."
     )
@@ -46,14 +63,18 @@ class Data(Section):
 class Rollout(Section):
     """How completions are sampled."""
 
-    group_size: int = Field(8, ge=1, description="Completions per prompt; more: better baseline, dearer.")
-    prompts_per_step: int = Field(16, ge=1, description="Prompts sampled for a training step.")
-    max_tokens: int = Field(512, ge=1, description="Longest completion, tokens; longer ones are cut.")
+    group_size: int = Field(
+        8, ge=1, le=65_536, description="Completions per prompt; more: better baseline, dearer."
+    )
+    prompts_per_step: int = Field(16, ge=1, le=65_536, description="Prompts sampled for a training step.")
+    max_tokens: int = Field(
+        512, ge=1, le=MANY, description="Longest completion, tokens; longer ones are cut."
+    )
     temperature: float = Field(
-        1.0, ge=0, description="Of sampling; the loss uses the same. Published runs use 0.6 to 1.0."
+        1.0, ge=0, le=100, description="Of sampling; the loss uses the same. Published runs use 0.6 to 1.0."
     )
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep this much probability.")
-    top_k: int = Field(0, ge=0, description="Keep the k likeliest tokens; 0 keeps all.")
+    top_k: int = Field(0, ge=0, le=MANY, description="Keep the k likeliest tokens; 0 keeps all.")
     stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
     curriculum: Literal["off", "frontier"] = Field(
         "off", description="`frontier` draws problems by how close their pass rate is to one half."
@@ -62,57 +83,72 @@ class Rollout(Section):
         False, description="Spread the step's completions over prompts by their remembered pass rates."
     )
     mask_truncated: bool = Field(False, description="Train no token of completions that were cut.")
-    max_refills: int = Field(4, ge=0, description="Rounds of resampling for groups a filter rejected.")
-    max_running: int = Field(256, ge=1, description="Completions generated at once; bounds the cache.")
+    max_refills: int = Field(
+        4, ge=0, le=1_000, description="Rounds of resampling for groups a filter rejected."
+    )
+    max_running: int = Field(
+        256, ge=1, le=65_536, description="Completions generated at once; bounds the cache."
+    )
+
+    @model_validator(mode="after")
+    def _completions(self) -> Rollout:
+        if self.group_size * self.prompts_per_step > MANY:
+            raise ValueError(f"group_size times prompts_per_step is more than {MANY:,}")
+        return self
 
 
 class Train(Section):
     """How the policy is updated."""
 
-    steps: int = Field(200, ge=1, description="Training steps: rollout batches, or batches of rows.")
+    steps: int = Field(
+        200, ge=1, le=10**9, description="Training steps: rollout batches, or batches of rows."
+    )
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         "adamw", description="adamw_8bit keeps the moments in 2 bytes a weight instead of 8."
     )
     lr: float = Field(1e-6, ge=0, description="AdamW learning rate after warm-up.")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    warmup_steps: int = Field(0, ge=0, le=10**9, description="Steps of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="What the learning rate does after the warm-up."
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW moment decay rates.")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
-    inner_epochs: int = Field(1, ge=1, description="Passes over each rollout batch.")
-    updates_per_batch: int = Field(1, ge=1, description="Optimizer steps per pass.")
+    inner_epochs: int = Field(1, ge=1, le=1_000, description="Passes over each rollout batch.")
+    updates_per_batch: int = Field(1, ge=1, le=65_536, description="Optimizer steps per pass.")
     tokens_per_micro_batch: int = Field(
-        8192, ge=1, description="Tokens in the model at once; changes memory, not the result."
+        8192, ge=1, le=2**31, description="Tokens in the model at once; changes memory, not the result."
     )
     recompute_layers: bool = Field(
         False, description="Keep only each layer's input: a third more time, a fraction of the memory."
     )
-    batch_size: int = Field(32, ge=1, description="Rows per step (sft).")
+    batch_size: int = Field(32, ge=1, le=65_536, description="Rows per step (sft).")
     stop_at: float | None = Field(
         None, gt=0, le=1, description="End the stage once held-out sampled accuracy reaches this."
     )
-    save_every: int = Field(50, ge=1, description="Steps between checkpoints.")
-    keep: int = Field(2, ge=1, description="Checkpoints kept.")
+    save_every: int = Field(50, ge=1, le=10**9, description="Steps between checkpoints.")
+    keep: int = Field(2, ge=1, le=10**6, description="Checkpoints kept.")
 
 
 class Eval(Section):
     """How progress is measured on held-out problems."""
 
-    every: int = Field(0, ge=0, description="Steps between evaluations; 0: before and after only.")
-    problems: int = Field(256, ge=1, description="Held-out problems, the same ones every time.")
-    samples: int = Field(4, ge=1, description="Sampled completions per problem, for pass@k.")
+    every: int = Field(0, ge=0, le=10**9, description="Steps between evaluations; 0: before and after only.")
+    problems: int = Field(256, ge=1, le=MANY, description="Held-out problems, the same ones every time.")
+    samples: int = Field(4, ge=1, le=65_536, description="Sampled completions per problem, for pass@k.")
 
 
 class Guards(Section):
     """When a run that goes wrong is ended, its last good checkpoint kept."""
 
     bad_updates: int = Field(
-        3, ge=1, description="Stop after this many updates in a row were skipped for not being finite."
+        3,
+        ge=1,
+        le=10**9,
+        description="Stop after this many updates in a row were skipped for not being finite.",
     )
     dead_steps: int = Field(
-        20, ge=0, description="Stop after this many steps in a row without an advantage; 0: never."
+        20, ge=0, le=10**9, description="Stop after this many steps in a row without an advantage; 0: never."
     )
     kl_warn: float | None = Field(5.0, gt=0, description="KL to the reference, nats a completion: say so.")
     kl_act: float | None = Field(10.0, gt=0, description="The same: do what kl_action says.")
@@ -125,14 +161,14 @@ class Guards(Section):
         0.0, ge=0, description="Stop when the entropy of a step's sampling, nats a token, falls below."
     )
     stall_minutes: float = Field(
-        60.0, ge=0, description="End the process after this long without any progress; 0: never."
+        60.0, ge=0, le=10**6, description="End the process after this long without any progress; 0: never."
     )
 
 
 class Scoring(Section):
     """How rewards are run, and when their failures end a run."""
 
-    timeout: float = Field(60.0, gt=0, description="Seconds a call of a reward function may take.")
+    timeout: float = Field(60.0, gt=0, le=10**6, description="Seconds a call of a reward function may take.")
     max_infra: float = Field(
         0.2, ge=0, le=1, description="Stop if a larger share of the last 5 steps' scores could not be made."
     )
@@ -157,8 +193,8 @@ class Sandbox(Section):
 class Lora(Section):
     """Low-rank adapters: train a few weights, keep the rest as the reference."""
 
-    rank: int = Field(16, ge=1, description="Rank of the update.")
-    alpha: float = Field(32.0, gt=0, description="Scale of the update: alpha / rank.")
+    rank: int = Field(16, ge=1, le=65_536, description="Rank of the update.")
+    alpha: float = Field(32.0, gt=0, le=10**6, description="Scale of the update: alpha / rank.")
     targets: str | tuple[str, ...] = Field("all-linear", description="Which linear layers.")
 
 
@@ -168,13 +204,16 @@ class Config(Section):
     model: str = Field("tiny", description="Hub id, folder, or `tiny`: built on the spot.")
     method: Literal["rl", "sft"] = Field("rl", description="Reinforcement or supervised learning.")
     output: Path = Field(Path("runs/run"), description="Folder of the run.")
-    seed: int = Field(0, ge=0, description="Of every random draw.")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Of every random draw.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Of the weights; auto: float32 on CPU, bfloat16 on GPU."
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
     threads: int = Field(
-        0, ge=0, description="CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use."
+        0,
+        ge=0,
+        le=65_536,
+        description="CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use.",
     )
     data: Data = Data()
     rewards: tuple[Any, ...] = Field(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from covey.config.schema import Data
 from covey.types import DataError, Problem
 
+LONGEST_PROMPT = 4 << 20
+"""Bytes. Tokenizing more takes minutes, and no model reads as much."""
 RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 """Names the reward functions already use."""
 TEMPLATE_COLUMNS = ("tools", "documents")
@@ -38,6 +42,20 @@ def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     yield from readers[file.suffix](file)
 
 
+def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A list of rows, or one row a line."""
+    with file.open("rb") as content:
+        while (first := content.read(1)).isspace() or first in (b"\xef", b"\xbb", b"\xbf"):  # a UTF-8 mark
+            continue
+        if first != b"[":
+            yield from _jsonl(file)
+            return
+        content.seek(0)
+        found = _parsed(str(file), content.read())
+    for number, row in enumerate(found, start=1):
+        yield number, _checked(f"{file}:{number}", row)
+
+
 def _jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -48,7 +66,7 @@ def _jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """A list of objects, or objects a line each."""
-    content = file.read_bytes()
+    content = file.read_bytes().removeprefix(BOM_UTF8)
     if not content.lstrip().startswith(b"["):
         yield from _jsonl(file)
         return
@@ -56,25 +74,39 @@ def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, _row(row, f"{file}: row {number}")
 
 
-def _parsed(text: str | bytes, where: str) -> Any:
+def _parsed(text: bytes, where: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+            raise DataError(f"{where}: {twice!r} stands twice in one object; remove one of them")
+        return found
+
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON: {str(error)[:200]}") from None
 
 
 def _row(row: Any, where: str) -> dict[str, Any]:
-    if isinstance(row, dict):
-        return row
-    hint = "; name a file that is one list .json" if isinstance(row, list) else ""
-    raise DataError(f"{where}: a row is a JSON object, this is a {type(row).__name__}{hint}")
+    if not isinstance(row, dict):
+        hint = "; name a file that is one list .json" if isinstance(row, list) else ""
+        raise DataError(f"{where}: a row is a JSON object, this is a {type(row).__name__}{hint}")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: half of a surrogate pair (\\u{ord(error.object[error.start]):04x}), which is "
+            "no character; repair the text"
+        ) from None
+    return row
 
 
 def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     # Every value stays the text it is: a gold of 007 must not become 7.
-    with file.open(encoding="utf-8", newline="") as lines:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         try:
+            _unique(file, reader.fieldnames or ())
             for row in reader:
                 if None in row or None in row.values():
                     raise DataError(f"{file}:{reader.line_num}: not as many fields as the header has")
@@ -92,7 +124,18 @@ def _parquet(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         table = parquet.read_table(file)
     except (ArrowException, OSError) as error:
         raise DataError(f"{file}: not valid parquet: {error}") from None
-    yield from enumerate(table.to_pylist(), start=1)
+    _unique(file, table.column_names)
+    try:
+        found = table.to_pylist()
+    except ValueError as error:
+        raise DataError(f"{file}: not valid parquet: {error}") from None
+    yield from enumerate(found, start=1)
+
+
+def _unique(file: Path, columns: Sequence[str]) -> None:
+    for name, count in Counter(columns).items():
+        if count > 1:
+            raise DataError(f"{file}: {count} columns are called {name!r}; rename all but one")
 
 
 def _problem(file: Path, line: int, row: dict[str, Any], data: Data) -> Problem:
@@ -114,6 +157,9 @@ def _problem(file: Path, line: int, row: dict[str, Any], data: Data) -> Problem:
             raise DataError(f"{where}: no column {data.answer!r} (data.answer)")
         columns["answer"] = row[data.answer]
     prompt = _prompt(where, row[data.prompt], data)
+    size = len(str(prompt).encode())
+    if size > LONGEST_PROMPT:
+        raise DataError(f"{where}: the prompt has {size:,} bytes; {LONGEST_PROMPT:,} are allowed. Shorten it")
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
     return Problem(f"{file.name}:{line}", prompt, columns, template)
 

@@ -43,6 +43,12 @@ def load_problems(loaded: Loaded) -> Source:
     return Source(train, test[: data.test_size])
 
 
+def data_files(loaded: Loaded) -> list[Path]:
+    """The data files of a config."""
+    data = loaded.config.data
+    return [_resolve(path, loaded.folder) for path in (data.train, data.test) if path is not None]
+
+
 def _resolve(path: Path, folder: Path) -> Path:
     """A path as the user means it: from the config's folder, else from the working directory."""
     beside = folder / path
