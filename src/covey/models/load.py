@@ -11,21 +11,22 @@ from pathlib import Path
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import cached_file
 
 from covey.config.schema import Config, Lora
+from covey.endings import out_of_memory
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.tiny import build_model, build_tokenizer
-from covey.types import ConfigError
+from covey.types import ConfigError, CoveyError
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -76,18 +77,33 @@ def source_of(name: str, folder: Path) -> str:
     return str(local) if local.is_dir() else name
 
 
+def model_files(name: str, folder: Path) -> dict[str, Path]:
+    """What a model is loaded from, by name in its folder, or in the cache of the hub's."""
+    source = source_of(name, folder)
+    place = Path(source)
+    if not place.is_dir():
+        config = cached_file(source, "config.json", local_files_only=True)
+        assert config is not None, "it has been loaded"
+        place = Path(config).parent
+    found = (*place.iterdir(), *place.glob("additional_chat_templates/*"))
+    kinds = (".json", ".safetensors", ".txt", ".model", ".jinja")
+    return {str(p.relative_to(place)): p for p in found if p.suffix in kinds and p.is_file()}
+
+
 def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = source_of(name, folder)
     cached = unreachable(source)
     try:
         tokenizer = pretrained_tokenizer(source, local_files_only=cached)
         model = pretrained(AutoModelForCausalLM, source, dtype=torch.float32, local_files_only=cached)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except Exception as error:  # a damaged folder makes the libraries fail in any way
+        if isinstance(error, CoveyError) or out_of_memory(error):
+            raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if cached:
+        if cached and isinstance(error, OSError):
             reason = "there is no such folder, the hub does not answer, and this machine has no copy"
         raise ConfigError(
-            f"model: {name!r} could not be loaded: {reason}\n"
+            f"model: {name!r} could not be loaded: {reason[:500]}\n"
             "Give a folder with a Hugging Face model (weights as safetensors), a hub id that can be reached, "
             "or `tiny`"
         ) from None

@@ -1,4 +1,4 @@
-"""Models from folders or a hub: safetensors only, no code of the folder's own, one at a time."""
+"""Models from folders or a hub: safetensors only, no code of the folder's own, one at a time, whole."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file
+
+from covey.models.whole import check_intact, check_size, check_whole
 
 LOADING = RLock()
 """transformers switches the tying of weights off for the whole process while it loads a model. Two
@@ -26,9 +28,23 @@ WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 def pretrained(loader: Any, source: str | Path, **options: Any) -> Any:
     """What ``loader``, one of transformers' Auto classes for models, makes of ``source``.
 
-    Raises OSError, ValueError, KeyError or SafetensorError for a source that does not hold it.
+    Raises ConfigError if weights are missing, of another shape, or not finite, or if the model is larger
+    than its files or the memory; whatever transformers raises for a source that does not hold a model.
     """
     refuse_strange(str(source))
+    check_intact(Path(source))
+    with LOADING:
+        config = AutoConfig.from_pretrained(
+            source, trust_remote_code=False, local_files_only=options.get("local_files_only", False)
+        )
+        check_size(loader, config, Path(source))
+    model, found = alone(loader, source, ignore_mismatched_sizes=True, output_loading_info=True, **options)
+    check_whole(model, found, str(source))
+    return model
+
+
+def alone(loader: Any, source: str | Path, **options: Any) -> Any:
+    """What ``loader`` gives while nothing else loads."""
     with LOADING:
         # Said, because on a terminal transformers would ask whether to run the folder's code.
         return loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **options)

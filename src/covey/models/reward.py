@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
+from covey.endings import out_of_memory
 from covey.models.load import pick_device, source_of
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.rewards.contract import reward
@@ -44,14 +44,11 @@ class RewardModel:
         try:
             self.tokenizer = pretrained_tokenizer(source, **here)
             dtype = torch.float32 if place.type == "cpu" else "auto"
-            model, found = pretrained(loader, source, dtype=dtype, output_loading_info=True, **here)
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise ConfigError(f"{kind}: {name!r} could not be loaded: {str(error).strip()[:300]}") from None
-        if found["missing_keys"]:
-            raise ConfigError(
-                f"{kind}: {name!r} is none: it has no {', '.join(sorted(found['missing_keys']))}, "
-                "so its verdicts would be random"
-            )
+            model = pretrained(loader, source, dtype=dtype, **here)
+        except Exception as error:  # a damaged folder makes the libraries fail in any way
+            if out_of_memory(error):
+                raise
+            raise ConfigError(f"{kind}: {name!r} could not be loaded: {str(error).strip()[:500]}") from None
         if model.config.num_labels not in outputs:
             raise ConfigError(
                 f"{kind}: {name!r} gives {model.config.num_labels} numbers where "

@@ -42,20 +42,6 @@ def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     yield from readers[file.suffix](file)
 
 
-def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A list of rows, or one row a line."""
-    with file.open("rb") as content:
-        while (first := content.read(1)).isspace() or first in (b"\xef", b"\xbb", b"\xbf"):  # a UTF-8 mark
-            continue
-        if first != b"[":
-            yield from _jsonl(file)
-            return
-        content.seek(0)
-        found = _parsed(str(file), content.read())
-    for number, row in enumerate(found, start=1):
-        yield number, _checked(f"{file}:{number}", row)
-
-
 def _jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -74,7 +60,7 @@ def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, _row(row, f"{file}: row {number}")
 
 
-def _parsed(text: bytes, where: str) -> Any:
+def _parsed(text: str | bytes, where: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
             twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)

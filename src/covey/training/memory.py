@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -128,19 +126,6 @@ def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, there
     while tokens > 1 and others + update_bytes(shape, tokens, recompute) > USABLE * there:
         tokens //= 2
     return tokens
-
-
-def memory_there(device: torch.device) -> int:
-    """Bytes of the device, or of the machine as far as this process may use them."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int(Path(file).read_text()))
-        except (OSError, ValueError):  # not there, or `max`
-            continue
-    return min(limits)
 
 
 def program_bytes(device: torch.device, models: int) -> int:

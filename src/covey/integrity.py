@@ -1,0 +1,90 @@
+"""What covey wrote is checked when it is read back: records by their own checksum, folders by a manifest.
+
+Any damage, from an emptied file to one flipped bit, is an error that names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from covey.endings import CheckpointError
+
+T = TypeVar("T")
+MANIFEST = "manifest.json"
+SEAL = "sha256"
+"""Key of a record's checksum."""
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of a file, read in chunks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sealed(values: Mapping[str, Any]) -> str:
+    """A record as JSON, with a checksum of itself."""
+    plain = json.loads(json.dumps(values))
+    return json.dumps({**plain, SEAL: _seal(plain)}, indent=1)
+
+
+def read_record(path: Path, schema: type[T], remedy: str) -> T:
+    """A record that ``sealed`` has written, as ``schema``.
+
+    Raises CheckpointError naming the file if it is not as it was written.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+        if not isinstance(values, dict) or values.pop(SEAL, None) != _seal(values):
+            raise ValueError("not as it was written")
+        return TypeAdapter(schema).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+    except FileNotFoundError:
+        problem = "missing"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        problem = "damaged: it is not as it was written"
+    raise CheckpointError(f"{path}: {problem}. {remedy}")
+
+
+def manifest_of(folder: Path) -> str:
+    """The manifest of a folder: size and checksum of every file."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return sealed({"files": {str(p.relative_to(folder)): _fingerprint(p) for p in files}})
+
+
+def damage(folder: Path, required: Collection[str] = ()) -> str | None:
+    """What is wrong with a folder that has a manifest, naming the file; None if it is as it was written.
+
+    ``required`` files must be among those that the manifest lists. Pages for people may be edited.
+    """
+    try:
+        files = read_record(folder / MANIFEST, dict[str, dict[str, dict[str, Any]]], "")["files"]
+    except (CheckpointError, KeyError):
+        return f"{folder / MANIFEST} is missing or damaged"
+    for name in required:
+        if name not in files:
+            return f"{folder / MANIFEST} does not list {name}"
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.suffix != ".md" and _fingerprint(path) != expected:
+            return f"{path} is not as it was written"
+    return None
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": digest_of(path)}
