@@ -118,7 +118,8 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
         if known.code == 75:
             known = type(known)(f"{known}. Go on with: {go_on(home)}")
         raise known from None
-    (home / RECORD).unlink(missing_ok=True)
+    if (home / RECORD).exists():  # a finished run may lie where nothing can be written
+        (home / RECORD).unlink()
     last = results[-1]
     model = last.folder / "final"
     value = {r.folder.name: r.record() for r in results} | {"model": str(model)}

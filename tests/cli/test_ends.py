@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from covey.cli import main
+from covey.integrity import SEAL, sealed
 
 REWARDS = """
 import os
@@ -155,11 +156,12 @@ def test_changes_are_shown_judged_and_need_resume(project: Path, capsys) -> None
 def test_another_machine_is_noticed(project: Path, capsys) -> None:
     assert train(project, "--inject", "step.sigterm@3") == 75
     path = project / "run" / "env.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0", "data": "other"}))
+    recorded = {k: v for k, v in json.loads(path.read_text()).items() if k != SEAL}
+    path.write_text(sealed({**recorded, "torch": "1.0", "data": "other"}))
     assert train(project, "--strict") == 4
     err = capsys.readouterr().err
     assert "torch is 1.0 there" in err
-    assert "data is other there" in err
+    assert "data changed since the run began" in err
     assert train(project) == 0
     assert "torch is 1.0 there" in capsys.readouterr().out
 

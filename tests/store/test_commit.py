@@ -11,7 +11,8 @@ import pytest
 from tests.fakes import group
 
 from covey.endings import CheckpointError
-from covey.store.commit import clear_leftovers, committed_folder, damage, write_file
+from covey.integrity import damage
+from covey.store.commit import clear_leftovers, committed_folder, write_file
 from covey.store.folder import FolderBusy, RunFolder
 from covey.types import SamplingMask
 
@@ -109,7 +110,7 @@ def test_a_stream_that_lacks_what_was_logged_before_is_named(tmp_path: Path, lef
     sizes, path = folder.sync(), tmp_path / "metrics.jsonl"
     path.unlink() if left is None else path.write_bytes(left)
     with pytest.raises(CheckpointError, match=r"metrics.jsonl has \d+ bytes and had 25 when .* step 1"):
-        folder.rewind(sizes, step=1)
+        folder.damaged(sizes, step=1)
     folder.close()
 
 

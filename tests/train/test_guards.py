@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from tests.train.test_runs import StopAt, alike, fingerprint, interrupted, start
+from tests.train.test_runs import FAST, StopAt, alike, fingerprint, interrupted, start
 
+from covey.config.load import load
 from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
 from covey.endings import CheckpointError, GuardStop, OutOfRoom
 from covey.faults import Faults
+from covey.rewards.base import RewardError
 from covey.stopping import Stopped, StopSignal
 from covey.training.guards import _watch_kl
 from covey.training.report import facts
 from covey.training.run import Session
+from covey.training.setup import set_up
 
 
 def read(folder: Path, stream: str) -> list[dict[str, Any]]:
@@ -149,9 +152,8 @@ def test_a_raised_coefficient_comes_back(seen: list[float], coefficients: list[f
     run: Any = SimpleNamespace(
         loaded=SimpleNamespace(config=SimpleNamespace(guards=guards)),
         algorithm=SimpleNamespace(kl=SimpleNamespace(coef=0.1)),
-        state=SimpleNamespace(step=1, kl_coef=0.1),
+        state=SimpleNamespace(step=1, kl_coef=0.1, kl_level=0),
         console=RunConsole(quiet=True),
-        kl_level=0,
         event=lambda *_, **__: None,
     )
     found = []
@@ -294,3 +296,50 @@ def test_strict_refuses_a_damaged_checkpoint_and_so_does_a_run_without_a_good_on
 def test_time_is_up(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match=r"stopped after 0.0001 minutes; saved after step"):
         start(tmp_path / "run", StopSignal(max_minutes=1e-4), train={"steps": 1000})
+
+
+def moody(completion: str) -> float:
+    """A reward that cannot judge about every third completion."""
+    if completion and sum(map(ord, completion)) % 3 == 0:
+        raise RuntimeError("no mood")
+    return float(len(completion) + sum(map(ord, completion)) % 7)
+
+
+def test_failures_of_judging_are_remembered_over_a_resume(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"rewards": (moody,), "train": {"steps": 9, "lr": 0.0}}
+    said = []
+    with pytest.raises(RewardError, match=r"of the last 5 steps could not be made") as whole:
+        start(tmp_path / "whole", **settings)
+    interrupted(tmp_path / "parts", 70, **settings)
+    assert 0 < len(read(tmp_path / "parts", "metrics.jsonl")) < 4
+    with pytest.raises(RewardError) as parts:
+        start(tmp_path / "parts", **settings)
+    said = [str(caught.value).partition(" (")[0] for caught in (whole, parts)]
+    assert said[0] == said[1]
+    assert len(read(tmp_path / "whole", "metrics.jsonl")) == len(read(tmp_path / "parts", "metrics.jsonl"))
+
+
+def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
+    """The level of the KL is said once, also by a resumed run; a verifier's refusals in a row add up."""
+    settings: dict[str, Any] = {
+        "algorithm": "grpo",
+        "guards": {"kl_warn": 1e-9, "kl_act": None, "kl_stop": None},
+    }
+    start(tmp_path / "whole", **settings)
+    counter = StopAt()
+    start(tmp_path / "count", counter, **settings)
+    interrupted(tmp_path / "parts", counter.checks * 2 // 3, **settings)
+    newest = max((tmp_path / "parts/checkpoints").iterdir())
+    saved = json.loads((newest / "trainer.json").read_text())["state"]
+    assert {"kl_level", "unjudged", "refused"} <= set(saved)
+    start(tmp_path / "parts", **settings)
+    assert read(tmp_path / "whole", "events.jsonl") == read(tmp_path / "parts", "events.jsonl")
+    loaded = load(values={**FAST, "output": tmp_path / "refused"})
+    run = set_up(loaded, RunConsole(quiet=True), StopSignal())
+    run.rewards.refused["varied"] = 2
+    run.advance(1)
+    run.save()
+    run.folder.close()
+    again = set_up(loaded, RunConsole(quiet=True), StopSignal())
+    again.folder.close()
+    assert again.rewards.refused == {"varied": 2}

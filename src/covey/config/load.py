@@ -41,6 +41,8 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
     folder: Path = Path()
     """Where relative paths and user code are looked for: the config file's folder."""
+    before: Path | None = None
+    """The folder of the stage before, in a pipeline: its final model is this stage's first."""
     checkpoint: Path | None = None
     """Of a run that has not ended: its weights are taken instead of those of the config's model."""
 
@@ -304,6 +306,8 @@ def resolved(loaded: Loaded) -> dict[str, Any]:
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
     values["algorithm"] = describe(loaded.algorithm)
+    if loaded.before is not None:  # so that a pipeline may be moved
+        values["model"] = f"../{loaded.before.name}/final"
     return values
 
 

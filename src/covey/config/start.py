@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from covey.config.layers import merge
 from covey.config.load import Loaded, load, plain
 from covey.endings import START
+from covey.integrity import read_record
 from covey.types import ConfigError
 
 
@@ -46,10 +46,11 @@ class Start:
 
 
 def read_start(run: Path) -> Start:
-    """What a run was started with. Raises ConfigError where that is not recorded."""
-    try:
-        record = json.loads((run / START).read_text())
-        config = Path(record["config"]) if record["config"] else None
-        return Start(config, list(record["settings"]), dict(record["values"]), Path(record["folder"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{run}: no run in this folder that covey began (no {START})") from None
+    """What a run was started with.
+
+    Raises ConfigError where that is not recorded, CheckpointError where the record is damaged.
+    """
+    if not (run / START).is_file():
+        raise ConfigError(f"{run}: no run in this folder that covey began (no {START})")
+    remedy = f"Put the file back, or give the first command again with --output {run}"
+    return read_record(run / START, Start, remedy)

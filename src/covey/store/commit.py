@@ -6,16 +6,18 @@ then renamed; a crash at any instant leaves the old state or the new one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-MANIFEST = "manifest.json"
+from covey.integrity import MANIFEST, manifest_of
+
 TEMPORARY = ".tmp-"
+LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
+"""Names that writers give to what they have begun: the target's, and their process."""
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -44,8 +46,7 @@ def committed_folder(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         files = sorted(p for p in temporary.rglob("*") if p.is_file())
-        manifest = {str(p.relative_to(temporary)): _fingerprint(p) for p in files}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        (temporary / MANIFEST).write_text(manifest_of(temporary))
         for path in (*files, temporary / MANIFEST, *{p.parent for p in files}, temporary):
             sync(path)
         if target.exists():
@@ -57,32 +58,25 @@ def committed_folder(target: Path) -> Iterator[Path]:
         raise
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a committed folder, naming the file; None if it is as it was written."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return f"{folder / MANIFEST} is missing or unreadable"
-    for name, expected in manifest.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{path} is missing"
-        if _fingerprint(path) != expected:
-            return f"{path} is not as it was written"
-    return None
-
-
 def discard(folder: Path) -> None:
     """Remove a folder so that no reader finds it half removed."""
     doomed = folder.with_name(f"{TEMPORARY}trash-{folder.name}.{os.getpid()}")
     folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _remove(doomed)
 
 
 def clear_leftovers(folder: Path) -> None:
     """Remove what writers that died have left behind."""
     for path in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if LEFTOVER.fullmatch(path.name):
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink()
 
 
 def sync(path: Path) -> None:
@@ -92,9 +86,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _fingerprint(path: Path) -> dict[str, object]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"size": path.stat().st_size, "sha256": digest}

@@ -7,22 +7,40 @@ rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import json
 import math
 import os
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from covey.endings import CheckpointError
-from covey.store.commit import clear_leftovers, damage, discard, make_folder, sync, write_file
+from covey.integrity import damage
+from covey.store.commit import clear_leftovers, discard, make_folder, sync, write_file
 from covey.types import Group, SamplingMask
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
+ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
+CHECKPOINT = re.compile(r"step_(\d{6,})")
+IN_CHECKPOINT = ("trainer.json", "optimizer.safetensors")
+"""Files that every checkpoint has, beside those of the model."""
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What had been logged when a checkpoint was written."""
+
+    streams: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Bytes and sha256 of each stream."""
+    rollouts: int = 0
+    """Files in rollouts/."""
 
 
 class FolderBusy(CheckpointError):
@@ -48,6 +66,7 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
+        self._digests = {name: (0, hashlib.sha256()) for name in STREAMS}
         for folder in folders:
             clear_leftovers(folder)
 
@@ -65,32 +84,67 @@ class RunFolder:
         """All records of a stream."""
         return read_stream(self.path, stream)
 
-    def sync(self) -> dict[str, int]:
-        """Make the streams survive a power loss. -> bytes of each: what a checkpoint remembers of them."""
+    def sync(self) -> Logged:
+        """Make the streams survive a power loss. -> what a checkpoint remembers of them."""
         paths = [p for name in STREAMS if (p := self.path / name).exists()]
         for path in (*paths, self.path):
             sync(path)
-        return {p.name: p.stat().st_size for p in paths}
+        for path in paths:  # what was there before has been read: damage since then shows in a resume
+            start, digest = self._digests[path.name]
+            with path.open("rb") as file:
+                file.seek(start)
+                digest.update(new := file.read())
+            self._digests[path.name] = (start + len(new), digest)
+        known = {p.name: (self._digests[p.name][0], self._digests[p.name][1].hexdigest()) for p in paths}
+        return Logged(known, len(self._rollouts()))
 
-    def rewind(self, sizes: Mapping[str, int], step: int) -> None:
-        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts.
+    def damaged(self, logged: Logged, step: int) -> list[str]:
+        """Streams that are not what they were when the checkpoint of ``step`` was written, each in words.
 
-        Raises CheckpointError if a stream lacks what was logged before it.
+        Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
+        rests.
+        """
+        complaints = []
+        for name, (size, expected) in logged.streams.items():
+            path = self.path / name
+            content = path.read_bytes()[:size] if path.exists() else b""
+            if len(content) < size:
+                raise CheckpointError(
+                    f"{path} has {len(content):,} bytes and had {size:,} when the checkpoint of step {step} "
+                    "was written. Put the file back, or remove the run folder to begin again"
+                )
+            if hashlib.sha256(content).hexdigest() != expected:
+                complaints.append(f"{path} is not as it was written")
+                if name == "evals.jsonl":
+                    raise CheckpointError(
+                        f"{complaints[-1]}, and the verdict rests on it. Put the file back, or remove the "
+                        "run folder to begin again"
+                    )
+        return complaints
+
+    def rewind(self, logged: Logged, step: int) -> int:
+        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts; make blank what
+        is damaged. -> how many files of earlier rollouts are gone.
         """
         for name in STREAMS:
-            path, size = self.path / name, sizes.get(name, 0)
-            found = path.stat().st_size if path.exists() else 0
-            if found < size:
-                raise CheckpointError(
-                    f"{path} has {found:,} bytes and had {size:,} when the checkpoint of step {step} was "
-                    "written. Put the file back, or remove the run folder to begin again"
-                )
-            if found:
+            path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
+            content = b""
+            if path.exists():
                 os.truncate(path, size)
-        for path in (self.path / "rollouts").iterdir():
-            number = path.stem.rpartition("_")[2]
-            if number.isdecimal() and int(number) >= step:
+                content = path.read_bytes()
+                if (readable := _blanked(content)) != content:
+                    write_file(path, readable)
+                    content = readable
+            self._digests[name] = (size, hashlib.sha256(content))
+        for path, number in self._rollouts().items():
+            if number >= step:
                 path.unlink()
+        return max(0, logged.rollouts - len(self._rollouts()))
+
+    def _rollouts(self) -> dict[Path, int]:
+        """The files that ``write_rollouts`` has written, and their steps; users may keep others there."""
+        found = ((p, ROLLOUT.fullmatch(p.name)) for p in (self.path / "rollouts").iterdir())
+        return {path: int(match[1]) for path, match in found if match}
 
     def write_rollouts(
         self,
@@ -139,17 +193,11 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Committed checkpoints, oldest first."""
-        return sorted(p for p in (self.path / "checkpoints").glob("step_*") if p.is_dir())
+        return checkpoints(self.path)
 
     def latest_checkpoint(self) -> tuple[Path | None, list[str]]:
         """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
-        complaints: list[str] = []
-        for path in reversed(self.checkpoints()):
-            problem = damage(path)
-            if problem is None:
-                return path, complaints
-            complaints.append(problem)
-        return None, complaints
+        return latest_checkpoint(self.path)
 
     def rotate(self, keep: int) -> None:
         """Remove all but the newest ``keep`` checkpoints."""
@@ -157,11 +205,54 @@ class RunFolder:
             discard(path)
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """Committed checkpoints of a run, oldest first; nothing else that may stand among them."""
+    found = ((p, CHECKPOINT.fullmatch(p.name)) for p in (run / "checkpoints").glob("step_*") if p.is_dir())
+    return [path for _, path in sorted((int(match[1]), path) for path, match in found if match)]
+
+
+def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
+    complaints: list[str] = []
+    for path in reversed(checkpoints(run)):
+        problem = damage(path, IN_CHECKPOINT)
+        if problem is None:
+            return path, complaints
+        complaints.append(problem)
+    return None, complaints
+
+
 def read_stream(folder: Path, stream: str) -> list[dict[str, Any]]:
-    """What a run has logged so far; it may be at work, so a line may be half written."""
+    """What a run has logged so far; it may be at work, so a line may be half written.
+
+    Raises CheckpointError naming the line that is none of a log.
+    """
     path = folder / stream
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
-    return [json.loads(line) for line in whole.splitlines()]
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    records = []
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+        if not line.strip():
+            continue  # it was damaged, and a resume has made it blank
+        if (record := _record(line)) is None:
+            raise CheckpointError(f"{path}:{number}: damaged. Put the file back, or remove this line")
+        records.append(record)
+    return records
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """A line of a stream; None if it is damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def _blanked(content: bytes) -> bytes:
+    """A stream whose unreadable lines are blank. No byte moves: what checkpoints know of it still fits."""
+    lines = content.removesuffix(b"\n").split(b"\n")
+    readable = [line if _record(line) is not None else b" " * len(line) for line in lines]
+    return (b"\n".join(readable) + b"\n")[-len(content) :] if content else b""
 
 
 def _row(group: Group, sample: int) -> dict[str, Any]:

@@ -125,14 +125,14 @@ def _watch_kl(run: Run, kl: float) -> None:
         run.state.kl_coef = coef * RAISE if level == 2 else max(start, coef / RAISE)
         if run.state.kl_coef != coef:
             run.event(step, "KL coefficient moved", coef=run.state.kl_coef, kl=kl)
-    if level > run.kl_level:
+    if level > run.state.kl_level:
         run.console.say(
             f"step {step}: {kl:.1f} nats a completion away from the reference (guards.kl_stop ends the "
             f"run at {guards.kl_stop})",
             "yellow",
         )
         run.event(step, "far from the reference", kl=kl)
-    run.kl_level = level
+    run.state.kl_level = level
 
 
 def check_weights(policy: Policy, what: str) -> None:

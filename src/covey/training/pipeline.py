@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,22 +10,25 @@ from typing import Any
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole, duration
-from covey.endings import GuardStop
+from covey.endings import CheckpointError, GuardStop
 from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.explain import explain, no_signal, settings_of
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge
+from covey.integrity import damage, read_record, sealed
 from covey.models.load import save_policy
 from covey.stopping import Stopped, StopSignal
 from covey.store.commit import committed_folder, write_file
+from covey.store.folder import latest_checkpoint
 from covey.training import rl, supervised
 from covey.training.guards import check_weights
-from covey.training.resume import refuse_other_config
+from covey.training.recorded import recorded_settings, stage_number, stages_in
+from covey.training.resume import changed_settings, refuse_other_config
 from covey.training.run import Run, Session
 from covey.training.setup import ALONE, caller_restored, set_up
-from covey.types import Messages
+from covey.types import ConfigError, Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
 RESULT = "result.json"
@@ -61,8 +63,12 @@ def run_pipeline(
     stages, results = loaded.stages(), list[Result]()
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
-        done = _finished(placed)
         refuse_other_config(placed, changes=session.changes)
+        done = _finished(placed, console)
+        if done is not None:
+            _refuse_late_changes(placed)
+        elif len(stages) > 1:
+            _refuse_stale_stages(placed, number)
         with caller_restored():
             results.append(done or run_stage(placed, console, stop, session))
     return results
@@ -73,22 +79,68 @@ def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
     changes: dict[str, object] = {"output": stage.config.output / f"{number}-{stage.config.method}"}
     if before:
         changes["model"] = str((before[-1].folder / "final").resolve())
-    return replace(stage, config=stage.config.model_copy(update=changes))
+    config = stage.config.model_copy(update=changes)
+    return replace(stage, config=config, before=before[-1].folder if before else None)
 
 
-def _finished(stage: Loaded) -> Result | None:
-    path = stage.config.output / RESULT
-    if not path.exists():
+def _finished(stage: Loaded, console: RunConsole) -> Result | None:
+    """The result of a stage that has done all it is asked for, and whose model is there.
+
+    None where there is something left to do: to begin, to go on, to train more steps than were asked for
+    before, or to write a model anew that is gone. Raises CheckpointError where that cannot be.
+    """
+    output, train = stage.config.output, stage.config.train
+    if not (output / RESULT).exists():
         return None
-    record = json.loads(path.read_text())
-    verdict = Verdict(**record["verdict"]) if record["verdict"] else None
-    return Result(**{**record, "folder": stage.config.output, "verdict": verdict})
+    result = _result(output)
+    final, checkpoint = output / "final", latest_checkpoint(output)[0]
+    asked = (recorded_settings(output) or {}).get("train", {})
+    reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
+    more = result.steps < train.steps and not (reached and train.stop_at == asked["stop_at"])
+    if not more and final.is_dir():
+        if problem := damage(final, ("config.json",)):
+            raise CheckpointError(f"{problem}. Put the file back, or remove {final} to have it written anew")
+        return replace(result, folder=output)
+    what = f"asks for {train.steps} steps" if more else f"lacks {final}"
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{output} has ended after {result.steps} steps and {what}, but no checkpoint is left to "
+            "go on from. Begin a new run from its model, or put the checkpoint back"
+        )
+    console.say(f"{output} has ended after {result.steps} steps and {what}: going on from {checkpoint.name}")
+    return None
+
+
+def _refuse_late_changes(stage: Loaded) -> None:
+    """Raise ConfigError if a stage that has ended is asked for settings that it can no longer follow."""
+    late = [d for d in changed_settings(stage) if d.verdict != "safe"]
+    if late:
+        raise ConfigError(
+            f"{stage.config.output} has ended, and no step is left for {'; '.join(map(str, late))}. Ask for "
+            "more steps too (--train.steps), or choose another --output; `covey eval` measures its model"
+        )
+
+
+def _refuse_stale_stages(stage: Loaded, number: int) -> None:
+    """Raise CheckpointError if a stage would train more steps after a later one has begun from its model."""
+    output = stage.config.output
+    later = [s for s in stages_in(output.parent) if stage_number(s) > number]
+    if later and (output / RESULT).exists() and _result(output).steps < stage.config.train.steps:
+        raise CheckpointError(
+            f"{later[0]} has begun from the model that {output} has now, and would not follow from it any "
+            f"more. Remove {later[0]} and the stages after it, or choose another --output"
+        )
+
+
+def _result(output: Path) -> Result:
+    return read_record(output / RESULT, Result, "Put it back, or remove it to go on from the last checkpoint")
 
 
 def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Session = ALONE) -> Result:
     """One stage: measure, train, measure, write the model and the verdict."""
     config = loaded.config
     run = set_up(loaded, console, stop, session)
+    (config.output / RESULT).unlink(missing_ok=True)  # of fewer steps, or of a model that is gone
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
@@ -101,6 +153,8 @@ def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Se
                 evaluations["before"] = run.first_evaluation()
             if not (run.state.step and run.housekeeping()):
                 LOOPS[config.method](run)
+            if run.state.updates:
+                run.save()  # so that more steps can follow, and a lost final/ can be written anew
             if run.test_set:
                 evaluations["after"] = run.evaluate()
             return finish(run, evaluations)
@@ -142,7 +196,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     )
     run.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
-    write_file(folder / RESULT, json.dumps(result.record(), indent=1))
+    write_file(folder / RESULT, sealed(result.record()))
     words = (
         verdict.sentence if verdict else f"done in {duration(seconds)}; no held-out problems to judge it by"
     )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.load import Loaded, load
+from covey.config.load import Loaded, load, read_yaml
+from covey.config.schema import Config
+from covey.endings import CheckpointError
 from covey.insight.explain import Remark, Setting, explain, settings_of, unknown
-from covey.store.commit import damage
-from covey.store.folder import read_stream
+from covey.integrity import read_record
+from covey.store.folder import latest_checkpoint, read_stream
 from covey.types import ConfigError
+
+BEFORE = re.compile(r"\.\./\d+-(rl|sft)/final")
+"""How a stage's record names the model of the stage before."""
 
 
 def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Loaded:
@@ -27,8 +32,7 @@ def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, A
         return loaded
     if (final := stage / "final").is_dir():
         return replace(loaded, config=loaded.config.model_copy(update={"model": str(final.resolve())}))
-    checkpoints = sorted((stage / "checkpoints").glob("step_*"), reverse=True)
-    newest = next((c for c in checkpoints if damage(c) is None), None)
+    newest, _ = latest_checkpoint(stage)
     if newest is None:
         raise ConfigError(f"{stage}: no model yet: neither final/ nor a whole checkpoint; let it train on")
     loaded.notes.append(f"{stage} has not ended: this is {newest.name}")
@@ -39,11 +43,15 @@ def load_recorded(
     folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
 ) -> Loaded:
     """The config a run was started with. Raises ConfigError where there is no run."""
-    if not (folder / "config.yaml").exists():
+    recorded = recorded_settings(folder)
+    if recorded is None:
         raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load(folder / "config.yaml", overrides, values, here)
+    if BEFORE.fullmatch(loaded.config.model):  # of a pipeline's stage: from wherever the pipeline lies now
+        model = str((folder / loaded.config.model).resolve())
+        loaded = replace(loaded, config=loaded.config.model_copy(update={"model": model}))
     if here != origin:
         loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {here}")
     return loaded
@@ -66,15 +74,58 @@ def last_stage(folder: Path) -> Path:
     """The folder itself if a run is in it, else that of the last stage a pipeline has begun."""
     if (folder / "config.yaml").exists():
         return folder
-    stages = [p.parent for p in folder.glob("*-*/config.yaml") if p.parent.name.partition("-")[0].isdecimal()]
+    stages = stages_in(folder)
     if not stages:
         raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml, nor have stages in it)")
-    return max(stages, key=lambda p: int(p.name.partition("-")[0]))
+    return stages[-1]
+
+
+def stages_in(folder: Path) -> list[Path]:
+    """The folders of a pipeline's stages that have begun, in their order."""
+    begun = [p.parent for p in folder.glob("*-*/config.yaml") if p.parent.name.partition("-")[0].isdecimal()]
+    return sorted(begun, key=stage_number)
+
+
+def stage_number(stage: Path) -> int:
+    """The place of a stage's folder in its pipeline."""
+    return int(stage.name.partition("-")[0])
 
 
 def _origin(stage: Path) -> Path:
     """The folder relative paths of the config were meant from."""
+    recorded = read_environment(stage)
+    return Path(recorded["folder"]) if recorded else Path.cwd()
+
+
+def recorded_settings(output: Path) -> dict[str, Any] | None:
+    """The settings that the run in a folder was begun with; None where there is none.
+
+    Raises CheckpointError if they are damaged.
+    """
+    path = output / "config.yaml"
+    if not path.exists():
+        return None
     try:
-        return Path(json.loads((stage / "env.json").read_text())["folder"])
-    except (OSError, ValueError, KeyError):
-        return Path.cwd()
+        recorded, _ = read_yaml(path)
+    except ConfigError as error:
+        recorded, why = {}, str(error)
+    else:
+        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded))
+        why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
+    if why:
+        raise CheckpointError(
+            f"{why}. The record of the run's settings is damaged: put the file back, or remove it to go on "
+            "without a comparison"
+        )
+    return recorded
+
+
+def read_environment(output: Path) -> dict[str, Any] | None:
+    """What an earlier process of the run in a folder has recorded; None where there is none.
+
+    Raises CheckpointError if it is damaged.
+    """
+    path = output / "env.json"
+    if not path.exists():
+        return None
+    return read_record(path, dict[str, Any], "Put the file back, or remove it to go on without a comparison")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import torch
 import transformers
-import yaml
 
 from covey.config.load import Loaded, flatten, resolved
 from covey.kernels.build import processor
 from covey.kernels.calls import available
 from covey.machine import available_threads
 from covey.models.load import pick_device
+from covey.training.inventory import changes
+from covey.training.recorded import recorded_settings
 from covey.types import VERSION, ConfigError
 
 Verdict = Literal["safe", "breaks exactness", "refused"]
@@ -47,6 +48,11 @@ VERDICTS: tuple[tuple[str, Verdict], ...] = (
 )
 """The first pattern that a setting's key matches says what a change of it does to a resumed run."""
 
+PACKAGES = (
+    "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "math-verify", "jsonschema",
+    "z3-solver", "reasoning-gym", "py3langid",
+)  # fmt: skip
+"""Libraries beside torch and transformers whose version may change what a run does."""
 ENVIRONMENT = (
     "covey",
     "python",
@@ -56,6 +62,7 @@ ENVIRONMENT = (
     "device",
     "kernels",
     "threads",
+    *PACKAGES,
     "data",
     "reference",
 )
@@ -75,24 +82,37 @@ class Difference:
         return f"{self.name} is {self.before} there, {self.now} here ({self.verdict})"
 
 
-def verdict(key: str) -> Verdict:
-    """What a change of a setting does to a run that goes on.
+@dataclass(frozen=True)
+class Changed(Difference):
+    """A file the run reads that is not what it was."""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.now} since the run began ({self.verdict})"
+
+
+def verdict(key: str, schedule: str = "") -> Verdict:
+    """What a change of a setting does to a run that goes on; ``schedule`` of the learning rate.
 
     >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
     ('safe', 'breaks exactness', 'refused')
+    >>> verdict("train.steps", "constant"), verdict("train.steps", "cosine")
+    ('safe', 'breaks exactness')
     """
+    if key == "train.steps" and schedule == "constant":
+        return "safe"  # nothing else asks how many steps there will be
     return next(v for pattern, v in VERDICTS if fnmatch(key, pattern))
 
 
 def changed_settings(loaded: Loaded) -> list[Difference]:
     """Settings that are not those the output folder's run was started with."""
-    path = loaded.config.output / "config.yaml"
-    if not path.exists():
+    recorded = recorded_settings(loaded.config.output)
+    if recorded is None:
         return []
-    recorded = yaml.safe_load(path.read_text(encoding="utf-8"))
     before, now = (dict(flatten(c)) for c in (recorded, resolved(loaded)))
     keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
-    return [Difference(k, before.get(k), now.get(k), verdict(k)) for k in keys]
+    kept = "train.schedule" not in keys
+    schedule = loaded.config.train.schedule if kept else ""
+    return [Difference(k, before.get(k), now.get(k), verdict(k, schedule)) for k in keys]
 
 
 def refuse_other_config(loaded: Loaded, changes: bool) -> None:
@@ -129,27 +149,27 @@ def environment(loaded: Loaded) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
         "threads": config.threads or available_threads(),
+        **{name: _version(name) for name in PACKAGES},
     }
 
 
-def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Facts about machine and versions that are not what they were."""
-    same_for_any = before.get("kernels") == now.get("kernels") == "compiled"
-    return [
-        Difference(
-            name,
-            before.get(name),
-            now.get(name),
-            "safe" if name == "threads" and same_for_any else "breaks exactness",
-        )
-        for name in ENVIRONMENT
-        if before.get(name) != now.get(name)
-    ]
-
-
-def read_environment(loaded: Loaded) -> dict[str, Any] | None:
-    """What an earlier process of this run has recorded."""
+def _version(package: str) -> str | None:
     try:
-        return json.loads((loaded.config.output / "env.json").read_text())
-    except (OSError, ValueError):
+        return version(package)
+    except PackageNotFoundError:
         return None
+
+
+def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Facts about machine, versions and files that are not what they were."""
+    same_for_any = before.get("kernels") == now.get("kernels") == "compiled"
+    facts: list[Difference] = []
+    for name in ENVIRONMENT:
+        old, new = before.get(name), now.get(name)
+        if old != new and name in ("data", "reference"):
+            facts.append(Changed(name, old, "changed", "breaks exactness"))
+        elif old != new:
+            safe = name == "threads" and same_for_any
+            facts.append(Difference(name, old, new, "safe" if safe else "breaks exactness"))
+    files = changes(before.get("files", {}), now["files"])
+    return [*facts, *(Changed(n, "", what, "breaks exactness") for n, what in files.items())]

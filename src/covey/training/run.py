@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,7 @@ from covey.endings import CheckpointError, OutOfRoom, disk_error, system_error
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.faults import Faults
+from covey.integrity import read_record, sealed
 from covey.models.load import Reference, save_policy
 from covey.models.policy import Policy
 from covey.objective.algorithms import Algorithm
@@ -26,7 +26,7 @@ from covey.rollout import Prompted, sampling_params
 from covey.sampling.base import Sampler
 from covey.stopping import StopSignal
 from covey.store.commit import committed_folder
-from covey.store.folder import RunFolder
+from covey.store.folder import Logged, RunFolder
 from covey.training.clock import Clock
 from covey.training.guards import check_weights, free_for_save
 from covey.training.optimizer import Optimizer
@@ -51,6 +51,20 @@ class State:
     """In a row, without any advantage."""
     micro_tokens: int = 0
     """What was left of the planned tokens when memory ran out; 0: it never did."""
+    kl_level: int = 0
+    """How many of the KL guard's bounds the last step was above."""
+    unjudged: list[tuple[int, int]] = field(default_factory=list)
+    """Of the last steps: scores that could not be made, and all scores (``Rewards.recent``)."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """How often in a row each reward refused a completion known to be right (``Rewards.refused``)."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """`trainer.json` of a checkpoint."""
+
+    state: State
+    logged: Logged
 
 
 @dataclass(frozen=True)
@@ -89,8 +103,6 @@ class Run:
     planned_tokens: int = 0
     """tokens_per_micro_batch, or what of it the memory forecast has room for."""
     clock: Clock = field(default_factory=Clock)
-    kl_level: int = 0
-    """How many of the KL guard's bounds the last step was above."""
 
     @property
     def algorithm(self) -> Algorithm:
@@ -189,8 +201,8 @@ class Run:
                 self.faults.in_save()
                 if self.reference is not None and self.algorithm.moves_reference:
                     save_file(self.reference.state(), folder / "reference.safetensors")
-                state = {"state": asdict(self.state), "streams": self.folder.sync()}
-                (folder / "trainer.json").write_text(json.dumps(state, indent=1))
+                saved = Saved(self.state, self.folder.sync())
+                (folder / "trainer.json").write_text(sealed(asdict(saved)))
         except Exception as error:
             if (system := system_error(error)) is None:
                 raise
@@ -199,6 +211,7 @@ class Run:
     def advance(self, step: int, **changes: Any) -> None:
         """A step is complete: from here on a resume goes on after it."""
         self.watchdog.progress()
+        changes |= {"unjudged": list(self.rewards.recent), "refused": dict(self.rewards.refused)}
         self.state = replace(self.state, step=step, **changes)
         if why := self.console.lost_output():
             self.event(step, "output lost", because=why)
@@ -239,15 +252,30 @@ class Run:
             )
         for complaint in complaints:
             self.console.say(f"checkpoint passed over: {complaint}", "yellow")
-        saved: dict[str, Any] = {"state": {}, "streams": {}}
+        saved = Saved(self.state, Logged())
         if checkpoint is not None:
-            saved = json.loads((checkpoint / "trainer.json").read_text())
+            remedy = "Remove this checkpoint to go on from the one before"
+            saved = read_record(checkpoint / "trainer.json", Saved, remedy)
             self.policy.load_weights(checkpoint)
             self.optimizer.load(load_file(checkpoint / "optimizer.safetensors"))
             if self.reference is not None and self.algorithm.moves_reference:
                 self.reference.load(load_file(checkpoint / "reference.safetensors"))
-        self.state = replace(self.state, **saved["state"])
+        self.state = saved.state
         self.sampler.version = self.state.updates
         self.clock.before = self.state.seconds
-        self.folder.rewind(saved["streams"], self.state.step)
+        self.rewards.recent.extend(self.state.unjudged)
+        self.rewards.refused.update(self.state.refused)
+        self._rewind(saved.logged)
         return checkpoint is not None
+
+    def _rewind(self, logged: Logged) -> None:
+        """Forget what was logged later. Raises CheckpointError for damage, in a strict session for any."""
+        complaints = self.folder.damaged(logged, self.state.step)
+        if complaints and self.session.strict:
+            raise CheckpointError(f"{'; '.join(complaints)}. Put the files back, or leave out --strict")
+        if lost := self.folder.rewind(logged, self.state.step):
+            complaints.append(f"{self.folder.path / 'rollouts'} lacks {lost} of {logged.rollouts} files")
+        for complaint in complaints:
+            self.console.say(complaint, "yellow")
+        if complaints:
+            self.event(self.state.step, "log damaged", because=complaints)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.endings import RECORD, START, CheckpointError
+from covey.integrity import sealed
 from covey.machine import available_threads
 from covey.models.chat import ignored
 from covey.models.load import Reference, load_policy
 from covey.models.policy import Policy
+from covey.models.whole import memory_there
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns, check_golds, rehearse
 from covey.rollout import Prompted
@@ -29,9 +32,17 @@ from covey.store.commit import write_file
 from covey.store.folder import RunFolder
 from covey.tasks.source import Source, load_problems
 from covey.training.clock import Clock
-from covey.training.memory import forecast, memory_there, planned_tokens, program_bytes, shape_of
+from covey.training.inventory import inventory
+from covey.training.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.training.optimizer import Optimizer
-from covey.training.resume import changed_environment, changed_settings, environment, read_environment
+from covey.training.recorded import read_environment, recorded_settings
+from covey.training.resume import (
+    Changed,
+    Difference,
+    changed_environment,
+    changed_settings,
+    environment,
+)
 from covey.training.run import Run, Session, State
 from covey.training.watchdog import Watchdog
 from covey.types import DataError, Problem
@@ -134,7 +145,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     longest = max(len(p.tokens) for p in run.train_set)
     expect = partial(forecast, shape, config, longest, reference=copied, program=program)
     wanted = config.train.tokens_per_micro_batch
-    before = (read_environment(run.loaded) or {}).get("micro_tokens", {})
+    before = (read_environment(config.output) or {}).get("micro_tokens", {})
     again = before.get("configured") == wanted
     tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
     run.planned_tokens = tokens
@@ -158,16 +169,14 @@ def go_on(run: Run, memory: Mapping[str, int]) -> None:
         "sandbox": run.rewards.sandbox,
         "data": fingerprint(run),
         "reference": reference,
+        "files": inventory(loaded, run.rewards),
         "memory": memory,
         "micro_tokens": {
             "configured": loaded.config.train.tokens_per_micro_batch,
             "planned": run.planned_tokens,
         },
     }
-    before = read_environment(loaded)
-    differences = changed_settings(loaded)
-    if before is not None:
-        differences += changed_environment(before, now)
+    differences = found_differences(run, now)
     harmful = [d for d in differences if d.verdict != "safe"]
     if harmful and run.session.strict:
         raise CheckpointError(
@@ -180,10 +189,23 @@ def go_on(run: Run, memory: Mapping[str, int]) -> None:
         if harmful:
             run.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
     write_file(folder / "config.yaml", resolved_yaml(loaded))
-    write_file(folder / "env.json", json.dumps(now, indent=1))
+    write_file(folder / "env.json", sealed(now))
     if run.session.start:
-        write_file(run.session.home / START, json.dumps(run.session.start, indent=1))
+        write_file(run.session.home / START, sealed(run.session.start))
     (folder / RECORD).unlink(missing_ok=True)
+
+
+def found_differences(run: Run, now: Mapping[str, Any]) -> list[Difference]:
+    """What is not as it was in the process that left this run; a record that is missing is one of them."""
+    before, output = read_environment(run.loaded.config.output), run.loaded.config.output
+    differences = changed_settings(run.loaded)
+    if before is not None:
+        differences += changed_environment(before, now)
+    if run.folder.checkpoints():
+        records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
+        lost = [str(path) for path, found in records if found is None]
+        differences += [Changed(path, "", "is gone", "breaks exactness") for path in lost]
+    return differences
 
 
 def fingerprint(run: Run) -> str:

@@ -1,0 +1,143 @@
+"""Everything a run reads, by the sha256 of its content, so that a resume can say what has changed.
+
+Data files, the model's folder, the sources of users' functions with what they import of the project, and
+covey's own sources. What a user's function opens by itself is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from covey import types
+from covey.config.load import Loaded
+from covey.integrity import digest_of
+from covey.models.load import model_files
+from covey.rewards.scorer import Rewards
+from covey.tasks.source import data_files
+
+OURS = Path(types.__file__).resolve().parent
+LIBRARIES = tuple(
+    Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
+    """name -> sha256 of every file the run has read; files of the project by their path in its folder."""
+    files = {_name(path, loaded.folder): path for path in data_files(loaded)}
+    chosen = [*loaded.algorithm.choices, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
+    functions = [f.function for f in (*rewards, *chosen)]
+    files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
+    if loaded.config.model != "tiny":
+        files |= _of_model("model", loaded.config.model, loaded.folder)
+    for reward in rewards:
+        if isinstance(judge := reward.settings.get("model"), str) and _file(reward.function) is None:
+            files |= _of_model(reward.name, judge, loaded.folder)
+    return {name: digest_of(path) for name, path in sorted(files.items())} | {"covey's own code": _own_code()}
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """name -> what has happened to that file.
+
+    >>> changes({"a.py": "1", "b.py": "2"}, {"a.py": "3", "c.py": "4"})
+    {'a.py': 'changed', 'b.py': 'is gone', 'c.py': 'is new'}
+    """
+    said = {}
+    for name in sorted({**before, **now}):
+        if before.get(name) != now.get(name):
+            said[name] = "is new" if name not in before else "is gone" if name not in now else "changed"
+    return said
+
+
+def sources(functions: Iterable[Callable[..., Any]], folder: Path) -> set[Path]:
+    """The files of users' functions, and those of their project that they import: as their text says,
+    or, whatever way it was imported, because it is loaded and lies beside them.
+    """
+    known: set[Path] = set()
+    begun = {path for f in functions for path in _begin(f, folder) if not _library(path)}
+    places = [folder, *(Path(p) for p in sys.path if p and not _library(Path(p)))]
+    waiting = set(begun)
+    while waiting:
+        known.add(path := waiting.pop())
+        waiting |= {p for p in _imported(path, places) if not _library(p)} - known
+    trees = {path.parent for path in begun}
+    loaded = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not _library(p)}
+    return {p for p in known | beside if p.is_file()}
+
+
+def _begin(function: Callable[..., Any], folder: Path) -> Iterator[Path]:
+    """The file a config names, and the one that defines the function."""
+    spec = getattr(function, "__covey_name__", "")
+    if ":" in spec:
+        yield (folder / spec.partition(":")[0]).resolve()
+    if (path := _file(function)) is not None:
+        yield path
+
+
+def _file(function: Callable[..., Any]) -> Path | None:
+    """Where a function of the user's is defined; None of covey's own, or where there is no file."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    name = getattr(function, "__module__", None) or type(function).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    path = Path(file).resolve() if file else None
+    return None if path is None or _library(path) else path
+
+
+def _library(path: Path) -> bool:
+    """Whether a file belongs to Python, to an installed package or to covey."""
+    path = path.resolve()
+    return any(path.is_relative_to(place) for place in (*LIBRARIES, OURS)) or not {
+        "site-packages",
+        "dist-packages",
+    }.isdisjoint(path.parts)
+
+
+def _imported(file: Path, places: Iterable[Path]) -> Iterator[Path]:
+    """The modules that a file's import statements may mean, wherever in it they stand."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        names, up = list[str](), 0
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base, up = node.module or "", node.level
+            names = [f"{base}.{alias.name}".strip(".") for alias in node.names] + [base] * bool(base)
+        for name in names:
+            yield from _module(name.split("."), [file.parents[up - 1]] if up else [file.parent, *places])
+
+
+def _module(parts: list[str], places: Iterable[Path]) -> Iterator[Path]:
+    """The file of a module with the packages around it, from the first place that has any of it."""
+    for place in places:
+        packages = [place.joinpath(*parts[:n], "__init__.py") for n in range(1, len(parts) + 1)]
+        found = [p.resolve() for p in (*packages, place.joinpath(*parts).with_suffix(".py")) if p.is_file()]
+        if found:
+            yield from found
+            return
+
+
+def _of_model(role: str, name: str, folder: Path) -> dict[str, Path]:
+    return {f"{role}/{file}": path for file, path in model_files(name, folder).items()}
+
+
+def _own_code() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(OURS.rglob("*")):
+        if path.suffix in (".py", ".c", ".h"):
+            digest.update(f"{path.relative_to(OURS)} {digest_of(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _name(path: Path, folder: Path) -> str:
+    path, folder = path.resolve(), folder.resolve()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

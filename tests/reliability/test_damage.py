@@ -1,0 +1,137 @@
+"""Any damage to what a run reads back is answered with the file's name, never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from covey.cli import main
+
+REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "text": lambda _: b"no such thing: [\n",
+    "list": lambda _: b"[1]\n",
+    "null": lambda _: b"null\n",
+    "mapping": lambda _: b"{}\n",
+    "binary": lambda _: bytes(range(256)),
+    "zeros": lambda b: bytes(len(b)),
+    "half": lambda b: b[: len(b) // 2],
+    "flipped": lambda b: b[: len(b) // 2] + bytes([b[len(b) // 2] ^ 1]) + b[len(b) // 2 + 1 :],
+    "not text": lambda b: b[: len(b) // 2] + b"\xff" + b[len(b) // 2 + 1 :],
+}
+STATE = ("config.yaml", "env.json", "start.json", "metrics.jsonl", "evals.jsonl", "timings.jsonl")
+STATE += ("events.jsonl",)
+CHECKPOINT = ("trainer.json", "manifest.json", "optimizer.safetensors", "model.safetensors", "config.json")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after two of three steps, and one that has ended."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "rewards.py").write_text(REWARDS)
+    config = {
+        "data": {"task": "last_digit", "train_size": 16, "test_size": 4},
+        "rewards": ["rewards.py:varied"],
+        "rollout": {"group_size": 2, "prompts_per_step": 2, "max_tokens": 4},
+        "train": {"steps": 4, "lr": 1e-3, "save_every": 1},
+        "eval": {"problems": 2, "samples": 1},
+        "threads": 1,
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(config))
+    start = ["train", str(folder / "run.yaml"), "--output"]
+    assert main([*start, str(folder / "killed"), "--inject", "grad.nan@1,step.sigterm@3"]) == 75
+    assert main([*start, str(folder / "done")]) in (0, 1)
+    return folder
+
+
+def resumed(runs: Path, place: Path, file: str, how: str, capsys, *options: str) -> tuple[int, str]:
+    """What `covey resume` says of a copy of a run with one damaged file."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(runs, place)
+    path = place / file
+    path.write_bytes(DAMAGES[how](path.read_bytes()))
+    capsys.readouterr()
+    code = main(["resume", str(place), *options])
+    said = capsys.readouterr()
+    assert "a bug in covey" not in said.err
+    assert "Traceback" not in said.err
+    return code, said.out + said.err
+
+
+@pytest.mark.parametrize("file", [*STATE, *(f"checkpoints/step_000002/{name}" for name in CHECKPOINT)])
+def test_every_damage_to_a_run_is_named_under_strict(runs: Path, tmp_path: Path, capsys, file: str) -> None:
+    for how in DAMAGES:
+        code, said = resumed(runs / "killed", tmp_path / "run", file, how, capsys, "--strict")
+        name = "step_000002" if file.endswith("manifest.json") else file
+        if code in (0, 1):  # a comment of the record of settings
+            assert (file, how) == ("config.yaml", "flipped")
+            continue
+        assert code in (2, 4), (how, said)
+        assert name in said or (file == "config.yaml" and "holds a run with other settings" in said), how
+        assert len(said) < 2000, how
+
+
+@pytest.mark.parametrize("file", ["result.json", "final/model.safetensors", "final/manifest.json"])
+def test_every_damage_to_a_run_that_has_ended_is_named(runs: Path, tmp_path: Path, capsys, file: str) -> None:
+    for how in DAMAGES:
+        code, said = resumed(runs / "done", tmp_path / "run", file, how, capsys)
+        assert code == 4, (how, said)
+        assert file in said, how
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "timings.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("how", ["zeros", "flipped", "not text"])
+def test_a_run_goes_on_over_a_damaged_log_and_says_so(
+    runs: Path, tmp_path: Path, capsys, file: str, how: str
+) -> None:
+    code, said = resumed(runs / "killed", tmp_path / "run", file, how, capsys)
+    assert code in (0, 1)
+    assert f"{file} is not as it was written" in said
+    events = [json.loads(x) for x in (tmp_path / "run/events.jsonl").read_text().splitlines() if x.strip()]
+    assert "log damaged" in [e["event"] for e in events]
+    assert main(["explain", str(tmp_path / "run")]) == 0
+
+
+def test_a_digit_in_a_log_is_noticed(runs: Path, tmp_path: Path, capsys) -> None:
+    shutil.copytree(runs / "killed", tmp_path / "run")
+    path = tmp_path / "run/metrics.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace('"reward/mean": ', '"reward/mean": 9', 1)[: len(text) - 1] + "\n")
+    assert main(["resume", str(tmp_path / "run"), "--strict"]) == 4
+    assert "metrics.jsonl is not as it was written" in capsys.readouterr().err
+
+
+def test_rollouts_that_are_gone_are_mentioned(runs: Path, tmp_path: Path, capsys) -> None:
+    shutil.copytree(runs / "killed", tmp_path / "run")
+    (tmp_path / "run/rollouts/step_000000.npz").unlink()
+    assert main(["resume", str(tmp_path / "run"), "--strict"]) in (0, 1)
+    assert "rollouts lacks 1 of 4 files" in capsys.readouterr().out
+
+
+def test_logs_that_cannot_be_read_are_named_by_the_line(runs: Path, tmp_path: Path, capsys) -> None:
+    shutil.copytree(runs / "done", tmp_path / "run")
+    for damage in (b"{\n", b"[]\n", b"\xff\n", b'{"loss": 1}\n'):
+        (tmp_path / "run/metrics.jsonl").write_bytes(b'{"step": 0}\n' + damage)
+        assert main(["explain", str(tmp_path / "run")]) == 4
+        assert "metrics.jsonl:2: damaged" in capsys.readouterr().err
+
+
+def test_a_run_is_measured_or_its_damaged_record_is_named(runs: Path, tmp_path: Path, capsys) -> None:
+    for file in ("config.yaml", "env.json"):
+        for damaged in DAMAGES.values():
+            shutil.rmtree(tmp_path / "run", ignore_errors=True)
+            shutil.copytree(runs / "killed", tmp_path / "run")
+            path = tmp_path / "run" / file
+            path.write_bytes(damaged(path.read_bytes()))
+            capsys.readouterr()
+            code = main(["eval", str(tmp_path / "run")])
+            said = capsys.readouterr().err
+            assert "a bug in covey" not in said
+            assert code in (0, 2, 3, 4)
+            assert code == 0 or "error" in said
