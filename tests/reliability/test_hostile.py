@@ -212,6 +212,6 @@ def test_a_header_that_promises_too_much_is_an_error_of_one_line(project: Path, 
         {"lm_head.weight": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}
     )
     length = len(header).to_bytes(8, "little")
-    (project / "stranger" / "model.safetensors").write_bytes(length + header.encode())
+    (project / "stranger" / "model.safetensors").write_bytes(length + header.encode() + bytes(1 << 20))
     assert main(["train", str(project / "run.yaml")]) == 2
     assert "could not be loaded" in capsys.readouterr().err

@@ -13,7 +13,11 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import policy_of
 
 from covey.cli import main
+from covey.config.load import load
 from covey.models.load import save_policy
+from covey.models.reward import reward_model
+from covey.rewards.base import BUILT_IN, Reward, Rewards
+from covey.training.inventory import inventory
 
 REWARDS = """
 import judging.scale
@@ -157,3 +161,23 @@ def test_nothing_is_said_where_nothing_changed(project: Path, capsys) -> None:
     assert main(["train", str(project / "run.yaml"), "--inject", "step.sigterm@2"]) == 75
     assert main(["train", str(project / "run.yaml"), "--strict"]) in (0, 1)
     assert not (project / "run/events.jsonl").exists()
+
+
+def test_the_models_of_rewards_are_files_of_the_run_only_where_they_are_loaded(project: Path) -> None:
+    def judged(name: str, **settings: str) -> Reward:
+        return Reward(name, BUILT_IN.get(name, reward_model), settings=settings)
+
+    loaded = load(values={"model": "tiny"}, folder=project)
+    rewards = Rewards([judged("judge", model="of-some-server"), judged("scorer", model="model")])
+    assert {n.partition("/")[0] for n in inventory(loaded, rewards)} == {"scorer", "covey's own code"}
+
+
+def test_a_tokenizer_of_another_model_is_refused(project: Path, capsys) -> None:
+    from covey.models.tiny import build_tokenizer
+
+    build_tokenizer(["1+1=2 and so on"] * 3, vocab_size=400).save_pretrained(project / "model")
+    tokenizer = json.loads((project / "model/tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["1"] = 399
+    (project / "model/tokenizer.json").write_text(json.dumps(tokenizer))
+    assert main(["train", str(project / "run.yaml")]) == 2
+    assert "they are of different models" in capsys.readouterr().err

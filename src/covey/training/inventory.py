@@ -23,6 +23,7 @@ from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
 
 OURS = Path(types.__file__).resolve().parent
+LEARNED = "covey.models.reward"
 LIBRARIES = tuple(
     Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -37,8 +38,8 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     if loaded.config.model != "tiny":
         files |= _of_model("model", loaded.config.model, loaded.folder)
     for reward in rewards:
-        if isinstance(judge := reward.settings.get("model"), str) and _file(reward.function) is None:
-            files |= _of_model(reward.name, judge, loaded.folder)
+        if inspect.unwrap(reward.function).__module__ == LEARNED:
+            files |= _of_model(reward.name, reward.settings["model"], loaded.folder)
     return {name: digest_of(path) for name, path in sorted(files.items())} | {"covey's own code": _own_code()}
 
 

@@ -93,7 +93,7 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     if not (output / RESULT).exists():
         return None
     result = _result(output)
-    final, checkpoint = output / "final", latest_checkpoint(output)[0]
+    final = output / "final"
     asked = (recorded_settings(output) or {}).get("train", {})
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
     more = result.steps < train.steps and not (reached and train.stop_at == asked["stop_at"])
@@ -102,6 +102,7 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
             raise CheckpointError(f"{problem}. Put the file back, or remove {final} to have it written anew")
         return replace(result, folder=output)
     what = f"asks for {train.steps} steps" if more else f"lacks {final}"
+    checkpoint, _ = latest_checkpoint(output)
     if checkpoint is None:
         raise CheckpointError(
             f"{output} has ended after {result.steps} steps and {what}, but no checkpoint is left to "

@@ -45,7 +45,7 @@ from covey.training.resume import (
 )
 from covey.training.run import Run, Session, State
 from covey.training.watchdog import Watchdog
-from covey.types import DataError, Problem
+from covey.types import ConfigError, DataError, Problem
 
 ALONE = Session()
 
@@ -302,6 +302,7 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     """Prompts as tokens. Those that leave no room for max_tokens are an error or left out."""
     room = policy.context - config.rollout.max_tokens
     encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
+    _same_model(policy, encoded)
     if empty := [p for p in encoded if not len(p.tokens)]:
         raise DataError(f"{empty[0].problem.id}: the prompt has no tokens")
     long = [p for p in encoded if len(p.tokens) > room]
@@ -317,3 +318,14 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     if problems and not kept:
         raise DataError("no prompt is left: all are longer than the model's context allows")
     return kept
+
+
+def _same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
+    """Raise ConfigError if the tokenizer gives tokens that the model does not know."""
+    known = policy.model.get_input_embeddings().num_embeddings
+    largest = max((int(p.tokens.max(initial=0)) for p in encoded), default=0)
+    if largest >= known:
+        raise ConfigError(
+            f"model: the tokenizer gives tokens up to {largest}, and the model knows {known}: they are of "
+            "different models"
+        )
