@@ -28,8 +28,8 @@ from covey.console import RunConsole
 from covey.insight.explain import Seen, explain
 from covey.rng import key
 from covey.rollout import Rollouts
-from covey.stopping import StopSignal
-from covey.store.folder import read_stream
+from covey.runs.folder import read_stream
+from covey.signals import StopSignal
 from covey.tasks.generated import problems
 from covey.tasks.sums import LAST_DIGIT
 from covey.training.rl import gradient, prepare

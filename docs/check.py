@@ -18,8 +18,8 @@ from cyclopts import CycloptsError, MissingArgumentError
 from covey.cli import app
 from covey.config.load import load
 from covey.config.schema import Sandbox, Scoring
+from covey.errors import CoveyError
 from covey.rewards.base import load_rewards
-from covey.types import CoveyError
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src/covey"

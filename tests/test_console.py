@@ -10,7 +10,7 @@ from rich.console import Console
 
 from covey.config.load import load
 from covey.console import RunConsole
-from covey.stopping import StopSignal
+from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from tests.train.test_runs import FAST, varied
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from covey.cli import main
+from covey.cli.settings import settings
 from covey.config.algorithm import algorithm_keys, algorithm_settings
 from covey.config.effects import AXES_IN_WORDS, EFFECTS, USUAL, effect
 from covey.config.load import key_paths, load
 from covey.estimates import Evaluation
 from covey.insight.explain import RULES, Setting, explain, no_signal, settings_of
-from covey.ui.settings import settings
 from tests.docs.test_algorithm_pages import logged
 
 HEALTHY: dict[str, float] = {

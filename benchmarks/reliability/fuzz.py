@@ -22,8 +22,8 @@ from harness import report
 
 from covey.config.load import key_paths, load
 from covey.config.schema import Data
+from covey.errors import CoveyError
 from covey.tasks.files import read_problems
-from covey.types import CoveyError
 
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2.5, 1e400, float("nan"), "", "x", "dapo", "../../etc/passwd", "rewards.py:f",

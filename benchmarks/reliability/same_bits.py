@@ -63,7 +63,7 @@ def soak(folder: Path, steps: int) -> dict[str, object]:
     """One long run; memory, open files and threads by the step, the first tenth left out."""
     from covey.config.load import load
     from covey.console import RunConsole
-    from covey.stopping import StopSignal
+    from covey.signals import StopSignal
     from covey.training.pipeline import run_pipeline
 
     samples: list[tuple[int, int, int]] = []

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.sandbox.attacks import ATTACKS, assault, laid_out
 
-from covey.sandbox.base import SandboxUnavailable
+from covey.errors import SandboxUnavailable
 from covey.sandbox.choice import choose
 
 

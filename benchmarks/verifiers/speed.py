@@ -13,8 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from covey.errors import SandboxUnavailable
 from covey.rewards.answers import math_answer
-from covey.sandbox.base import SandboxUnavailable
 from covey.sandbox.choice import choose
 from covey.sandbox.confine import Limits
 

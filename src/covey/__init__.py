@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from covey.api import evaluate, explain, resume, sample, train
+    from covey.errors import CoveyError
     from covey.rewards.contract import reward
-    from covey.types import Completion, CoveyError, Group, Problem, Score, StepRewards
+    from covey.types import Completion, Group, Problem, Score, StepRewards
 
     __version__: str
 
@@ -40,7 +41,11 @@ __all__ = [
 ]
 
 _API = ("evaluate", "explain", "resume", "sample", "train")
-_HOMES = {"reward": "covey.rewards.contract", **dict.fromkeys(_API, "covey.api")}
+_HOMES = {
+    "CoveyError": "covey.errors",
+    "reward": "covey.rewards.contract",
+    **dict.fromkeys(_API, "covey.api"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ def evaluate(run: str | Path, *, quiet: bool = False, **settings: Any) -> Evalua
     """
     refuse_while_importing()
     from covey.console import RunConsole
-    from covey.training.once import evaluate_once
+    from covey.inference import evaluate_once
     from covey.training.recorded import load_run
 
     path = Path(run)
@@ -73,7 +73,7 @@ def sample(model: str, prompts: Sequence[str], **settings: Any) -> list[list[str
 
     Settings: n, max_tokens, temperature, seed, chat, system, chat_template_kwargs.
     """
-    from covey.training.once import sample_once
+    from covey.inference import sample_once
 
     return sample_once(model, prompts, **settings)
 
@@ -81,7 +81,7 @@ def sample(model: str, prompts: Sequence[str], **settings: Any) -> list[list[str
 def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) -> Result:
     refuse_while_importing()
     from covey.console import RunConsole
-    from covey.stopping import StopSignal
+    from covey.signals import StopSignal
     from covey.training.pipeline import run_pipeline
     from covey.training.run import Session
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from covey.errors import CoveyError, DataError
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed, pack
 from covey.objective.algorithms import Algorithm
@@ -25,7 +26,7 @@ from covey.objective.choice import Choice
 from covey.objective.data import BatchData, GroupData, MarkData
 from covey.objective.loss import Estimated, Terms
 from covey.objective.reductions import Totals
-from covey.types import Completion, CoveyError, DataError, Group, Problem, SamplingMask, StepRewards
+from covey.types import Completion, Group, Problem, SamplingMask, StepRewards
 
 CENTRED = 1e-3
 """Largest share of the summed sizes of a group's advantages that their sum may be, to be called zero."""

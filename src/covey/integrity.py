@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from covey.endings import CheckpointError
+from covey.errors import CheckpointError
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"

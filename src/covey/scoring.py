@@ -10,12 +10,13 @@ import numpy as np
 
 from covey.config.load import load
 from covey.config.schema import Data
+from covey.errors import DataError
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import Pending
 from covey.tasks.files import read_problems, rows
 from covey.tasks.source import load_problems
-from covey.types import DataError, Group, Problem
+from covey.types import Group, Problem
 
 
 def score_file(file: Path, rewards: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, float]]:

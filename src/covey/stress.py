@@ -17,8 +17,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from covey.errors import RewardError
 from covey.rewards.answers import FORMS, gold_of
-from covey.rewards.contract import Reward, RewardError
+from covey.rewards.contract import Reward
 from covey.rewards.notation import number
 from covey.rewards.scorer import Pending, Rewards
 from covey.types import Problem

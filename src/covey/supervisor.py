@@ -145,8 +145,7 @@ def _without_result(status: int) -> int:
     import json
     from pathlib import Path
 
-    from covey.endings import go_on, record
-    from covey.types import CoveyError
+    from covey.errors import CoveyError, record_exit, resume_command
 
     assert _shared is not None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -162,11 +161,11 @@ def _without_result(status: int) -> int:
     )
     folder = Path(os.fsdecode(_shared[_FOLDER:].split(b"\0")[0]))
     place = folder if folder.is_absolute() and folder.is_dir() else None
-    next_step = f". Go on from the last checkpoint with: {go_on(place)}" if place else ""
+    next_step = f". Go on from the last checkpoint with: {resume_command(place)}" if place else ""
     error = CoveyError(f"the process {how} before it had a result: {why}{next_step}")
     error.code = CRASHED if crashed else 128 + number
     if place is not None:
-        record(place, error)
+        record_exit(place, error)
     with contextlib.suppress(OSError):
         if "--json" in sys.argv:
             os.write(1, (json.dumps({"error": str(error), "exit_code": error.code}) + "\n").encode())

@@ -22,27 +22,6 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]]
 """A chat: ``[{"role": "user", "content": "..."}, ...]``."""
 
 
-class CoveyError(Exception):
-    """A mistake a user can repair: says what is wrong, where, and what to do.
-
-    The command line prints it without a traceback and exits with ``code``.
-    """
-
-    code = 1
-
-
-class ConfigError(CoveyError):
-    """A setting that is wrong, unknown or contradicts another one."""
-
-    code = 2
-
-
-class DataError(CoveyError):
-    """A data file or a row of it that cannot be used."""
-
-    code = 3
-
-
 @dataclass(frozen=True)
 class Problem:
     """One task instance: what the model sees and what the rewards need to judge it.

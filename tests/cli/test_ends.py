@@ -167,7 +167,7 @@ def test_another_machine_is_noticed(project: Path, capsys) -> None:
 
 
 def test_a_second_command_in_the_same_folder_is_refused(project: Path, capsys) -> None:
-    from covey.store.folder import RunFolder
+    from covey.runs.folder import RunFolder
 
     assert train(project, "--inject", "step.sigterm@3") == 75
     folder = RunFolder(project / "run")
@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_be_written_is_said(project: Path, capsys) -> None:
 
 
 def test_errors_that_only_their_text_explains_are_understood() -> None:
-    from covey.endings import as_error
+    from covey.errors import as_error
 
     error = as_error(Exception("I/O error: No space left on device (os error 28)"))
     assert error.code == 8

@@ -53,7 +53,7 @@ sys.exit(supervised())
 """
 WAITS = "print(os.getpid(), flush=True); time.sleep(60)"
 LISTENS = """
-    from covey.stopping import StopSignal
+    from covey.signals import StopSignal
     with StopSignal().listening() as stop:
         print(os.getpid(), flush=True)
         while stop.reason is None:

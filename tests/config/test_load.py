@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.config.load import key_paths, load, resolved, resolved_yaml
-from covey.types import ConfigError
+from covey.errors import ConfigError
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -13,7 +13,7 @@ import pytest
 from covey.config import trl
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.load import key_paths, load
-from covey.types import ConfigError
+from covey.errors import ConfigError
 
 CHECKED_IN = set((Path(__file__).parent / "trl_1_16.txt").read_text().split())
 

@@ -10,8 +10,8 @@ import yaml
 
 from covey.cli import main
 from covey.config.schema import Config, Sandbox
+from covey.errors import SandboxUnavailable
 from covey.rewards.base import BUILT_IN, LEARNED, load_rewards
-from covey.sandbox.base import SandboxUnavailable
 from covey.sandbox.choice import choose
 
 DOCS = Path(__file__).parents[2] / "docs"

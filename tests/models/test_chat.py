@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from covey.cli import main
 from covey.config.load import load
 from covey.console import RunConsole
+from covey.errors import ConfigError, CoveyError, DataError
+from covey.inference import evaluate_once, sample_once
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
-from covey.training.once import evaluate_once, sample_once
-from covey.types import ConfigError, CoveyError, DataError
 from tests.train.test_runs import start
 
 WITH_TOOLS = (

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from covey.config.load import load
+from covey.errors import ConfigError
 from covey.models.load import load_policy, save_policy
-from covey.store.commit import committed_folder
-from covey.types import ConfigError
+from covey.runs.atomic import committed_folder
 from tests.conftest import policy_of
 
 

@@ -15,11 +15,12 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen3Config
 
 from covey.cli import main
+from covey.errors import ConfigError
 from covey.models.pretrained import alone
 from covey.models.reward import AT_ONCE, loaded
 from covey.models.tiny import build_tokenizer
 from covey.rewards.base import load_rewards
-from covey.types import Completion, ConfigError, Group, Problem
+from covey.types import Completion, Group, Problem
 from tests.conftest import SMALL
 from tests.train.test_runs import start
 

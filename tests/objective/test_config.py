@@ -9,12 +9,12 @@ import pytest
 
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.contradictions import contradictions
+from covey.errors import ConfigError
 from covey.objective import advantages, credit, filters, multipliers, penalties, ratios, surrogates, weights
 from covey.objective.algorithms import AXES, PRESETS, Entropy
 from covey.objective.choice import use
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL
-from covey.types import ConfigError
 from tests.objective.table import ALGORITHMS
 
 

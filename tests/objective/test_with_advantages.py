@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from covey.batching import Batch, collate, with_advantages
+from covey.errors import DataError
 from covey.objective import advantages, credit, penalties
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.choice import use
 from covey.objective.penalties import KL
-from covey.types import DataError, Group, StepRewards
+from covey.types import Group, StepRewards
 from tests.fakes import group
 
 CENTRED = Algorithm(use(advantages.group_centered))

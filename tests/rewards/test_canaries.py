@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
+from covey.errors import RewardError
 from covey.rewards.base import BUILT_IN, load_rewards
 from covey.rewards.canaries import PATIENCE, canaries, verdict_metrics, watch
-from covey.rewards.contract import Reward, RewardError, reward
+from covey.rewards.contract import Reward, reward
 from covey.rewards.scorer import Rewards
 from covey.types import Problem, Score
 

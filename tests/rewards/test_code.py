@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from covey.errors import ConfigError, DataError, SandboxUnavailable
 from covey.rewards.base import load_rewards
 from covey.rewards.code import bad_tests, cases_of, code_tests, compiles, same_output
 from covey.rewards.preflight import check_golds
-from covey.sandbox.base import Result, Sandbox, SandboxUnavailable
+from covey.sandbox.base import Result, Sandbox
 from covey.sandbox.choice import choose
 from covey.sandbox.confine import Limits
 from covey.stress import HACKS
-from covey.types import ConfigError, DataError, Problem, Score
+from covey.types import Problem, Score
 
 SQUARE = [{"input": [n], "output": n * n} for n in range(4)]
 RIGHT = "def f(x):\n    return x * x"

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import completion
 
+from covey.errors import ConfigError, DataError
 from covey.rewards.base import Reward, RewardError, load_rewards, score
 from covey.rewards.contract import reward
 from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import combine
-from covey.types import ConfigError, DataError, Problem, Score, StepRewards
+from covey.types import Problem, Score, StepRewards
 
 PROBLEM = Problem("p1", "2+2=", {"answer": "4", "completion": "the worked answer"})
 COMPLETIONS = [completion("4"), completion("5")]

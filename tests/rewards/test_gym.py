@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
+from covey.errors import ConfigError, SandboxUnavailable
 from covey.rewards.base import load_rewards
 from covey.rewards.gym import harmless
-from covey.sandbox.base import SandboxUnavailable
 from covey.tasks.gym import gym_problems
-from covey.types import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from covey.errors import ConfigError
 from covey.rewards.base import load_rewards, score
 from covey.rewards.length import cosine_length, repetition, soft_overlong
-from covey.types import Completion, ConfigError, Problem
+from covey.types import Completion, Problem
 
 
 def tokens(*lengths: int) -> list[list[int]]:

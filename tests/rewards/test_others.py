@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import completion
 
+from covey.errors import ConfigError
 from covey.rewards.answers import exact_answer
 from covey.rewards.base import load_rewards, score
 from covey.rewards.children import strict_json
 from covey.rewards.formats import answer_format, regex_match, think_format
 from covey.rewards.language import identifier, language_consistency
 from covey.rewards.structured import json_schema, tool_calls
-from covey.types import ConfigError, Problem
+from covey.types import Problem
 
 
 @pytest.mark.parametrize(

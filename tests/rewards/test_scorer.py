@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
+from covey.errors import RewardError
 from covey.rewards.base import load_rewards
-from covey.rewards.contract import Reward, RewardError, reward
+from covey.rewards.contract import Reward, reward
 from covey.rewards.lanes import Task
 from covey.rewards.preflight import rehearse
 from covey.rewards.scorer import Pending, Rewards, turned_over
-from covey.stopping import StopSignal
+from covey.signals import StopSignal
 from covey.types import Problem, Score
 
 PROBLEM = Problem("p", "2+2=", {"answer": "4"})

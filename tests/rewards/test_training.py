@@ -10,9 +10,9 @@ import pytest
 
 from covey.config.load import load
 from covey.console import RunConsole
-from covey.sandbox.base import SandboxUnavailable
+from covey.errors import SandboxUnavailable
 from covey.sandbox.choice import choose
-from covey.stopping import StopSignal
+from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 
 STAGES = [

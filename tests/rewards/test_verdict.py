@@ -13,6 +13,7 @@ from tests.fakes import ScriptedSampler, completion, prompted
 
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Rollout
+from covey.errors import ConfigError
 from covey.evaluation import evaluate
 from covey.objective.diagnostics import group_metrics
 from covey.rewards.base import load_rewards
@@ -20,7 +21,7 @@ from covey.rewards.contract import reward
 from covey.rewards.scorer import combine
 from covey.rollout import Rollouts
 from covey.sampling.base import SamplingParams
-from covey.types import ConfigError, Problem, Score
+from covey.types import Problem, Score
 
 
 def mine(completion: str) -> float:

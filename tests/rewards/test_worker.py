@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
+from covey.errors import RewardError
 from covey.rewards.base import load_rewards
 from covey.rewards.canaries import watch
-from covey.rewards.contract import RewardError
 from covey.rewards.preflight import rehearse
 from covey.rewards.scorer import Rewards
 from covey.types import Problem, Score

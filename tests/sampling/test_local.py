@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey.faults import Faults
+from covey.fault_injection import Faults
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.rng import key, uniforms

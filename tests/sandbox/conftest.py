@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from covey.sandbox.base import SandboxUnavailable
+from covey.errors import SandboxUnavailable
 from covey.sandbox.choice import choose
 from covey.sandbox.process import ProcessSandbox
 

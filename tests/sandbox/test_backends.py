@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from covey.errors import SandboxUnavailable
 from covey.rewards.base import load_rewards
 from covey.rewards.code import code_tests
 from covey.sandbox import choice
-from covey.sandbox.base import SandboxUnavailable
 from covey.sandbox.choice import Chosen, choose
 from covey.sandbox.client import ForkServer
 from covey.sandbox.confine import Limits

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from covey.errors import SandboxUnavailable
 from covey.rewards.code import code_tests
-from covey.sandbox.base import Result, SandboxUnavailable
+from covey.sandbox.base import Result
 from covey.sandbox.choice import choose
 from covey.sandbox.confine import Limits
 from covey.sandbox.portable import Remote

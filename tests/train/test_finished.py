@@ -14,9 +14,8 @@ import yaml
 from tests.train.test_runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
-from covey.endings import CheckpointError
+from covey.errors import CheckpointError, ConfigError
 from covey.training.run import Session
-from covey.types import ConfigError
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
 

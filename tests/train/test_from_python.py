@@ -19,7 +19,7 @@ import covey
 from covey.cli import main
 from covey.config.load import load
 from covey.config.usercode import load_function
-from covey.types import ConfigError
+from covey.errors import ConfigError
 
 SMALL: dict[str, Any] = {
     "data": {"task": "last_digit", "train_size": 16, "test_size": 4},

@@ -16,10 +16,10 @@ from tests.train.test_runs import FAST, StopAt, alike, fingerprint, interrupted,
 from covey.config.load import load
 from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
-from covey.endings import CheckpointError, GuardStop, OutOfRoom
-from covey.faults import Faults
+from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
+from covey.fault_injection import Faults
 from covey.rewards.base import RewardError
-from covey.stopping import Stopped, StopSignal
+from covey.signals import StopSignal
 from covey.training.guards import _watch_kl
 from covey.training.report import facts
 from covey.training.run import Session

@@ -13,8 +13,8 @@ from tests.train.test_runs import start
 from torch import nn
 
 from covey.config.schema import Train
+from covey.errors import ConfigError
 from covey.training.optimizer import Optimizer
-from covey.types import ConfigError
 
 EIGHT_BIT = pytest.param(
     "adamw_8bit",

@@ -16,10 +16,11 @@ from tests.train.test_runs import alike, fingerprint, interrupted, start, varied
 
 from covey.config.load import load
 from covey.console import RunConsole
+from covey.errors import ConfigError
 from covey.objective.algorithms import PRESETS
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from covey.types import ConfigError, Score, StepRewards
+from covey.types import Score, StepRewards
 
 NEED_A_CRITIC = {"ppo", "vapo"}
 

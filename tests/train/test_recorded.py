@@ -12,8 +12,8 @@ from tests.train.test_runs import StopAt
 from covey.cli import main
 from covey.config.load import load
 from covey.console import RunConsole
-from covey.stopping import Stopped
-from covey.training.once import evaluate_once
+from covey.errors import Stopped
+from covey.inference import evaluate_once
 from covey.training.pipeline import run_pipeline
 from covey.training.recorded import load_run
 

@@ -18,13 +18,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.config.load import load
 from covey.console import RunConsole
-from covey.endings import GuardStop
+from covey.errors import DataError, GuardStop, Stopped
 from covey.models.load import save_policy
-from covey.stopping import Stopped, StopSignal
+from covey.signals import StopSignal
 from covey.training.pipeline import Result, run_pipeline
 from covey.training.run import Session
 from covey.training.setup import ALONE
-from covey.types import DataError
 
 
 def varied(completion: str) -> float:

@@ -20,11 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from covey.config.unknown import meant, near
 from covey.config.usercode import load_function
+from covey.errors import ConfigError
 from covey.objective.algorithms import AXES, PRESETS, Algorithm, Entropy
 from covey.objective.choice import Choice, data_names
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL
-from covey.types import ConfigError
 
 OPTIONAL = {"whiten", "weight", "mark", "multipliers", "filter", "kl", "entropy"}
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from covey.config import trl
+from covey.errors import ConfigError
 from covey.objective.algorithms import AXES
-from covey.types import ConfigError
 
 SHORT: Mapping[str, str] = {
     "algorithm": "name",

@@ -23,8 +23,8 @@ from covey.config.layers import Layers, Setting
 from covey.config.schema import Config, Section
 from covey.config.unknown import explained
 from covey.config.usercode import name_of, spec_of
+from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
-from covey.types import ConfigError
 
 MAX_BYTES = 1 << 20
 OBJECT = "an object in Python: "

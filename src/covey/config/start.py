@@ -9,9 +9,8 @@ from typing import Any
 
 from covey.config.layers import merge
 from covey.config.load import Loaded, load, plain
-from covey.endings import START
+from covey.errors import START, ConfigError
 from covey.integrity import read_record
-from covey.types import ConfigError
 
 
 @dataclass(frozen=True)

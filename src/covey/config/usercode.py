@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from covey.types import ConfigError
+from covey.errors import ConfigError
 
 IMPORTING: list[Path] = []
 """Files of the user that are being executed for their functions."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Template
 
-from covey.store.commit import write_file
+from covey.runs.atomic import write_file
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 320, 56, 16, 40, 44
 SMOOTHING = 10

@@ -10,7 +10,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from covey.types import ConfigError, DataError, Messages
+from covey.errors import ConfigError, DataError
+from covey.types import Messages
 
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments that are not the user's to set; tools and documents are."""

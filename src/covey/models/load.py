@@ -20,13 +20,12 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from covey.config.schema import Config, Lora
-from covey.endings import out_of_memory
+from covey.errors import ConfigError, CoveyError, out_of_memory
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.tiny import build_model, build_tokenizer
-from covey.types import ConfigError, CoveyError
 
 transformers.utils.logging.disable_progress_bar()
 

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from covey.endings import out_of_memory
+from covey.errors import ConfigError, out_of_memory
 from covey.models.load import pick_device, source_of
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, Completion, text_of
 from covey.rewards.steps import Split, Total, score_steps, split
-from covey.types import ConfigError, Messages, Score
+from covey.types import Messages, Score
 
 Kind = Literal["reward_model", "process_reward_model"]
 CLASSES = {

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from covey.errors import ConfigError
 from covey.integrity import MANIFEST, damage
-from covey.types import ConfigError
 
 MOST: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
 """Larger models are a mistake in config.json, or an attack; their skeleton alone takes for ever."""

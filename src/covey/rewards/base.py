@@ -14,11 +14,12 @@ from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring
 from covey.config.usercode import load_function, name_of
+from covey.errors import ConfigError, RewardError
 from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
-from covey.rewards.contract import PROVIDED, Reward, RewardError
+from covey.rewards.contract import PROVIDED, Reward
 from covey.rewards.scorer import Rewards, verdict_of
 from covey.sandbox.choice import choose
-from covey.types import Completion, ConfigError, Group, Problem
+from covey.types import Completion, Group, Problem
 
 __all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards", "score"]
 

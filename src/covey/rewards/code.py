@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
+from covey.errors import ConfigError, SandboxUnavailable
 from covey.rewards.contract import fault, in_child, reward
 from covey.rewards.extract import Completion, after_reasoning, code_block, text_of
-from covey.sandbox.base import Result, Sandbox, SandboxUnavailable, too_long
+from covey.sandbox.base import Result, Sandbox, too_long
 from covey.sandbox.confine import Limits
 from covey.sandbox.process import ProcessSandbox
 from covey.sandbox.wire import encode, same
-from covey.types import ConfigError, Score
+from covey.types import Score
 
 Mode = Literal["function", "stdio", "check"]
 Form = Literal["block", "continue"]

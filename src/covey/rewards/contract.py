@@ -25,10 +25,11 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
+from covey.errors import RewardError
 from covey.sandbox.base import Result
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
-from covey.types import Completion, CoveyError, Problem, Score, Status, StepRewards
+from covey.types import Completion, Problem, Score, Status, StepRewards
 
 GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
 SAMPLE_ARGUMENTS = {
@@ -43,12 +44,6 @@ MARK = "__covey_reward__"
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Of a verifier in a child."""
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class RewardError(CoveyError):
-    """A reward function broke its contract, or judging fails too often to go on."""
-
-    code = 5
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from covey.errors import SandboxUnavailable
 from covey.rewards.answers import FORMS
 from covey.rewards.contract import CHILDREN, LIMITS, fault, reward
 from covey.rewards.extract import Completion, Rule, extract
-from covey.sandbox.base import Sandbox, SandboxUnavailable
+from covey.sandbox.base import Sandbox
 from covey.sandbox.process import ProcessSandbox
 from covey.types import Score
 

@@ -19,7 +19,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
 
 from covey.machine import available_cpus
-from covey.stopping import running_since
+from covey.signals import running_since
 
 
 class Task:

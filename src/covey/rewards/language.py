@@ -7,9 +7,10 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from covey.errors import ConfigError
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, Completion, text_of
-from covey.types import ConfigError, Score
+from covey.types import Score
 
 NOT_PROSE = re.compile(r"```[^`]*(?:```|$)|`[^`\n]*`|\$\$?[^$]*\$\$?|\\[a-zA-Z]+|<[a-z_/]+>|https?://\S+")
 HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"

@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from typing import Any
 
+from covey.errors import ConfigError
 from covey.rewards.contract import reward
 from covey.rewards.extract import Completion, Rule, extract, text_of
-from covey.types import ConfigError
 
 
 @reward(concurrent=True, shape=True)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from covey.errors import DataError
 from covey.rewards.scorer import Rewards
-from covey.types import Completion, DataError, Problem
+from covey.types import Completion, Problem
 
 SHOWN = 5
 

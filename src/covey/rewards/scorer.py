@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from covey.rewards.contract import CHILDREN, Reward, RewardError, described, trace_of
+from covey.errors import ConfigError, CoveyError, RewardError
+from covey.rewards.contract import CHILDREN, Reward, described, trace_of
 from covey.rewards.lanes import SHARED_WIDTH, Lanes, Task
 from covey.rewards.worker import ASYNC_WIDTH, Failed, Worker, rebuilt, sent
 from covey.rng import key, uniforms
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
-from covey.types import Completion, ConfigError, CoveyError, Group, Problem, Score, StepRewards
+from covey.types import Completion, Group, Problem, Score, StepRewards
 
 ANSWERED = ("ok", "ambiguous")
 Call = tuple[Reward, Sequence[int], tuple[Task, Callable[[], None]]]

@@ -17,10 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from covey.config.usercode import load_function
+from covey.errors import CoveyError
 from covey.rewards.contract import Reward, described, own_copy, trace_of
 from covey.sandbox.driver import CHANNEL, PEER, receive, send
 from covey.sandbox.wire import decode
-from covey.types import CoveyError, Problem
+from covey.types import Problem
 
 
 def serve_user(setup: Mapping[str, Any]) -> None:

@@ -21,7 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from covey.rewards.contract import SERVING, Reward, RewardError
+from covey.errors import RewardError
+from covey.rewards.contract import SERVING, Reward
 from covey.rewards.lanes import Task
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits

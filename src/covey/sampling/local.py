@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.endings import OutOfRoom, out_of_memory
-from covey.faults import Faults
+from covey.errors import OutOfRoom, out_of_memory
+from covey.fault_injection import Faults
 from covey.models.policy import Policy
 from covey.rng import uniforms
 from covey.sampling.base import Moves, Request, Sampled, SamplingParams

@@ -6,13 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from covey.sandbox.confine import Limits
-from covey.types import CoveyError
-
-
-class SandboxUnavailable(CoveyError):
-    """No backend that was asked for holds: model code is not run at all."""
-
-    code = 2
 
 
 class Result(NamedTuple):

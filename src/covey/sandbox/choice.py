@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from covey.errors import SandboxUnavailable
 from covey.sandbox import portable
-from covey.sandbox.base import Sandbox, SandboxUnavailable
+from covey.sandbox.base import Sandbox
 from covey.sandbox.probe import holes
 from covey.sandbox.process import NOT_BLOCKED, VISIBLE, ProcessSandbox
 

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from covey.errors import SandboxUnavailable
 from covey.sandbox import wire
-from covey.sandbox.base import Result, SandboxUnavailable, reply_result
+from covey.sandbox.base import Result, reply_result
 from covey.sandbox.confine import Limits
 
 CALLS = """

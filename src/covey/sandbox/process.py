@@ -19,7 +19,8 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from covey.sandbox.base import Result, SandboxUnavailable, reply_result, too_long
+from covey.errors import SandboxUnavailable
+from covey.sandbox.base import Result, reply_result, too_long
 from covey.sandbox.client import Child, ForkServer
 from covey.sandbox.confine import Limits, python_folders
 from covey.sandbox.wire import encode

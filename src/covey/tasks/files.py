@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.schema import Data
-from covey.types import DataError, Problem
+from covey.errors import DataError
+from covey.types import Problem
 
 LONGEST_PROMPT = 4 << 20
 """Bytes. Tokenizing more takes minutes, and no model reads as much."""

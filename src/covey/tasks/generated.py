@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
+from covey.errors import DataError
 from covey.rng import key
-from covey.types import DataError, Problem
+from covey.types import Problem
 
 Split = Literal["train", "test"]
 TEST_SHARE = 8

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 
+from covey.errors import ConfigError, DataError
 from covey.rewards.contract import CHILDREN
 from covey.rng import key
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.sandbox.wire import decode
 from covey.tasks.generated import TEST_SHARE, Split, split_of
-from covey.types import ConfigError, DataError, Problem
+from covey.types import Problem
 
 PREFIX = "gym:"
 REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})

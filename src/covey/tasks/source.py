@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded
+from covey.errors import ConfigError
 from covey.tasks import TASKS, gym
 from covey.tasks.files import read_problems
 from covey.tasks.generated import problems
-from covey.types import ConfigError, Problem
+from covey.types import Problem
 
 
 @dataclass(frozen=True)

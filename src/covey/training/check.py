@@ -18,7 +18,7 @@ from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.models.load import weights_hash
 from covey.rollout import Rollouts
-from covey.stopping import StopSignal
+from covey.signals import StopSignal
 from covey.training.rl import backward, prepare, score_batch, updates
 from covey.training.run import Run
 from covey.training.setup import caller_restored, set_up

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from covey.batching import Batch
-from covey.endings import GuardStop, OutOfRoom, out_of_memory
+from covey.errors import GuardStop, OutOfRoom, out_of_memory
 from covey.insight.explain import no_signal, settings_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from covey.config.schema import Train
-from covey.types import ConfigError
+from covey.errors import ConfigError
 
 
 def learning_rate(step: int, train: Train) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole, duration
-from covey.endings import CheckpointError, GuardStop
+from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
 from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
@@ -19,16 +19,16 @@ from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge
 from covey.integrity import damage, read_record, sealed
 from covey.models.load import save_policy
-from covey.stopping import Stopped, StopSignal
-from covey.store.commit import committed_folder, write_file
-from covey.store.folder import latest_checkpoint
+from covey.runs.atomic import committed_folder, write_file
+from covey.runs.folder import latest_checkpoint
+from covey.signals import StopSignal
 from covey.training import rl, supervised
 from covey.training.guards import check_weights
 from covey.training.recorded import recorded_settings, stage_number, stages_in
 from covey.training.resume import changed_settings, refuse_other_config
 from covey.training.run import Run, Session
 from covey.training.setup import ALONE, caller_restored, set_up
-from covey.types import ConfigError, Messages
+from covey.types import Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
 RESULT = "result.json"

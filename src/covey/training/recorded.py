@@ -10,11 +10,10 @@ from typing import Any
 
 from covey.config.load import Loaded, load, read_yaml
 from covey.config.schema import Config
-from covey.endings import CheckpointError
+from covey.errors import CheckpointError, ConfigError
 from covey.insight.explain import Remark, Setting, explain, settings_of, unknown
 from covey.integrity import read_record
-from covey.store.folder import latest_checkpoint, read_stream
-from covey.types import ConfigError
+from covey.runs.folder import latest_checkpoint, read_stream
 
 BEFORE = re.compile(r"\.\./\d+-(rl|sft)/final")
 """How a stage's record names the model of the stage before."""

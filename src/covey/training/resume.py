@@ -13,13 +13,14 @@ import torch
 import transformers
 
 from covey.config.load import Loaded, flatten, resolved
+from covey.errors import ConfigError
 from covey.kernels.build import processor
 from covey.kernels.calls import available
 from covey.machine import available_threads
 from covey.models.load import pick_device
 from covey.training.inventory import changes
 from covey.training.recorded import recorded_settings
-from covey.types import VERSION, ConfigError
+from covey.types import VERSION
 
 Verdict = Literal["safe", "breaks exactness", "refused"]
 

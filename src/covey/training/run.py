@@ -13,20 +13,20 @@ from safetensors.torch import load_file, save_file
 
 from covey.config.load import Loaded
 from covey.console import RunConsole
-from covey.endings import CheckpointError, OutOfRoom, disk_error, system_error
+from covey.errors import CheckpointError, OutOfRoom, disk_error, system_error
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
-from covey.faults import Faults
+from covey.fault_injection import Faults
 from covey.integrity import read_record, sealed
 from covey.models.load import Reference, save_policy
 from covey.models.policy import Policy
 from covey.objective.algorithms import Algorithm
 from covey.rewards.base import Rewards
 from covey.rollout import Prompted, sampling_params
+from covey.runs.atomic import committed_folder
+from covey.runs.folder import Logged, RunFolder
 from covey.sampling.base import Sampler
-from covey.stopping import StopSignal
-from covey.store.commit import committed_folder
-from covey.store.folder import Logged, RunFolder
+from covey.signals import StopSignal
 from covey.training.clock import Clock
 from covey.training.guards import check_weights, free_for_save
 from covey.training.optimizer import Optimizer

@@ -16,7 +16,7 @@ import torch
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
-from covey.endings import RECORD, START, CheckpointError
+from covey.errors import RECORD, START, CheckpointError, ConfigError, DataError
 from covey.integrity import sealed
 from covey.machine import available_threads
 from covey.models.chat import ignored
@@ -26,10 +26,10 @@ from covey.models.whole import memory_there
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns, check_golds, rehearse
 from covey.rollout import Prompted
+from covey.runs.atomic import write_file
+from covey.runs.folder import RunFolder
 from covey.sampling.local import LocalSampler
-from covey.stopping import StopSignal
-from covey.store.commit import write_file
-from covey.store.folder import RunFolder
+from covey.signals import StopSignal
 from covey.tasks.source import Source, load_problems
 from covey.training.clock import Clock
 from covey.training.inventory import inventory
@@ -45,7 +45,7 @@ from covey.training.resume import (
 )
 from covey.training.run import Run, Session, State
 from covey.training.watchdog import Watchdog
-from covey.types import ConfigError, DataError, Problem
+from covey.types import Problem
 
 ALONE = Session()
 

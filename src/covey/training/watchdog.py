@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from covey.endings import STALLED, go_on, record
+from covey.errors import STALLED, CoveyError, record_exit, resume_command
 from covey.supervisor import leave
-from covey.types import CoveyError
 
 STACKS = "stacks.txt"
 
@@ -61,10 +60,10 @@ class Watchdog:
         error = CoveyError(
             f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); what every "
             f"thread was doing is in {self.folder / STACKS}. Go on from the last "
-            f"checkpoint with: {go_on(self.folder)}"
+            f"checkpoint with: {resume_command(self.folder)}"
         )
         error.code = STALLED
         with contextlib.suppress(OSError), (self.folder / STACKS).open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
-        record(self.folder, error)
+        record_exit(self.folder, error)
         leave(STALLED, str(error))

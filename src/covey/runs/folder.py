@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from covey.endings import CheckpointError
+from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage
-from covey.store.commit import clear_leftovers, discard, make_folder, sync, write_file
+from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
 from covey.types import Group, SamplingMask
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
@@ -41,10 +41,6 @@ class Logged:
     """Bytes and sha256 of each stream."""
     rollouts: int = 0
     """Files in rollouts/."""
-
-
-class FolderBusy(CheckpointError):
-    """Another process works in this run folder."""
 
 
 class RunFolder:

@@ -9,15 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from covey.errors import Stopped
 from covey.supervisor import TOGETHER, forwarded, leave, stop_signals
-from covey.types import CoveyError
-
-
-class Stopped(CoveyError):
-    """The run was asked to stop and its state is saved; the same command goes on from there."""
-
-    code = 75
-
 
 _continued = 0.0
 

@@ -1,4 +1,4 @@
-"""How a command ends: every failure has an exit code, one last line, and a record in the run folder."""
+"""Errors and exit codes: every failure has a code, one last line, and a record in the run folder."""
 
 from __future__ import annotations
 
@@ -11,18 +11,53 @@ import shlex
 import traceback
 from pathlib import Path
 
-from covey.types import CoveyError
-
 RECORD = "exit.json"
 """In the run folder after every end but a good one."""
 START = "start.json"
 """In the run folder: the config and settings that `covey resume` gives again."""
 
 
+class CoveyError(Exception):
+    """A mistake a user can repair: says what is wrong, where, and what to do.
+
+    The command line prints it without a traceback and exits with ``code``.
+    """
+
+    code = 1
+
+
+class ConfigError(CoveyError):
+    """A setting that is wrong, unknown or contradicts another one."""
+
+    code = 2
+
+
+class DataError(CoveyError):
+    """A data file or a row of it that cannot be used."""
+
+    code = 3
+
+
 class CheckpointError(CoveyError):
     """No checkpoint that may be used, or another process at work in the folder."""
 
     code = 4
+
+
+class FolderBusy(CheckpointError):
+    """Another process works in this run folder."""
+
+
+class RewardError(CoveyError):
+    """A reward function broke its contract, or judging fails too often to go on."""
+
+    code = 5
+
+
+class SandboxUnavailable(CoveyError):
+    """No backend that was asked for holds: model code is not run at all."""
+
+    code = 2
 
 
 class GuardStop(CoveyError):
@@ -37,12 +72,18 @@ class OutOfRoom(CoveyError):
     code = 8
 
 
+class Stopped(CoveyError):
+    """The run was asked to stop and its state is saved; the same command resumes it."""
+
+    code = 75
+
+
 STALLED = 7
 """Exit code of the watchdog."""
 
 
 def as_error(error: BaseException) -> CoveyError:
-    """Any failure as one that says what to do; those that are nobody's fault but ours keep their trace."""
+    """Turn any exception into a CoveyError with a remedy; unexpected ones also print their traceback."""
     if isinstance(error, CoveyError):
         return error
     if (system := system_error(error)) is not None:
@@ -61,7 +102,7 @@ def as_error(error: BaseException) -> CoveyError:
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """The error of the operating system behind an exception; Rust's writers tell it in their text only."""
+    """The OSError behind an exception. Libraries written in Rust report it only in the message."""
     if isinstance(error, OSError):
         return error
     number = re.search(r"\(os error (\d+)\)", str(error))
@@ -89,14 +130,16 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def go_on(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """The command that continues a run."""
     return f"covey resume {shlex.quote(str(folder))}"
 
 
-def record(folder: Path, error: CoveyError) -> None:
+def record_exit(folder: Path, error: CoveyError) -> None:
     """Leave the end in the run folder, as far as the disk still allows."""
-    text = json.dumps({"exit_code": error.code, "error": str(error), "go_on": go_on(folder)}, indent=1)
+    text = json.dumps(
+        {"exit_code": error.code, "error": str(error), "go_on": resume_command(folder)}, indent=1
+    )
     with contextlib.suppress(OSError):
         (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from covey.config.load import Loaded, load
 from covey.console import RunConsole
+from covey.errors import ConfigError, DataError
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.models.load import load_policy
@@ -20,7 +21,6 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_problems
 from covey.training.setup import encode, texts_of, unseen_by_model
-from covey.types import ConfigError, DataError
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 from covey.console import Output, tolerant_output
-from covey.endings import RECORD, as_error, disk_error, go_on, record
+from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
 from covey.supervisor import CRASHED, works_in
 from covey.supervisor import main as supervised
-from covey.types import ConfigError, CoveyError
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -94,13 +93,13 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
     _tell(as_json, (f"note: {note}" for note in loaded.notes))
-    from covey.faults import Faults
+    from covey.fault_injection import Faults
     from covey.insight.usage import sample_command
 
     faults = Faults(manner.inject)
     from covey.console import RunConsole
-    from covey.stopping import StopSignal
-    from covey.store.folder import FolderBusy
+    from covey.errors import FolderBusy
+    from covey.signals import StopSignal
     from covey.training.pipeline import run_pipeline
     from covey.training.run import Session
 
@@ -114,9 +113,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     except Exception as error:
         known = as_error(error)
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
-            record(home, known)
+            record_exit(home, known)
         if known.code == 75:
-            known = type(known)(f"{known}. Go on with: {go_on(home)}")
+            known = type(known)(f"{known}. Go on with: {resume_command(home)}")
         raise known from None
     if (home / RECORD).exists():  # a finished run may lie where nothing can be written
         (home / RECORD).unlink()
@@ -137,7 +136,7 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
-    from covey.training.once import evaluate_once
+    from covey.inference import evaluate_once
 
     result = evaluate_once(loaded, RunConsole(quiet=as_json))
     _print(as_json, result.record(), (f"{name:<10}{found}" for name, found in result.summary().items()))
@@ -174,7 +173,7 @@ def explain(what: str = "", *, as_json: Json = False) -> int:
         found = [vars(r) for r in remarks]
         lines: Iterable[str] = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
     else:
-        from covey.ui.settings import settings, show
+        from covey.cli.settings import settings, show
 
         found = settings(what)
         lines = show(found)
@@ -205,7 +204,7 @@ def sample(
     :param system: With --chat: the system message before them.
     :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
     """
-    from covey.training.once import sample_once
+    from covey.inference import sample_once
 
     arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
     completions = sample_once(model, prompts, n, max_tokens, temperature, chat, seed, system, arguments)
@@ -251,7 +250,7 @@ def stress(file: Path, *rewards: str, as_json: Json = False) -> int:
 @app.command
 def algorithms(name: str | None = None, *, as_json: Json = False) -> int:
     """List the algorithms axis by axis, or show one: its paper, formulas and YAML."""
-    from covey.ui.algorithms import show_all, show_one
+    from covey.cli.algorithms import show_all, show_one
 
     return show_all(as_json) if name is None else show_one(name, as_json)
 

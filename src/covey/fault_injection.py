@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, NoReturn
 
-from covey.types import ConfigError
+from covey.errors import ConfigError
 
 PLACES: Mapping[str, str] = {
     "reward.hang": "a call of a reward function never returns",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.fakes import group
 
-from covey.endings import CheckpointError
+from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage
-from covey.store.commit import clear_leftovers, committed_folder, write_file
-from covey.store.folder import FolderBusy, RunFolder
+from covey.runs.atomic import clear_leftovers, committed_folder, write_file
+from covey.runs.folder import RunFolder
 from covey.types import SamplingMask
 
 

@@ -11,7 +11,7 @@ from covey.config.effects import AXES_IN_WORDS, USUAL, effect
 from covey.config.load import key_paths, settings_of
 from covey.config.schema import Config
 from covey.config.unknown import explained
-from covey.types import ConfigError
+from covey.errors import ConfigError
 
 ALIKE: Mapping[str, str] = {ours: theirs for theirs, ours in trl.SAME.items() if theirs != ours} | {
     "algorithm.surrogate.clip_low": "epsilon",

@@ -1,0 +1,5 @@
+"""The command line: commands, and the tables some of them print."""
+
+from covey.cli.commands import app, main
+
+__all__ = ["app", "main"]

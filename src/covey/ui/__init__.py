@@ -1,1 +1,0 @@
-"""What people see beyond the console: tables of algorithms and, later, pages."""
