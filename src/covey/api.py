@@ -49,7 +49,7 @@ def evaluate(run: str | Path, *, quiet: bool = False, **settings: Any) -> Evalua
     refuse_while_importing()
     from covey.console import RunConsole
     from covey.inference import evaluate_once
-    from covey.training.recorded import load_run
+    from covey.runs.reader import load_run
 
     path = Path(run)
     if path.suffix in (".yaml", ".yml"):
@@ -63,7 +63,7 @@ def evaluate(run: str | Path, *, quiet: bool = False, **settings: Any) -> Evalua
 
 def explain(run: str | Path) -> list[Remark]:
     """What stands out in a run's metrics, and which setting to change."""
-    from covey.training.recorded import explain_run
+    from covey.insight.recorded import explain_run
 
     return explain_run(Path(run))[1]
 
@@ -83,10 +83,10 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
     from covey.console import RunConsole
     from covey.signals import StopSignal
     from covey.training.pipeline import run_pipeline
-    from covey.training.run import Session
+    from covey.training.run import RunOptions
 
     loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
-    session = Session(strict, resumed is not None, start.record(), loaded.config.output)
+    session = RunOptions(strict, resumed is not None, start.record(), loaded.config.output)
     console = RunConsole(quiet)
     for note in loaded.notes:
         console.say(f"note: {note}")

@@ -10,10 +10,11 @@ from typing import get_args
 import numpy as np
 
 from covey.estimates import Evaluation
+from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import Rule, extract
 from covey.rng import key
-from covey.rollout import Progress, Prompted, score_all
+from covey.rollout import Progress, score_all
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.types import Group
 

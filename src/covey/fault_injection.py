@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import errno
+import math
 import os
 import re
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, NoReturn
 
@@ -69,6 +70,16 @@ class Faults:
         """Strike where memory may run out."""
         if self.hit(place):
             raise MemoryError("out of memory on purpose")
+
+    def in_gradient(self, weights: Sequence[Any]) -> None:
+        """Strike an accumulated gradient, of weights as the optimizer has them."""
+        if self.hit("grad.nan"):
+            weights[0].grad = weights[0].detach() * math.nan
+
+    def in_weights(self, weights: Sequence[Any]) -> None:
+        """Strike after an update."""
+        if self.hit("weights.nan"):
+            weights[0].detach().view(-1)[0] = math.nan
 
     def in_save(self) -> None:
         """Strike while a checkpoint is written."""

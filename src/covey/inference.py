@@ -13,6 +13,7 @@ from covey.errors import ConfigError, DataError
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.models.load import load_policy
+from covey.prompts import encode, texts_of, unseen_by_model
 from covey.rewards.base import load_rewards
 from covey.rewards.preflight import check_columns
 from covey.rng import key
@@ -20,7 +21,6 @@ from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_problems
-from covey.training.setup import encode, texts_of, unseen_by_model
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:

@@ -1,56 +1,54 @@
 """Problems -> scored groups: what to sample next, in which order, and which groups to keep.
 
 The position in the data is one number, the cursor; the order of every epoch and every random draw
-follow from the seed, so a run that resumes at a cursor goes on exactly as it would have.
+follow from the seed, so a run that resumes at a cursor continues exactly as it would have.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 
 from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
+from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rewards.canaries import watch
 from covey.rewards.scorer import Pending, turned_over
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, allocate
-from covey.types import Group, Problem
+from covey.types import Group
 
 Progress = Callable[[int, int], None]
 """Told (completions done, completions asked for); may raise to stop."""
 
 
 @dataclass(frozen=True)
-class Prompted:
-    """A problem and its prompt as the model reads it."""
-
-    problem: Problem
-    tokens: np.ndarray
-    """(P,) int64."""
-
-
-@dataclass(frozen=True)
 class RolloutBatch:
-    """The groups of one training step."""
+    """The groups of one training step, and all that sampling them has changed."""
 
     groups: list[Group]
     """To be trained on."""
-    rejected: list[Group]
+    filtered: list[Group]
     """Sampled and scored, but left out by the algorithm's filter."""
+    position: Mapping[str, Any]
+    """Where the data is after this batch, as JSON: what ``Rollouts.after`` continues from."""
+    version: int
+    """Optimizer steps that the sampling policy had seen."""
     reward_seconds: float
     """Waited for reward functions after the last completion had ended."""
     metrics: Mapping[str, float]
     """What was counted on the way."""
+    logged: Mapping[str, Sequence[float]]
+    """What reward functions have logged themselves, by name."""
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
@@ -72,8 +70,6 @@ class Rollouts:
     ) -> None:
         self.problems, self.sampler, self.rewards = problems, sampler, rewards
         self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
-        self.cursor = 0
-        self.difficulty = Difficulty(len(problems))
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), len(problems)))
 
     @property
@@ -81,53 +77,65 @@ class Rollouts:
         """Whether what is sampled follows from how hard problems were."""
         return self.rollout.curriculum != "off" or self.rollout.adapt_group_size
 
-    def position(self) -> dict[str, Any]:
-        """Where the data stands, as JSON, for ``resume``."""
-        return {"cursor": self.cursor, "difficulty": self.difficulty.state() if self._remembers else {}}
+    def after(self, step: int, position: Mapping[str, Any], progress: Progress) -> Iterator[RolloutBatch]:
+        """The batches of this step and the later ones; ``position`` is that of the batch before, or empty.
 
-    def resume(self, cursor: int, difficulty: Mapping[str, Any]) -> None:
-        """Go on where ``position`` was taken."""
-        self.cursor = cursor
-        self.difficulty.load(difficulty)
+        A batch that is not finished leaves no trace: what it would have changed travels with it.
+        """
+        cursor, difficulty = int(position.get("cursor", 0)), Difficulty(len(self.problems))
+        difficulty.load(position.get("difficulty", {}))
+        for number in count(step):
+            batch = self._sample(number, cursor, difficulty, progress)
+            cursor = batch.position["cursor"]
+            yield batch
 
-    def sample(self, step: int, progress: Progress) -> RolloutBatch:
-        """The groups of a step. Rejected ones are replaced in at most ``max_refills`` rounds."""
+    def _sample(self, step: int, cursor: int, difficulty: Difficulty, progress: Progress) -> RolloutBatch:
+        """The groups of a step. Filtered ones are replaced in at most ``max_refills`` rounds."""
         wanted = self.rollout.prompts_per_step
         self.rewards.trainer_state.global_step = step
         seen: dict[int, Group] = {}
         kept: list[Group] = []
-        rejected: list[Group] = []
+        filtered: list[Group] = []
         used, refills = 0, -1
         calls, judged, waited = self.rewards.calls, self.rewards.judged, self.rewards.waited
         while len(kept) < wanted and refills < self.rollout.max_refills:
-            chosen = self._choose(step, used, wanted - len(kept), list(seen))
-            groups = self._round(step, chosen, progress)
+            left = wanted - len(kept)
+            chosen = self._choose(step, cursor, used, left, list(seen), difficulty)
+            groups = self._round(step, chosen, difficulty, progress)
             used, refills = used + len(chosen), refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
-                (kept if self._wanted(group) else rejected).append(group)
-        watch(self.rewards, [*kept, *rejected])
-        self.rewards.end_step([*kept, *rejected])
-        # Only now, so that a stop in the middle leaves no trace.
-        self.cursor += used
+                (kept if self._wanted(group) else filtered).append(group)
+        watch(self.rewards, [*kept, *filtered])
+        self.rewards.end_step([*kept, *filtered])
         for index, group in seen.items():
-            self.difficulty.update(index, group.pass_rate)
+            difficulty.update(index, group.pass_rate)
         metrics = {
             "rollout/refills": float(refills),
-            "rollout/rejected": float(len(rejected)),
+            "rollout/rejected": float(len(filtered)),
             "rollout/reward_calls": float(self.rewards.calls - calls),
             "rollout/judged": float(self.rewards.judged - judged),
-            **_kept_tokens([*kept, *rejected]),
-            **(self.difficulty.metrics() if self._remembers else {}),
+            **_kept_tokens([*kept, *filtered]),
+            **(difficulty.metrics() if self._remembers else {}),
         }
-        return RolloutBatch(kept, rejected, self.rewards.waited - waited, metrics)
+        return RolloutBatch(
+            kept,
+            filtered,
+            {"cursor": cursor + used, "difficulty": difficulty.state() if self._remembers else {}},
+            self.sampler.version,
+            self.rewards.waited - waited,
+            metrics,
+            self.rewards.take_logged(),
+        )
 
-    def _choose(self, step: int, used: int, count: int, seen: Sequence[int]) -> list[tuple[int, int]]:
-        """The next problems: (number, epoch), in the epoch's order or drawn near the frontier."""
+    def _choose(
+        self, step: int, cursor: int, used: int, wanted: int, seen: Sequence[int], difficulty: Difficulty
+    ) -> list[tuple[int, int]]:
+        """The next problems: (number, epoch), in the epoch's order or drawn with pass rates near 1/2."""
         if self.rollout.curriculum == "frontier":
             stream = key(self.seed, "frontier", step, used)
-            return [(index, step) for index in self.difficulty.choose(stream, count, without=seen)]
-        positions = range(self.cursor + used, self.cursor + used + count)
+            return [(index, step) for index in difficulty.choose(stream, wanted, without=seen)]
+        positions = range(cursor + used, cursor + used + wanted)
         turns = [divmod(position, len(self.problems)) for position in positions]
         return [(int(self._order(epoch)[place]), epoch) for epoch, place in turns]
 
@@ -138,16 +146,18 @@ class Rollouts:
         view = FilterData(torch.from_numpy(group.rewards[known]), torch.from_numpy(group.correct[known]))
         return self.algorithm.filter is None or self.algorithm.filter(view)
 
-    def _sizes(self, indices: list[int]) -> list[int]:
+    def _sizes(self, indices: list[int], difficulty: Difficulty) -> list[int]:
         size = self.rollout.group_size
         if not self.rollout.adapt_group_size:
             return [size] * len(indices)
-        return allocate(self.difficulty.rates[indices].tolist(), size * len(indices), most=8 * size)
+        return allocate(difficulty.rates[indices].tolist(), size * len(indices), most=8 * size)
 
-    def _round(self, step: int, chosen: Sequence[tuple[int, int]], progress: Progress) -> list[Group]:
+    def _round(
+        self, step: int, chosen: Sequence[tuple[int, int]], difficulty: Difficulty, progress: Progress
+    ) -> list[Group]:
         """Sample and score some problems, (number, epoch) each."""
         problems, requests = [], []
-        sizes = self._sizes([index for index, _ in chosen])
+        sizes = self._sizes([index for index, _ in chosen], difficulty)
         for (index, epoch), size in zip(chosen, sizes, strict=True):
             prompted = self.problems[index]
             identity = (self.seed, "rollout", step, prompted.problem.id, epoch)

@@ -101,11 +101,11 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     from covey.errors import FolderBusy
     from covey.signals import StopSignal
     from covey.training.pipeline import run_pipeline
-    from covey.training.run import Session
+    from covey.training.run import RunOptions
 
     home = loaded.config.output
     works_in(home)
-    session = Session(manner.strict, resumed is not None, start.record(), home, faults)
+    session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
     console = RunConsole(quiet=as_json)
     try:
         with StopSignal(manner.max_minutes).listening() as stop:
@@ -144,16 +144,22 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
 
 
 @app.command
-def check(config: Path, *settings: Settings, as_json: Json = False) -> int:
+def check(config: Path, *settings: Settings, steps: int = 2, as_json: Json = False) -> int:
     """Prove on your own model and data that a training step is right; takes one batch.
 
+    Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
+    completion at a time, from what was recorded.
+
     :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
+    :param steps: How many steps of a run are repeated.
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
     from covey.training.check import check as measure
+    from covey.training.check_run import check_run
 
-    findings = measure(loaded, RunConsole(quiet=as_json))
+    console = RunConsole(quiet=as_json)
+    findings = [*(check_run(config, steps, console) if config.is_dir() else ()), *measure(loaded, console)]
     lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
     _print(as_json, [vars(f) for f in findings], lines)
     return 0 if all(f.holds for f in findings) else 1
@@ -167,7 +173,7 @@ def explain(what: str = "", *, as_json: Json = False) -> int:
         without it every setting is listed.
     """
     if what and Path(what).is_dir():
-        from covey.training.recorded import explain_run
+        from covey.insight.recorded import explain_run
 
         stage, remarks = explain_run(Path(what))
         found = [vars(r) for r in remarks]
@@ -258,7 +264,7 @@ def algorithms(name: str | None = None, *, as_json: Json = False) -> int:
 def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = False) -> Loaded:
     """What a YAML file or a run folder says; ``trained``: with the model the run has arrived at."""
     if config.is_dir():
-        from covey.training.recorded import load_recorded, load_run
+        from covey.runs.reader import load_recorded, load_run
 
         loaded = (load_run if trained else load_recorded)(config, settings)
     else:

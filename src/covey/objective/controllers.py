@@ -27,3 +27,12 @@ def adaptive_entropy(
     0.005
     """
     return min(max(coef + (step if entropy < target else -step), 0.0), highest)
+
+
+def raised(coef: float, start: float, level: int, factor: float = 1.5) -> float:
+    """coef times ``factor`` in each step above the KL guard's bound (level 2), and back towards ``start``.
+
+    >>> raised(0.1, start=0.1, level=2), raised(0.15, start=0.1, level=0)
+    (0.15000000000000002, 0.1)
+    """
+    return coef * factor if level == 2 else max(start, coef / factor)

@@ -28,6 +28,7 @@ def serve_user(setup: Mapping[str, Any]) -> None:
     """Call a user's reward function as often as the other side asks, until it is gone."""
     with contextlib.suppress(OSError):
         os.chdir(setup["folder"])
+    sys.path += [place for place in setup["path"] if place not in sys.path]  # it may have grown since
     os.dup2(PEER, 1)
     os.dup2(PEER, 2)
     sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="backslashreplace", closefd=False)

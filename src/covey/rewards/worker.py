@@ -94,6 +94,7 @@ class Worker:
             "base": base,
             "reward": reward.name,
             "folder": str(Path.cwd()),
+            "path": sys.path,
             "settings": self._sendable(settings, "setting"),
             **special,
         }

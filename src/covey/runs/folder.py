@@ -263,9 +263,21 @@ def _row(group: Group, sample: int) -> dict[str, Any]:
         "version": completion.version,
         "reward": _plain(float(group.rewards[sample])),
         "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
+        "weights": dict(group.weights),
+        "steps": _steps(group, sample),
+        "greedy_reward": _plain(group.greedy_reward),
         "status": {k: v[sample].status for k, v in group.scores.items()},
         "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
     }
+
+
+def _steps(group: Group, sample: int) -> list[list[float]] | None:
+    """[first token, one after the last, reward] of each reasoning step; None: not rewarded by step."""
+    if group.steps is None:
+        return None
+    own = group.steps[sample]
+    starts = (0, *(end + 1 for end in own.ends))
+    return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
 
 
 def _plain(value: Any) -> Any:

@@ -51,6 +51,13 @@ class Sampled(NamedTuple):
     completion: Completion
 
 
+class Weights(Protocol):
+    """What a sampler follows: a learner."""
+
+    version: int
+    """Optimizer steps that moved the weights."""
+
+
 class Sampler(Protocol):
     """Anything that can answer requests with completions."""
 
@@ -60,6 +67,10 @@ class Sampler(Protocol):
     @property
     def bit_exact(self) -> bool:
         """Whether the log-probs it records are the bits that the trained policy's ``score`` finds."""
+        ...
+
+    def sync(self, weights: Weights) -> None:
+        """Sample from these weights from now on."""
         ...
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:

@@ -22,7 +22,7 @@ from covey.errors import OutOfRoom, out_of_memory
 from covey.fault_injection import Faults
 from covey.models.policy import Policy
 from covey.rng import uniforms
-from covey.sampling.base import Moves, Request, Sampled, SamplingParams
+from covey.sampling.base import Moves, Request, Sampled, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
 from covey.sampling.draw import draw
 from covey.sampling.modules import ModulesEngine
@@ -72,6 +72,10 @@ class LocalSampler:
     def bit_exact(self) -> bool:
         """It samples from the trained policy itself: exact where that one is."""
         return self.policy.exact
+
+    def sync(self, weights: Weights) -> None:
+        """Nothing to copy: it reads the very tensors that are trained."""
+        self.version = weights.version
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order.

@@ -13,48 +13,59 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from covey.batching import Batch, micro_batches
+from covey.batching import Batch
+from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
+from covey.learner.learner import Learner
+from covey.learner.old_logprobs import old_logprob_source
 from covey.models.load import weights_hash
 from covey.rollout import Rollouts
+from covey.sampling.base import Sampler
 from covey.signals import StopSignal
-from covey.training.rl import backward, prepare, score_batch, updates
-from covey.training.run import Run
+from covey.training.rl import PolicyObjective, prepare, updates
 from covey.training.setup import caller_restored, set_up
 
 SAME = 1e-4
 """Largest relative difference of gradients that rounding explains in float32."""
 CLOSE = 1e-3
 """Largest difference of log-probs, in nats, between sampler and trainer in float32."""
+WHOLE = 1 << 30
+"""Tokens of a micro-batch that holds everything."""
+EVERY_BIT = ", where every bit has to be the same"
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One claim, whether it holds, and the number that says so."""
+class Claim:
+    """Something that has to be true, whether it is, and the number that says so."""
 
     claim: str
     holds: bool
     evidence: str
 
 
-def check(loaded: Loaded, console: RunConsole) -> list[Finding]:
+def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
     """Measure every claim on one batch of the config's model, data and rewards."""
     with tempfile.TemporaryDirectory() as folder, caller_restored():
-        config = loaded.stages()[-1].config.model_copy(update={"output": Path(folder) / "check"})
-        run = set_up(replace(loaded.stages()[-1], config=config), console, StopSignal())
+        stage = loaded.stages()[-1]
+        config = stage.config.model_copy(update={"output": Path(folder) / "check"})
+        algorithm = stage.algorithm
+        run = set_up(replace(stage, config=config), console, StopSignal())
         try:
-            rollouts = Rollouts(
-                run.train_set, run.sampler, run.rewards, config.rollout, run.algorithm, config.seed
-            )
+            problems = (run.train_set, run.sampler, run.rewards)
+            rollouts = Rollouts(*problems, config.rollout, algorithm, config.seed)
             console.doing("sampling one batch")
-            sampled = rollouts.sample(0, run.on_sample)
-            batch = prepare(run, sampled.groups or sampled.rejected, step=0)
-            minibatch = next(updates(run, _with_signal(batch), step=0))
+            sampled = next(rollouts.after(0, {}, run.on_sample))
+            old = old_logprob_source(algorithm, run.sampler, updates_of(config))
+            groups, now = sampled.groups or sampled.filtered, run.state.coefficients
+            batch = _with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
+            minibatch = next(updates(batch, algorithm, config, old, step=0))
             console.doing("measuring")
-            return list(_findings(run, minibatch))
+            rollout = config.rollout
+            objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
+            return list(claims(run.learner, run.sampler, objective, minibatch))
         finally:
-            run.folder.close()
+            run.journal.folder.close()
 
 
 def _with_signal(batch: Batch) -> Batch:
@@ -65,64 +76,67 @@ def _with_signal(batch: Batch) -> Batch:
     return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
-def _findings(run: Run, batch: Batch) -> Iterator[Finding]:
-    whole = _gradient(run, batch, tokens=1 << 30)
-    single = _gradient(run, batch, tokens=1)
+def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:
+    """Measure each claim on a minibatch."""
+    whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE, 1))
     difference = float((whole - single).norm() / whole.norm().clamp(min=1e-30))
-    yield Finding(
+    yield Claim(
         "the gradient is the same however the batch is cut into micro-batches",
-        difference < _tolerance(run, SAME),
+        difference < _tolerance(learner, SAME),
         f"relative difference {difference:.1e} between one piece and {len(batch)}",
     )
-    alone, together = (score_batch(run, run.policy, batch, tokens)[0] for tokens in (1, 1 << 30))
+    alone, together = (_logprobs(learner, objective, batch, tokens) for tokens in (1, WHOLE))
+    exact = learner.policy.exact
     ratio = float((alone - together).where(batch.mask, 0.0).abs().max())
-    yield Finding(
-        "the importance ratio is 1 at the first inner step, whatever stands in the same micro-batch",
-        ratio == 0.0 if run.policy.exact else ratio < _tolerance(run, CLOSE),
-        f"largest |log ratio| {ratio:.1e}"
-        + (", where every bit has to be the same" if run.policy.exact else ""),
+    yield Claim(
+        "the importance ratio is 1 at the first inner step, whatever else is in the micro-batch",
+        ratio == 0.0 if exact else ratio < _tolerance(learner, CLOSE),
+        f"largest |log ratio| {ratio:.1e}" + (EVERY_BIT if exact else ""),
     )
     gap = float((together - batch.sampler_logprobs).where(batch.mask, 0.0).abs().max())
-    yield Finding(
+    yield Claim(
         "sampler and trainer agree about the log-probs of the sampled tokens",
-        gap == 0.0 if run.sampler.bit_exact else gap < _tolerance(run, CLOSE),
-        f"largest difference {gap:.1e} nats"
-        + (", where every bit has to be the same" if run.sampler.bit_exact else ""),
+        gap == 0.0 if sampler.bit_exact else gap < _tolerance(learner, CLOSE),
+        f"largest difference {gap:.1e} nats" + (EVERY_BIT if sampler.bit_exact else ""),
     )
     masked = replace(batch, mask=batch.mask & (torch.arange(batch.mask.shape[1]) % 2 == 0))
     garbage = replace(masked, advantages=masked.advantages.where(masked.mask, torch.nan))
     clean = replace(masked, advantages=masked.advantages.where(masked.mask, 0.0))
-    leak = float((_gradient(run, garbage, 1 << 30) - _gradient(run, clean, 1 << 30)).abs().max())
-    yield Finding(
-        "tokens that are masked get no gradient, whatever stands there",
+    dirty, same = (_gradient(learner, objective, b, WHOLE) for b in (garbage, clean))
+    leak = float((dirty - same).abs().max())
+    yield Claim(
+        "tokens that are masked get no gradient, whatever their values are",
         leak == 0.0,
         f"largest change {leak:.1e} with NaN in every second token's advantage",
     )
-    before = weights_hash(run.policy.model.state_dict())
-    _gradient(run, batch, 1 << 30, keep=True)
-    still = type(run.optimizer)(run.policy.parameters, run.loaded.config.train.model_copy(update={"lr": 0.0}))
-    still.accumulate()
-    still.step(0)
-    after = weights_hash(run.policy.model.state_dict())
-    yield Finding(
+    before = weights_hash(learner.policy.model.state_dict())
+    learner.forward_backward(batch, objective)
+    learner.step(lr=0.0)
+    after = weights_hash(learner.policy.model.state_dict())
+    yield Claim(
         "a learning rate of 0 leaves every bit of the weights",
         after == before,
         f"sha256 {before[:12]} before and {after[:12]} after a step",
     )
 
 
-def _gradient(run: Run, batch: Batch, tokens: int, keep: bool = False) -> Tensor:
+def _gradient(learner: Learner, objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
     """The gradient of an optimizer step on a batch, flat, computed in pieces of ``tokens``."""
-    run.optimizer.clear()
-    for micro in micro_batches(batch, tokens, run.loaded.config.rollout.max_tokens):
-        backward(run, micro)
-    gradients = [m.grad if m.grad is not None else torch.zeros_like(m) for m in run.optimizer.masters]
+    learner.clear()
+    learner.micro_tokens = tokens
+    learner.forward_backward(batch, objective)
+    masters = learner.optimizer.masters
+    gradients = [m.grad if m.grad is not None else torch.zeros_like(m) for m in masters]
     flat = torch.cat([g.flatten().float() for g in gradients])
-    if not keep:
-        run.optimizer.clear()
+    learner.clear()
     return flat
 
 
-def _tolerance(run: Run, value: float) -> float:
+def _logprobs(learner: Learner, objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
+    learner.micro_tokens = tokens
+    return learner.score(batch, objective.temperature).logprobs
+
+
+def _tolerance(learner: Learner, value: float) -> float:
     """bfloat16 rounds 2^16 times coarser than float32; measured gaps are about 100 times larger."""
-    return value if run.policy.parameters[0].dtype == torch.float32 else 200 * value
+    return value if learner.policy.parameters[0].dtype == torch.float32 else 200 * value

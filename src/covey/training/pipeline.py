@@ -20,17 +20,16 @@ from covey.insight.verdict import Verdict, judge
 from covey.integrity import damage, read_record, sealed
 from covey.models.load import save_policy
 from covey.runs.atomic import committed_folder, write_file
+from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint
+from covey.runs.reader import recorded_settings, stage_number, stages_in
 from covey.signals import StopSignal
-from covey.training import rl, supervised
-from covey.training.guards import check_weights
-from covey.training.recorded import recorded_settings, stage_number, stages_in
-from covey.training.resume import changed_settings, refuse_other_config
-from covey.training.run import Run, Session
-from covey.training.setup import ALONE, caller_restored, set_up
+from covey.training import rl, sft
+from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.training.setup import caller_restored, set_up
 from covey.types import Messages
 
-LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": supervised.train}
+LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": sft.train}
 RESULT = "result.json"
 
 
@@ -54,7 +53,7 @@ class Result:
 
 
 def run_pipeline(
-    loaded: Loaded, console: RunConsole, stop: StopSignal, session: Session = ALONE
+    loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> list[Result]:
     """Run all stages, each from the last one's final model, going on where an earlier try stopped.
 
@@ -63,14 +62,14 @@ def run_pipeline(
     stages, results = loaded.stages(), list[Result]()
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
-        refuse_other_config(placed, changes=session.changes)
+        refuse_other_config(placed, changes=options.changes)
         done = _finished(placed, console)
         if done is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
         with caller_restored():
-            results.append(done or run_stage(placed, console, stop, session))
+            results.append(done or run_stage(placed, console, stop, options))
     return results
 
 
@@ -137,10 +136,12 @@ def _result(output: Path) -> Result:
     return read_record(output / RESULT, Result, "Put it back, or remove it to go on from the last checkpoint")
 
 
-def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Session = ALONE) -> Result:
+def run_stage(
+    loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
+) -> Result:
     """One stage: measure, train, measure, write the model and the verdict."""
     config = loaded.config
-    run = set_up(loaded, console, stop, session)
+    run = set_up(loaded, console, stop, options)
     (config.output / RESULT).unlink(missing_ok=True)  # of fewer steps, or of a model that is gone
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
@@ -151,8 +152,8 @@ def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Se
         evaluations = {}
         with run.watchdog.watching():
             if run.test_set:
-                evaluations["before"] = run.first_evaluation()
-            if not (run.state.step and run.housekeeping()):
+                evaluations["before"] = run.evaluation_at(0)
+            if not (run.state.step and run.evaluate_and_save()):
                 LOOPS[config.method](run)
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written anew
@@ -165,45 +166,45 @@ def run_stage(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Se
             f"{stopped}; saved after step {run.state.step} of {config.train.steps} in {config.output}"
         ) from None
     except GuardStop as reason:
-        kept = run.folder.checkpoints()
+        kept = run.journal.folder.checkpoints()
         last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
         raise GuardStop(f"{reason}. {last}") from None
     finally:
         console.end()
-        run.folder.close()
+        run.journal.folder.close()
 
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
-    folder, config = run.folder.path, run.loaded.config
+    folder, config = run.journal.folder.path, run.loaded.config
     if not run.state.updates:
         raise GuardStop(
             f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach: "
-            f"{no_signal(run.folder.read('metrics.jsonl'), settings_of(run.loaded))}"
+            f"{no_signal(run.journal.folder.read('metrics.jsonl'), settings_of(run.loaded))}"
         )
-    check_weights(run.policy, str(folder / "final"))
-    seconds = run.clock.total()
+    run.learner.check_finite(str(folder / "final"))
+    seconds = run.journal.clock.total()
     verdict = judge(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
     with committed_folder(folder / "final") as final:
-        save_policy(run.policy, final)
+        save_policy(run.learner.policy, final)
         write_cards(final, Trained(run.loaded, run.state.step, verdict, evaluations, example))
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(
         folder / "curve.svg",
         title,
-        run.folder.read("metrics.jsonl"),
-        run.folder.read("evals.jsonl"),
+        run.journal.folder.read("metrics.jsonl"),
+        run.journal.folder.read("evals.jsonl"),
     )
-    run.folder.sync()
+    run.journal.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
     write_file(folder / RESULT, sealed(result.record()))
     words = (
         verdict.sentence if verdict else f"done in {duration(seconds)}; no held-out problems to judge it by"
     )
-    run.console.say(f"{config.output.name}: {words}")
+    run.journal.say(f"{config.output.name}: {words}")
     if verdict and verdict.word in ("did not learn", "got worse"):
-        streams = (run.folder.read("metrics.jsonl"), run.folder.read("evals.jsonl"))
+        streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
         for remark in explain(*streams, settings_of(run.loaded))[:1]:
-            run.console.say(f"likely why: {remark}", "yellow")
+            run.journal.say(f"likely why: {remark}", "yellow")
     return result

@@ -2,115 +2,117 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Config
 from covey.console import RunConsole
-from covey.errors import RECORD, START, CheckpointError, ConfigError, DataError
+from covey.errors import RECORD, START, CheckpointError, DataError
 from covey.integrity import sealed
+from covey.learner.learner import Learner
+from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.machine import available_threads
-from covey.models.chat import ignored
 from covey.models.load import Reference, load_policy
-from covey.models.policy import Policy
 from covey.models.whole import memory_there
+from covey.prompts import encode, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns, check_golds, rehearse
-from covey.rollout import Prompted
 from covey.runs.atomic import write_file
+from covey.runs.checkpoint import State
+from covey.runs.clock import Clock
+from covey.runs.compatibility import environment, found_differences
 from covey.runs.folder import RunFolder
+from covey.runs.inventory import fingerprint, inventory
+from covey.runs.journal import Journal
+from covey.runs.reader import read_environment
+from covey.runs.watchdog import Watchdog
 from covey.sampling.local import LocalSampler
 from covey.signals import StopSignal
 from covey.tasks.source import Source, load_problems
-from covey.training.clock import Clock
-from covey.training.inventory import inventory
-from covey.training.memory import forecast, planned_tokens, program_bytes, shape_of
-from covey.training.optimizer import Optimizer
-from covey.training.recorded import read_environment, recorded_settings
-from covey.training.resume import (
-    Changed,
-    Difference,
-    changed_environment,
-    changed_settings,
-    environment,
-)
-from covey.training.run import Run, Session, State
-from covey.training.watchdog import Watchdog
-from covey.types import Problem
-
-ALONE = Session()
+from covey.training.coefficients import first
+from covey.training.run import DEFAULTS, Run, RunOptions
 
 
-def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, session: Session = ALONE) -> Run:
-    """Build a run; if its folder holds an unfinished one of the same config, go on from there.
+def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:
+    """Build a run; if its folder holds an unfinished one of the same config, resume that.
 
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
-    config = loaded.config
+    config, algorithm = loaded.config, loaded.algorithm
     source = load_problems(loaded)
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
     for reward in rewards:
-        if (faulty := session.faults.around(reward.function)) is not reward.function:
+        if (faulty := options.faults.around(reward.function)) is not reward.function:
             rewards.put(replace(reward, function=faulty, home=None))
     source = checked(source, rewards, config, console)
-    torch.set_num_threads(config.threads or available_threads())
-    torch.manual_seed(config.seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
-    # Every empty tensor here is written whole; torch does not declare the attribute's type.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    set_process(config)
     policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
     rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     for note in unseen_by_model(policy, [*source.train, *source.test], config):
         console.say(note, "yellow")
-    if "steps" in loaded.algorithm.needs and len(rewards) > 1:
+    if "steps" in algorithm.needs and len(rewards) > 1:
         console.say(
-            f"{loaded.algorithm.advantage.name} learns from step rewards alone; rewards without steps are "
+            f"{algorithm.advantage.name} learns from step rewards alone; rewards without steps are "
             "measured, not trained on"
         )
-    algorithm, optimizer = loaded.algorithm, Optimizer(policy.parameters, config.train)
-    sampler = LocalSampler(policy, config.rollout.max_running, session.faults)
+    keeps = algorithm.needs_reference and config.method == "rl"
+    reference = Reference(policy, algorithm.moves_reference) if keeps else None
     run = Run(
         loaded=loaded,
-        folder=RunFolder(config.output),
-        console=console,
-        stop=stop,
-        policy=policy,
-        reference=(
-            Reference(policy, algorithm.moves_reference)
-            if algorithm.needs_reference and config.method == "rl"
-            else None
-        ),
-        sampler=sampler,
+        learner=Learner(policy, config.train, reference),
+        sampler=LocalSampler(policy, config.rollout.max_running, options.faults),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
-        optimizer=optimizer,
+        journal=Journal(RunFolder(config.output), console, Clock(policy.device)),
+        stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
-        session=session,
-        clock=Clock(policy.device),
-        state=State(
-            kl_coef=algorithm.kl.coef if algorithm.kl else 0.0,
-            entropy_coef=algorithm.entropy.coef if algorithm.entropy else 0.0,
-        ),
+        options=options,
+        state=State(coefficients=first(algorithm)),
     )
-    sampler.on_fewer = run.on_fewer
     try:
-        roles = plan_memory(run)
-        go_on(run, roles)
+        connect(run)
+        resume(run, plan_memory(run))
     except BaseException:
-        run.folder.close()
+        run.journal.folder.close()
         raise
     return run
+
+
+def connect(run: Run) -> None:
+    """Let the run hear what its parts do: they know of no run."""
+
+    def before_micro_batch() -> None:
+        run.watchdog.progress()
+        run.options.faults.in_memory("memory.full")
+
+    def when_halved(tokens: int) -> None:
+        run.state = replace(run.state, micro_tokens=tokens)
+        run.journal.say(f"out of memory: continuing with micro-batches of {tokens} tokens", "yellow")
+        run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
+
+    def on_fewer(running: int) -> None:
+        run.journal.console.fewer_running(running)
+        run.journal.event(run.state.step, "out of memory", running=running)
+
+    run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
+    if isinstance(run.sampler, LocalSampler):
+        run.sampler.on_fewer = on_fewer
+
+
+def set_process(config: Config) -> None:
+    """Threads, seed and determinism, for the whole process: see ``caller_restored``."""
+    torch.set_num_threads(config.threads or available_threads())
+    torch.manual_seed(config.seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
+    # Every empty tensor here is written whole; torch does not declare the attribute's type.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -134,13 +136,14 @@ def caller_restored() -> Iterator[None]:
 
 
 def plan_memory(run: Run) -> dict[str, int]:
-    """Say what the run will take, and begin with micro-batches that fit; bytes by what takes them.
+    """Report the memory forecast and pick a micro-batch size that fits. Returns bytes per component.
 
-    They change the last bits of a gradient, so a run that was begun before keeps its own.
+    Micro-batch size affects rounding, so a resumed run keeps the size it started with.
     """
-    config, device = run.loaded.config, run.policy.device
-    shape, there = shape_of(run.policy), memory_there(device)
-    copied = run.reference is not None and run.reference.has_weights
+    config, learner = run.loaded.config, run.learner
+    device = learner.policy.device
+    shape, there = shape_of(learner.policy), memory_there(device)
+    copied = learner.reference is not None and learner.reference.has_weights
     program = program_bytes(device, shape.parameters * shape.number * (1 + copied))
     longest = max(len(p.tokens) for p in run.train_set)
     expect = partial(forecast, shape, config, longest, reference=copied, program=program)
@@ -148,74 +151,52 @@ def plan_memory(run: Run) -> dict[str, int]:
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     again = before.get("configured") == wanted
     tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
-    run.planned_tokens = tokens
+    learner.micro_tokens = tokens
     roles = expect(tokens)
     total = sum(roles.values())
     parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
     style = "" if total <= there else "yellow"
-    run.console.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({parts})", style)
+    run.journal.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({parts})", style)
     if tokens < wanted:
-        why = "had no room when the run began" if again else "does not fit"
-        run.console.say(f"train.tokens_per_micro_batch {wanted} {why}: {tokens} are taken", "yellow")
+        why = "had no room when the run began" if again else "does not fit in memory"
+        run.journal.say(f"train.tokens_per_micro_batch {wanted} {why}; using {tokens}", "yellow")
     return roles
 
 
-def go_on(run: Run, memory: Mapping[str, int]) -> None:
-    """Restore the newest checkpoint, and say what differs from the process that left it."""
-    loaded, folder = run.loaded, run.folder.path
-    reference = run.reference.fingerprint() if run.reference is not None else None
+def resume(run: Run, memory: Mapping[str, int]) -> None:
+    """Restore the newest checkpoint, if there is one, and say what differs from the process that left it."""
+    loaded, options, journal = run.loaded, run.options, run.journal
+    folder, reference = journal.folder, run.learner.reference
     now = {
         **environment(loaded),
         "sandbox": run.rewards.sandbox,
-        "data": fingerprint(run),
-        "reference": reference,
+        "data": fingerprint((*run.train_set, *run.test_set)),
+        "reference": reference.fingerprint() if reference is not None else None,
         "files": inventory(loaded, run.rewards),
         "memory": memory,
         "micro_tokens": {
             "configured": loaded.config.train.tokens_per_micro_batch,
-            "planned": run.planned_tokens,
+            "planned": run.learner.micro_tokens,
         },
     }
-    differences = found_differences(run, now)
+    differences = found_differences(loaded, bool(folder.checkpoints()), now)
     harmful = [d for d in differences if d.verdict != "safe"]
-    if harmful and run.session.strict:
+    if harmful and options.strict:
         raise CheckpointError(
-            f"{folder}: {'; '.join(map(str, harmful))}. Go on as the run was begun, or leave out --strict"
+            f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run as it was begun, or leave out "
+            "--strict"
         )
     if run.restore():
-        run.console.say(f"going on after step {run.state.step} of {loaded.config.train.steps}")
+        journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
         for difference in differences:
-            run.console.say(f"  {difference}", "yellow" if difference in harmful else "")
+            journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
-            run.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
-    write_file(folder / "config.yaml", resolved_yaml(loaded))
-    write_file(folder / "env.json", sealed(now))
-    if run.session.start:
-        write_file(run.session.home / START, sealed(run.session.start))
-    (folder / RECORD).unlink(missing_ok=True)
-
-
-def found_differences(run: Run, now: Mapping[str, Any]) -> list[Difference]:
-    """What is not as it was in the process that left this run; a record that is missing is one of them."""
-    before, output = read_environment(run.loaded.config.output), run.loaded.config.output
-    differences = changed_settings(run.loaded)
-    if before is not None:
-        differences += changed_environment(before, now)
-    if run.folder.checkpoints():
-        records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
-        lost = [str(path) for path, found in records if found is None]
-        differences += [Changed(path, "", "is gone", "breaks exactness") for path in lost]
-    return differences
-
-
-def fingerprint(run: Run) -> str:
-    """A hash of what the run learns from: prompts as tokens, in their order, with their columns."""
-    digest = hashlib.sha256()
-    for prompted in (*run.train_set, *run.test_set):
-        columns = {k: str(v) for k, v in prompted.problem.columns.items()}
-        digest.update(prompted.tokens.tobytes())
-        digest.update(json.dumps([prompted.problem.id, columns]).encode())
-    return digest.hexdigest()
+            journal.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
+    write_file(folder.path / "config.yaml", resolved_yaml(loaded))
+    write_file(folder.path / "env.json", sealed(now))
+    if options.start:
+        write_file(options.home / START, sealed(options.start))
+    (folder.path / RECORD).unlink(missing_ok=True)
 
 
 def checked(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
@@ -255,77 +236,3 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
     for row, why in {**bad, **bad_too}.items():
         console.say(f"left out {row}: {why}", "yellow")
     return replace(source, train=train, test=test)
-
-
-def texts_of(source: Source, config: Config) -> Iterable[str]:
-    """What the tokenizer of `tiny` learns from: prompts and worked answers."""
-    for problem in source.train:
-        prompt = problem.prompt
-        yield prompt if isinstance(prompt, str) else " ".join(str(m["content"]) for m in prompt)
-        yield str(problem.columns.get(config.data.completion, ""))
-
-
-def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config) -> list[str]:
-    """What the data gives the chat template and the model is never told; a sentence each."""
-    notes = []
-    texts = [p for p in problems if isinstance(p.prompt, str)]
-    if texts and config.data.chat_template_kwargs:
-        notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
-    if tools := [p for p in texts if p.columns.get("tools")]:
-        notes.append(
-            f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
-            "template; set data.chat: true"
-        )
-    checked: set[str] = set()
-    for problem in problems:
-        # Once per name: a template treats them all alike, and rendering everything twice takes its time.
-        if isinstance(problem.prompt, str) or set(problem.template) <= checked:
-            continue
-        unseen = ignored(policy.tokenizer, problem.prompt, problem.template)
-        notes += [
-            f"{problem.id}: the model's chat template ignores {name}, so the model is not told of it"
-            for name in unseen
-            if name not in checked
-        ]
-        checked |= set(problem.template)
-    return notes
-
-
-def _tokens(policy: Policy, problem: Problem) -> list[int]:
-    try:
-        return policy.encode(problem.prompt, problem.template)
-    except DataError as error:
-        raise DataError(f"{problem.id}: {error}") from None
-
-
-def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
-    """Prompts as tokens. Those that leave no room for max_tokens are an error or left out."""
-    room = policy.context - config.rollout.max_tokens
-    encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
-    _same_model(policy, encoded)
-    if empty := [p for p in encoded if not len(p.tokens)]:
-        raise DataError(f"{empty[0].problem.id}: the prompt has no tokens")
-    long = [p for p in encoded if len(p.tokens) > room]
-    if long and config.data.long_prompts == "error":
-        worst = max(long, key=lambda p: len(p.tokens))
-        raise DataError(
-            f"{len(long)} of {len(encoded)} prompts leave no room for rollout.max_tokens "
-            f"{config.rollout.max_tokens} in the model's context of {policy.context} tokens; the longest, "
-            f"{worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
-            "data.long_prompts: drop"
-        )
-    kept = [p for p in encoded if len(p.tokens) <= room]
-    if problems and not kept:
-        raise DataError("no prompt is left: all are longer than the model's context allows")
-    return kept
-
-
-def _same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
-    """Raise ConfigError if the tokenizer gives tokens that the model does not know."""
-    known = policy.model.get_input_embeddings().num_embeddings
-    largest = max((int(p.tokens.max(initial=0)) for p in encoded), default=0)
-    if largest >= known:
-        raise ConfigError(
-            f"model: the tokenizer gives tokens up to {largest}, and the model knows {known}: they are of "
-            "different models"
-        )

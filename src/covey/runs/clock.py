@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from covey.training.memory import taken
+from covey.learner.memory import taken
 
 
 class Clock:

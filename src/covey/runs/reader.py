@@ -1,4 +1,4 @@
-"""A run by its folder: the config it was started with, and the model it has arrived at."""
+"""Reading a run by its folder, without its lock: its config, its records, the model it has arrived at."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 from covey.config.load import Loaded, load, read_yaml
 from covey.config.schema import Config
 from covey.errors import CheckpointError, ConfigError
-from covey.insight.explain import Remark, Setting, explain, settings_of, unknown
 from covey.integrity import read_record
-from covey.runs.folder import latest_checkpoint, read_stream
+from covey.runs.folder import latest_checkpoint
 
 BEFORE = re.compile(r"\.\./\d+-(rl|sft)/final")
 """How a stage's record names the model of the stage before."""
@@ -54,19 +53,6 @@ def load_recorded(
     if here != origin:
         loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {here}")
     return loaded
-
-
-def explain_run(folder: Path) -> tuple[Path, list[Remark]]:
-    """The last stage of a run, and what stands out in its metrics."""
-    stage = last_stage(folder)
-    setting: Setting = unknown
-    unread: list[Remark] = []
-    try:
-        setting = settings_of(load_recorded(stage))
-    except ConfigError as error:
-        unread = [Remark(f"the config cannot be read, so advice may name what is set already: {error}", "")]
-    metrics, evals = (read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals"))
-    return stage, [*explain(metrics, evals, setting), *unread]
 
 
 def last_stage(folder: Path) -> Path:

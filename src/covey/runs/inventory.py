@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import json
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from covey import types
 from covey.config.load import Loaded
 from covey.integrity import digest_of
 from covey.models.load import model_files
+from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
 
@@ -142,3 +144,13 @@ def _own_code() -> str:
 def _name(path: Path, folder: Path) -> str:
     path, folder = path.resolve(), folder.resolve()
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+
+def fingerprint(problems: Iterable[Prompted]) -> str:
+    """A hash of what the run learns from: prompts as tokens, in their order, with their columns."""
+    digest = hashlib.sha256()
+    for prompted in problems:
+        columns = {k: str(v) for k, v in prompted.problem.columns.items()}
+        digest.update(prompted.tokens.tobytes())
+        digest.update(json.dumps([prompted.problem.id, columns]).encode())
+    return digest.hexdigest()

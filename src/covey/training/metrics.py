@@ -1,4 +1,4 @@
-"""What a training step leaves behind: metrics, times, the rollout log, a line on the console."""
+"""What a training step comes to: its metrics, what is noteworthy about it, and its line on the console."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from covey.batching import Batch, off_centre
+from covey.advantage import off_centre
+from covey.batching import Batch, trained_advantages
+from covey.objective.algorithms import Algorithm
 from covey.objective.diagnostics import (
     Observation,
     gradient_shares,
@@ -16,67 +18,61 @@ from covey.objective.diagnostics import (
 )
 from covey.rewards.canaries import verdict_metrics
 from covey.rollout import RolloutBatch
-from covey.training.optimizer import learning_rate
-from covey.training.run import Run
+from covey.runs.checkpoint import Coefficients
+from covey.runs.journal import Journal
 from covey.types import Group
 
 OFF_CENTRE = "advantages do not sum to zero"
 
 
-def report_step(
-    run: Run,
-    step: int,
-    sampled: RolloutBatch,
+def step_metrics(
+    rollout: RolloutBatch,
     batch: Batch,
-    observed: Sequence[Observation],
+    stats: Sequence[Observation],
     norms: Sequence[float],
+    algorithm: Algorithm,
+    coefficients: Coefficients,
+    lr: float,
 ) -> dict[str, float]:
-    """Log a step everywhere; returns its metrics."""
-    groups = [*sampled.groups, *sampled.rejected]
-    advantages = [row[: len(t)].numpy() for row, t in zip(batch.advantages, batch.tokens, strict=True)]
+    """Everything that is logged of a step, by name; it follows from the config alone."""
+    groups = [*rollout.groups, *rollout.filtered]
     applied = [n for n in norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
-        **verdict_metrics(groups, run.rewards.take_logged()),
-        **gradient_shares(sampled.groups, np.array([np.abs(a).sum() for a in advantages])),
-        **token_metrics(observed, run.algorithm),
-        **sampled.metrics,
+        **verdict_metrics(groups, rollout.logged),
+        **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in trained_advantages(batch)])),
+        **token_metrics(stats, algorithm),
+        **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
-        "update/coverage": covered(batch, groups, run.algorithm.skips_idle),
+        "update/coverage": covered(batch, groups, algorithm.skips_idle),
         "optimizer/grad_norm": float(np.mean(applied)) if applied else 0.0,
         "optimizer/updates": float(len(norms)),
         "optimizer/skipped": float(len(norms) - len(applied)),
-        "optimizer/lr": learning_rate(step, run.loaded.config.train),
+        "optimizer/lr": lr,
     }
-    if run.algorithm.kl is not None:
-        metrics["kl/coef"] = run.state.kl_coef
-    if run.algorithm.entropy is not None:
-        metrics["entropy/coef"] = run.state.entropy_coef
-    note_off_centre(run, batch, sampled.groups, step)
-    run.folder.write_rollouts(step, sampled.groups, advantages, sampled.rejected)
-    run.clock.add("reward", sampled.reward_seconds)
-    run.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
-    run.clock.count("update", int(batch.mask.sum()) * run.loaded.config.train.inner_epochs)
-    times = run.log(step, metrics)
-    run.console.step(step + 1, metrics["reward/mean"], facts(metrics, times))
+    if algorithm.kl is not None:
+        metrics["kl/coef"] = coefficients.kl
+    if algorithm.entropy is not None:
+        metrics["entropy/coef"] = coefficients.entropy
     return metrics
 
 
-def note_off_centre(run: Run, batch: Batch, groups: Sequence[Group], step: int) -> None:
+def note_off_centre(
+    journal: Journal, algorithm: Algorithm, batch: Batch, groups: Sequence[Group], step: int
+) -> None:
     """Say once in a run that a user's own estimator gives a group advantages that do not sum to zero."""
-    algorithm = run.algorithm
     later = algorithm.whiten is not None or (algorithm.kl is not None and algorithm.kl.place == "reward")
     found = off_centre(batch, groups) if algorithm.advantage.own and not later else None
-    if found is None or any(e["event"] == OFF_CENTRE for e in run.folder.read("events.jsonl")):
+    if found is None or journal.has_event(OFF_CENTRE):
         return
     group, total = found
-    run.console.say(
+    journal.say(
         f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 "
         f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every answer is pushed "
         "the same way; if that is meant, nothing is wrong",
         "yellow",
     )
-    run.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
+    journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
 
 
 def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
@@ -86,7 +82,7 @@ def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
 
 
-def facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:
+def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:
     """What the console shows of a step."""
     return {
         "reward": f"{metrics['reward/mean']:.3f}",

@@ -18,8 +18,8 @@ from covey.kernels.build import processor
 from covey.kernels.calls import available
 from covey.machine import available_threads
 from covey.models.load import pick_device
-from covey.training.inventory import changes
-from covey.training.recorded import recorded_settings
+from covey.runs.inventory import changes
+from covey.runs.reader import read_environment, recorded_settings
 from covey.types import VERSION
 
 Verdict = Literal["safe", "breaks exactness", "refused"]
@@ -174,3 +174,17 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
             facts.append(Difference(name, old, new, "safe" if safe else "breaks exactness"))
     files = changes(before.get("files", {}), now["files"])
     return [*facts, *(Changed(n, "", what, "breaks exactness") for n, what in files.items())]
+
+
+def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> list[Difference]:
+    """What is not as it was in the process that left this run; a record that is missing is one of them."""
+    output = loaded.config.output
+    before = read_environment(output)
+    differences = changed_settings(loaded)
+    if before is not None:
+        differences += changed_environment(before, now)
+    if begun:
+        records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
+        lost = [str(path) for path, found in records if found is None]
+        differences += [Changed(path, "", "is gone", "breaks exactness") for path in lost]
+    return differences

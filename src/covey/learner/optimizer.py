@@ -1,4 +1,4 @@
-"""AdamW, in float32 or with 8-bit moments, with a schedule, clipping, and float32 master weights."""
+"""AdamW, in float32 or with 8-bit moments, with clipping and float32 master weights."""
 
 from __future__ import annotations
 
@@ -11,23 +11,6 @@ from torch import Tensor, nn
 
 from covey.config.schema import Train
 from covey.errors import ConfigError
-
-
-def learning_rate(step: int, train: Train) -> float:
-    """The learning rate of a step, counted from 0: linear warm-up, then the schedule to the end.
-
-    >>> [learning_rate(s, Train(steps=4, lr=1.0, warmup_steps=2, schedule="linear")) for s in range(4)]
-    [0.5, 1.0, 1.0, 0.5]
-    """
-    if step < train.warmup_steps:
-        return train.lr * (step + 1) / train.warmup_steps
-    progress = (step - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)
-    factors = {
-        "constant": 1.0,
-        "linear": 1 - progress,
-        "cosine": (1 + math.cos(math.pi * progress)) / 2,
-    }
-    return train.lr * factors[train.schedule]
 
 
 def adamw(masters: Sequence[Tensor], train: Train) -> torch.optim.Optimizer:
@@ -68,8 +51,8 @@ class Optimizer:
         for tensor in (*self.masters, *self.parameters):
             tensor.grad = None
 
-    def step(self, step: int) -> float:
-        """One update at the learning rate of ``step``; returns the gradient's norm before clipping.
+    def step(self, lr: float) -> float:
+        """One update at this learning rate; returns the gradient's norm before clipping.
 
         A gradient that is not finite is not applied; ``clear`` it.
         """
@@ -77,7 +60,7 @@ class Optimizer:
         if not math.isfinite(norm):
             return norm
         for group in self.adam.param_groups:
-            group["lr"] = learning_rate(step, self.train)
+            group["lr"] = lr
         self.adam.step()
         self.adam.zero_grad()
         with torch.no_grad():

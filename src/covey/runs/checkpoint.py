@@ -1,0 +1,148 @@
+"""Checkpoints: a model folder with the trainer's state beside it, complete or absent."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+from covey.errors import CheckpointError, OutOfRoom, disk_error, system_error
+from covey.fault_injection import Faults
+from covey.integrity import read_record, sealed
+from covey.learner.learner import Learner
+from covey.models.load import save_policy
+from covey.runs.atomic import committed_folder
+from covey.runs.folder import Logged, RunFolder
+
+
+@dataclass(frozen=True)
+class GuardMemory:
+    """What guards remember between steps."""
+
+    bad_updates: int = 0
+    """In a row, skipped because they were not finite."""
+    dead_steps: int = 0
+    """In a row, without any advantage."""
+    kl_level: int = 0
+    """Number of KL thresholds exceeded in the previous step."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Weights in the loss that follow what the steps show."""
+
+    kl: float = 0.0
+    entropy: float = 0.0
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds in addition to weights and optimizer; the rest follows from the config."""
+
+    step: int = 0
+    """Steps done."""
+    position: dict[str, Any] = field(default_factory=dict)
+    """Where the data and the memory of the curriculum are: see ``Rollouts.after``."""
+    updates: int = 0
+    """Optimizer steps that were applied."""
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    guards: GuardMemory = field(default_factory=GuardMemory)
+    micro_tokens: int | None = None
+    """Tokens of a micro-batch after memory ran out; None: it never did."""
+    unjudged: list[tuple[int, int]] = field(default_factory=list)
+    """Of the last steps: scores that could not be made, and all scores (``Rewards.recent``)."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """How often in a row each reward refused a completion known to be right (``Rewards.refused``)."""
+    seconds: float = 0.0
+    """Of the whole run, before and after resumes."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """`trainer.json` of a checkpoint."""
+
+    state: State
+    logged: Logged
+
+
+def save_checkpoint(
+    folder: RunFolder, learner: Learner, state: State, keep: int, faults: Faults, moves_reference: bool
+) -> None:
+    """Commit a checkpoint of ``state`` and keep the newest ``keep``; nothing if it is there.
+
+    Raises GuardStop if a weight is not finite, OutOfRoom if it cannot be written; either leaves the
+    checkpoints there were, in the worst case the newest one only.
+    """
+    target = folder.path / "checkpoints" / f"step_{state.step:06d}"
+    if target.exists():
+        return
+    learner.check_finite(str(target))
+    try:
+        _write(target, folder, learner, state, faults, moves_reference)
+    except OutOfRoom:
+        if len(folder.checkpoints()) < 2:
+            raise
+        folder.rotate(1)
+        _write(target, folder, learner, state, faults, moves_reference)
+    folder.rotate(keep)
+
+
+def _write(
+    target: Path, folder: RunFolder, learner: Learner, state: State, faults: Faults, moves_reference: bool
+) -> None:
+    _check_free(folder, 0 if faults.hit("save.full") else shutil.disk_usage(target.parent).free)
+    try:
+        with committed_folder(target) as new:
+            save_policy(learner.policy, new, merged=False)
+            save_file(learner.state(), new / "optimizer.safetensors")
+            faults.in_save()
+            if learner.reference is not None and moves_reference:
+                save_file(learner.reference.state(), new / "reference.safetensors")
+            (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync()))))
+    except Exception as error:
+        if (system := system_error(error)) is None:
+            raise
+        raise disk_error(system, f"{target} could not be written") from None
+
+
+def _check_free(folder: RunFolder, free: int) -> None:
+    """Raise OutOfRoom before a save that cannot fit, judged by the newest checkpoint."""
+    newest = folder.checkpoints()[-1:]
+    needed = sum(p.stat().st_size for path in newest for p in path.rglob("*"))
+    if free < needed:
+        raise OutOfRoom(
+            f"{folder.path}: a checkpoint needs {needed:,} bytes and {free:,} are free. Free some space "
+            "and run the same command again"
+        )
+
+
+def load_checkpoint(path: Path, learner: Learner, moves_reference: bool) -> Saved:
+    """Restore the learner from a checkpoint. Raises CheckpointError where a record is damaged."""
+    remedy = "Remove this checkpoint to resume from the one before"
+    saved = read_record(path / "trainer.json", Saved, remedy)
+    learner.policy.load_weights(path)
+    learner.load(load_file(path / "optimizer.safetensors"), saved.state.updates)
+    if learner.reference is not None and moves_reference:
+        learner.reference.load(load_file(path / "reference.safetensors"))
+    if saved.state.micro_tokens is not None:
+        learner.micro_tokens = min(learner.micro_tokens, saved.state.micro_tokens)
+    return saved
+
+
+def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, and what is wrong with those that are skipped.
+
+    Raises CheckpointError if there are only damaged ones or, if ``strict``, any.
+    """
+    checkpoint, complaints = folder.latest_checkpoint()
+    if complaints and (strict or checkpoint is None):
+        remedy = (
+            ", or leave out --strict to resume from the checkpoint before"
+            if checkpoint is not None
+            else ", or remove the run folder to begin again: there is no other checkpoint"
+        )
+        raise CheckpointError(f"{'; '.join(complaints)}. Put the files back{remedy}")
+    return checkpoint, complaints

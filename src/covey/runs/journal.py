@@ -1,0 +1,76 @@
+"""The journal: everything a run writes down and shows while it works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from covey.batching import Batch, trained_advantages
+from covey.console import RunConsole
+from covey.rollout import RolloutBatch
+from covey.runs.clock import Clock
+from covey.runs.folder import RunFolder
+
+SKIPPED = "skipped"
+"""Folder with the batches of skipped updates."""
+
+
+@dataclass
+class Journal:
+    """The streams of a run folder, the console and the clock."""
+
+    folder: RunFolder
+    console: RunConsole
+    clock: Clock
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line on the console that stays."""
+        self.console.say(text, style)
+
+    def event(self, step: int, what: str, **details: object) -> None:
+        """Note something out of the ordinary."""
+        self.folder.append("events.jsonl", {"step": step, "event": what, **details})
+
+    def has_event(self, what: str) -> bool:
+        """Whether the run has noted this before, resumes included."""
+        return any(e["event"] == what for e in self.folder.read("events.jsonl"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Write what follows from the config alone, and apart from it the times; returns these."""
+        times = self.clock.lap()
+        self.folder.append("metrics.jsonl", {"step": step, **metrics})
+        self.folder.append("timings.jsonl", {"step": step, **times})
+        return times
+
+    def rollouts(
+        self, step: int, rollout: RolloutBatch, batch: Batch, epochs: int, metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Log a step of reinforcement: completions with the advantages they got, metrics, times."""
+        self.folder.write_rollouts(step, rollout.groups, trained_advantages(batch), rollout.filtered)
+        groups = [*rollout.groups, *rollout.filtered]
+        self.clock.add("reward", rollout.reward_seconds)
+        self.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
+        self.clock.count("update", int(batch.mask.sum()) * epochs)
+        return self.log(step, metrics)
+
+    def skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
+        """Keep a batch whose gradient is not finite, for a look."""
+        folder = self.folder.path / SKIPPED
+        folder.mkdir(exist_ok=True)
+        tensors = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
+        for i, (prompt, tokens) in enumerate(zip(batch.prompts, batch.tokens, strict=True)):
+            tensors |= {f"prompt.{i}": torch.tensor(prompt), f"tokens.{i}": torch.tensor(tokens)}
+        for i, mask in enumerate(batch.sampling_masks or ()):
+            tensors |= {f"kept_ids.{i}": _tensor(mask.ids), f"kept_ends.{i}": _tensor(mask.ends)}
+        save_file(tensors, folder / f"{name}.safetensors")
+        (folder / f"{name}.json").write_text(json.dumps(record, indent=1))
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.tensor(array)

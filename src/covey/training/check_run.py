@@ -1,0 +1,73 @@
+"""`covey check RUN`: the first steps of a recorded run, repeated by the shadow trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from covey.config.load import Loaded
+from covey.console import RunConsole
+from covey.errors import ConfigError
+from covey.models.forward import supported
+from covey.models.load import load_policy
+from covey.models.policy import Policy
+from covey.prompts import texts_of
+from covey.proof.replay import replay
+from covey.runs.reader import last_stage, load_recorded
+from covey.tasks.source import load_problems
+from covey.training.check import CLOSE, SAME, Claim
+from covey.training.setup import caller_restored, set_process
+
+
+def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
+    """Repeat the first steps of a recorded stage in float64, and compare what was written down.
+
+    Raises ConfigError for a run that the shadow trainer cannot repeat.
+    """
+    stage = last_stage(folder)
+    loaded = load_recorded(stage)
+    console.doing(f"repeating {steps} steps of {stage} in float64, one completion at a time")
+    with caller_restored():
+        set_process(loaded.config)  # the first adapters of a LoRA run are random
+        return _repeated(stage, loaded, steps)
+
+
+def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
+    policy = load_policy(loaded.config, loaded.folder, texts_of(load_problems(loaded), loaded.config))
+    if not supported(policy.model):
+        raise ConfigError(
+            f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"
+        )
+    agreements = list(replay(stage, shadow_weights(policy), policy.model.config.to_dict(), steps))
+    if not agreements:
+        raise ConfigError(f"{stage}: no step has been recorded yet")
+    exact = policy.parameters[0].dtype == torch.float32
+    where = f"in steps 0 to {agreements[-1].step}"
+    claims = (
+        ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),
+        ("the advantages follow from the recorded rewards", "advantages", "of the largest", SAME),
+        ("the gradients follow from the objective's formulas", "gradient", "of their norm", 10 * SAME),
+        ("the KL coefficient follows its controller", "kl_coef", "of it", SAME),
+        ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
+    )
+    findings = []
+    for claim, quantity, unit, limit in claims:
+        found = [v for a in agreements if (v := getattr(a, quantity)) is not None]
+        if found:
+            holds = max(found) < (limit if exact else 200 * limit)
+            findings.append(Claim(claim, holds, f"largest difference {max(found):.1e} {unit} {where}"))
+    return findings
+
+
+def shadow_weights(policy: Policy) -> dict[str, Tensor]:
+    """A policy's weights in float64 under their Hugging Face names; those that are trained need gradients."""
+    weights: dict[str, Tensor] = {}
+    for name, parameter in policy.model.named_parameters():
+        plain = name.replace(".base_layer", "").replace(".default.weight", "")
+        weights[plain] = parameter.detach().double().requires_grad_(parameter.requires_grad)
+    if policy.adapter is not None:
+        settings = policy.adapter.peft_config["default"]
+        weights["lora_scale"] = torch.tensor(settings.lora_alpha / settings.r, dtype=torch.float64)
+    return weights
