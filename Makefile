@@ -39,7 +39,7 @@ bench: $(READY)  ## beside TRL and generate, then the demo over ten seeds, in ab
 	$(BIN)/python benchmarks/speed/learn.py --seeds 1 --write
 	$(BIN)/python benchmarks/demo_seeds.py --write
 
-mutants: $(READY)  ## would the tests notice? mistakes in the mathematics, one at a time, in about ten minutes
+mutants: $(READY)  ## would the tests notice? mistakes in the mathematics and the wiring, one at a time
 	$(BIN)/python benchmarks/mutants.py --write
 
 $(READY): pyproject.toml constraints.txt

@@ -43,7 +43,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import nanstd
 
-from covey.batching import collate, with_advantages
+from covey.advantage import with_advantages
+from covey.batching import collate
 from covey.config.algorithm import build_algorithm
 from covey.config.trl import algorithm_of
 from covey.objective import multipliers, penalties, preference, ratios, reductions, surrogates, weights

@@ -47,10 +47,35 @@ class Mutant(NamedTuple):
 
     @property
     def tests(self) -> list[str]:
-        """Where it should be noticed."""
-        near = ["tests/models"] if self.file.startswith("models") else []
-        return [*near, "tests/objective", "tests/batching"]
+        """Where it should be noticed: beside the file, or by the float64 trainer that repeats runs."""
+        return next(tests for start, tests in NEAR if self.file.startswith(start))
 
+
+MATHEMATICS = ["tests/objective", "tests/batching"]
+PROOF = ["tests/proof/test_axes.py", "tests/proof/test_shadow.py"]
+NEAR = (
+    ("objective", MATHEMATICS),
+    ("batching", [*MATHEMATICS, *PROOF]),
+    ("models", ["tests/models", *MATHEMATICS]),
+    ("rollout", ["tests/test_rollout.py", "tests/test_difficulty.py"]),
+    ("evaluation", ["tests/test_evaluate.py"]),
+    ("estimates", ["tests/test_evaluate.py"]),
+    ("tasks/difficulty", ["tests/test_difficulty.py"]),
+    ("sampling", ["tests/sampling/test_draw.py", "tests/sampling/test_local.py"]),
+    (
+        "store/folder",
+        [
+            "tests/store/test_commit.py::test_streams_and_rollouts_rewind_to_a_checkpoint",
+            "tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked",
+        ],
+    ),
+    ("training/optimizer", ["tests/train/test_optimizer.py", *PROOF]),
+    ("training/old_logprobs", ["tests/train/test_old_logprobs.py", *PROOF]),
+    ("training/guards", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py"]),
+    ("training/supervised", ["tests/train/test_supervised.py"]),
+    ("training/rl", PROOF),
+)
+"""(beginning of a file's path, tests that should notice a mistake in it)."""
 
 NONE = Mutant("objective/__init__.py", "none", "No models, no files", "No models, no files")
 
@@ -242,6 +267,130 @@ MUTANTS = [
         ("scored over the whole vocabulary", "sampling_masks=masks or None", "sampling_masks=None"),
         ("padding looks like a token", "value=-1)", "value=0)"),
         ("ratio is always 1", "old_logprobs=logprobs.detach() if old is None else old", "old_logprobs=logprobs.detach()"),
+        ("advantages of other rows after select", "value[index, :longest]", "value[index.sort().values, :longest]"),
+        ("tokens of other rows after select", "tuple(value[i] for i in rows)", "tuple(value[i] for i in sorted(rows))"),
+        ("mask one short", "< lengths[:, None]\n", "< lengths[:, None] - 1\n"),
+        ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
+        ("truncated completions trained although masked", "(cut & mask_truncated)", "(cut & False)"),
+        ("OPO's lengths count untrained tokens", "lengths=rows.mask.sum(-1).double()", "lengths=torch.tensor([len(t) for t in rows.tokens]).double()"),
+        ("KL of the first group in every reward", "penalty.response[rows]", "penalty.response[: len(rows)]"),
+        ("KL of untrained completions in the reward", ".where(batch.mask, 0.0).double()", ".double()"),
+        ("totals of the micro-batch", "totals, group_tokens = batch.totals(max_tokens), batch.group_tokens\n    busy", "totals, group_tokens = batch.select([0]).totals(max_tokens), batch.group_tokens\n    busy"),
+    ),
+    *of(
+        "training/rl.py",
+        ("old and reference log-probs at temperature 1", "micro.packed.to(policy.device), run.loaded.config.rollout.temperature", "micro.packed.to(policy.device), 1.0"),
+        ("policy scored at temperature 1", "run.policy.score(packed, run.loaded.config.rollout.temperature, reference)", "run.policy.score(packed, 1.0, reference)"),
+        ("frozen log-probs over the whole vocabulary", "policy.score(micro.packed.to(policy.device)", "policy.score(replace(micro.packed, sampling_mask=None).to(policy.device)"),
+        ("reference scored with the policy's weights", "score_batch(run, reference, batch", "score_batch(run, run.policy, batch"),
+        ("minibatches alike in every step", '"minibatches", step, epoch)', '"minibatches", 0, epoch)'),
+        ("minibatches alike in every epoch", '"minibatches", step, epoch)', '"minibatches", step, 0)'),
+        ("noise alike in every step", '"noise", step)', '"noise", 0)'),
+        ("every update starts at ratio 1", "            unmoved = False\n", ""),
+        ("first minibatch marked by the whole batch", "else marked(minibatch, mark)", "else replace(minibatch, marked=marked(batch, mark).marked[: len(minibatch), : minibatch.mask.shape[1]])"),
+        ("longest completion for max_tokens", "longest = run.loaded.config.rollout.max_tokens", "longest = minibatch.mask.shape[1]"),
+        ("idle completions never pull", "skip_idle=run.algorithm.skips_idle", "skip_idle=True"),
+        ("steered KL coefficient not in the loss", "kl_coef=run.state.kl_coef, entropy_coef", "kl_coef=None, entropy_coef"),
+        ("steered KL coefficient not in the reward", "algorithm, kl_coef=run.state.kl_coef)", "algorithm)"),
+        ("steered entropy coefficient not in the loss", "entropy_coef=run.state.entropy_coef)", "entropy_coef=None)"),
+        ("KL steered by token", 'metrics["kl/completion_k1"], kl.target', 'metrics["kl/token_k1"], kl.target'),
+        ("groups counted for completions", '* run.loaded.config.rollout.group_size\n', '\n'),
+        ("reference refreshed one step late", "if done // kl.refresh_every > (done - updates) // kl.refresh_every", "if done > updates and (done - updates) // kl.refresh_every > (done - 2 * updates) // kl.refresh_every"),
+        ("reference refreshed by steps", "done = run.state.updates", "done = run.state.step"),
+        ("reference copied where it should be mixed", "refresh(run.policy, kl.refresh_mix)", "refresh(run.policy, 1.0)"),
+        ("controllers see the last update alone", "observed += seen if isfinite(norms[-1]) else []", "observed = seen"),
+        ("inner epochs forgotten", "range(config.train.inner_epochs)", "range(1)"),
+        ("gradients of the last micro-batch alone", "    loss.total.backward()\n", "    run.optimizer.clear()\n    loss.total.backward()\n"),
+    ),
+    *of(
+        "training/old_logprobs.py",
+        ("another engine's log-probs taken for exact", "OldLogprobs.RECORDED if sampler.bit_exact else OldLogprobs.RECOMPUTED", "OldLogprobs.RECORDED"),
+        ("ratio to the sampler forced to 1", "self is not OldLogprobs.SAMPLER", "self is not None"),
+        ("several updates without old log-probs", "if updates == 1 and not algorithm.needs_old", "if not algorithm.needs_old"),
+    ),
+    *of(
+        "training/optimizer.py",
+        ("a micro-batch's gradient replaces the last one's", "gradient if master.grad is None else master.grad.add_(gradient)", "gradient"),
+        ("warm-up from 0", "train.lr * (step + 1) / train.warmup_steps", "train.lr * step / train.warmup_steps"),
+        ("learning rate of the next step", "learning_rate(step, self.train)", "learning_rate(step + 1, self.train)"),
+        ("schedule ignores the warm-up", "(step - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "step / train.steps"),
+        ("betas swapped", '"betas": train.betas', '"betas": train.betas[::-1]'),
+        ("weights decayed twice", '"weight_decay": train.weight_decay', '"weight_decay": 2 * train.weight_decay'),
+        ("gradient not clipped", "(self.masters, self.train.grad_clip)", "(self.masters, math.inf)"),
+        ("gradient clipped after the update", "        self.adam.step()\n", "        for m in self.masters:\n            m.grad.mul_(max(norm / self.train.grad_clip, 1.0))\n        self.adam.step()\n"),
+        ("masters not copied back", "parameter.copy_(master)", "pass"),
+        ("resume forgets AdamW's step count", "counts = value.dtype == torch.int64", 'counts = value.dtype == torch.int64\n                value = value * 0 if key == "step" else value'),
+        ("resume forgets the masters", "master.copy_(value)", "pass"),
+    ),
+    *of(
+        "training/guards.py",
+        ("an update of norm 0 counted", "run.state.updates += norm > 0", "run.state.updates += 1"),
+        ("a bad gradient kept for the next update", "    run.optimizer.clear()\n    run.state.bad_updates += 1\n", "    run.state.bad_updates += 1\n"),
+        ("half a gradient kept when memory ran out", "        run.optimizer.clear()\n        _halve(run)\n", "        _halve(run)\n"),
+        ("an update whose loss is not finite applied", "run.optimizer.step(step) if math.isfinite(loss) else math.nan", "run.optimizer.step(step)"),
+        ("sampler's version not raised", "        run.sampler.version = run.state.updates\n", ""),
+        ("bad updates counted over the whole run", "        run.state.bad_updates = 0\n", ""),
+    ),
+    *of(
+        "training/supervised.py",
+        ("mean over the micro-batch", "micro.totals.tokens", "len(scores.logprobs)"),
+        ("no end token", "[*tokens, run.policy.tokenizer.eos_token_id]", "[*tokens]"),
+        ("overlapping rows", "range(step * size, (step + 1) * size)", "range(step, step + size)"),
+        ("rows in one order", 'key(seed, "order", epoch)', 'key(seed, "order")'),
+        ("gradient of the last micro-batch alone", "        loss.backward()\n", "        run.optimizer.clear()\n        loss.backward()\n"),
+    ),
+    *of(
+        "rollout.py",
+        ("a sampled greedy baseline", "replace(params, temperature=0.0)", "params"),
+        ("a cursor that forgets refills", "self.cursor += used", "self.cursor += min(used, wanted)"),
+        ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
+        ("draws alike in every epoch", "prompted.problem.id, epoch)", "prompted.problem.id)"),
+        ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),
+        ("rejected groups trained", "(kept if self._wanted(group) else rejected)", "(kept if self._wanted(group) or refills else rejected)"),
+        ("filter sees what could not be judged", "torch.from_numpy(group.rewards[known])", "torch.from_numpy(group.rewards)"),
+        ("rejected problems not remembered", "                seen[index] = group\n", "                if self._wanted(group):\n                    seen[index] = group\n"),
+        ("one refill too many", "refills < self.rollout.max_refills", "refills <= self.rollout.max_refills"),
+    ),
+    *of(
+        "sampling/local.py",
+        ("an end token at the last position counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "length" if full[slot] else "stop"'),
+        ("a stop string counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "stop" if stopped[slot] else "length"'),
+        ("one uniform for all tokens", "self.uniform[rows, at]", "self.uniform[rows, 0]"),
+        ("kept sets stay when others leave", "self.owners, self.kept = moves.of(self.owners), moves.of(self.kept)", "self.owners, self.kept = moves.of(self.owners), self.kept[: moves.left]"),
+        ("uniforms stay when others leave", "(self.tokens, self.logprobs, self.uniform, self.drawn)", "(self.tokens, self.logprobs, self.drawn)"),
+        ("log-prob of the next place", "self.logprobs[slot, :length]", "self.logprobs[slot, 1 : length + 1]"),
+    ),
+    *of(
+        "sampling/draw.py",
+        ("nucleus at temperature 1", "kept_tokens(logits.float() / params.temperature, params)", "kept_tokens(logits.float(), params)"),
+        ("nucleus without the token that crosses", "(ordered.cumsum(-1) - ordered < top_p)", "(ordered.cumsum(-1) < top_p)"),
+        ("nucleus of all tokens after top-k", "logits.masked_fill(~kept, EXCLUDED).softmax(-1)", "logits.softmax(-1)"),
+        ("k + 1 tokens kept", "min(params.top_k, logits.shape[-1])", "min(params.top_k + 1, logits.shape[-1])"),
+        ("temperature multiplied", "inverse = 1.0 / temperature if temperature else 0.0", "inverse = temperature"),
+    ),
+    *of(
+        "evaluation.py",
+        ("a sampled greedy accuracy", "replace(params, temperature=0.0)", "params"),
+        ("problems share their luck", 'key(seed, "eval", p.problem.id, s)', 'key(seed, "eval", s)'),
+        ("least frequent answer", "most_common(1)[0][0]", "most_common()[-1][0]"),
+        ("any right sample for the majority", "group.correct[texts.index(winner)]", "group.correct.any()"),
+    ),
+    *of(
+        "estimates.py",
+        ("pass@k with replacement", "1 - math.comb(samples - int(c), k) / math.comb(samples, k)", "1 - (1 - int(c) / samples) ** k"),
+    ),
+    *of(
+        "tasks/difficulty.py",
+        ("first pass rate half believed", "FORGETTING if self.tried[index] else 1.0", "FORGETTING"),
+        ("easy problems preferred", "4 * self.rates * (1 - self.rates)", "self.rates"),
+        ("resume forgets what was tried", "self.rates[int(index)], self.tried[int(index)] = rate, tried", "self.rates[int(index)] = rate"),
+        ("problems drawn twice in a step", "        order[list(without)] = -np.inf\n", ""),
+    ),
+    *of(
+        "store/folder.py",
+        ("rollouts of the step after a checkpoint kept", "if number >= step:", "if number > step:"),
+        ("streams not cut", "                os.truncate(path, size)\n", "                pass\n"),
+        ("rejected groups logged as trained", '"trained": number < len(trained)', '"trained": True'),
     ),
     *of(
         "models/logprobs.py",
@@ -253,12 +402,14 @@ MUTANTS = [
         ("chunks of the targets unshuffled", "for x in (hidden, ref_hidden, targets))", "for x in (hidden, ref_hidden, targets.flip(0)))"),
         ("sampling mask of the first chunk for all", "ref_head, mask, start)", "ref_head, mask, 0)"),
         ("backward pass over the whole vocabulary", "room[: len(x)]), ctx.mask, rows.start)", "room[: len(x)]), None, rows.start)"),
+        ("reference at temperature 1", "ref_head(ref_hidden).float() / temperature", "ref_head(ref_hidden).float()"),
     ),
     *of(
         "models/packing.py",
         ("predicted from its own position", "sources += [np.array([start + size - 1]), np.arange(flat, flat + len(read))]", "sources.append(np.arange(flat, flat + len(answer)).clip(max=flat + len(read) - 1))"),
         ("shifted by one", "np.array([start + size - 1])", "np.array([start + size - 2])"),
         ("positions start anew after the prompt", "np.arange(size, size + len(read))", "np.arange(len(read))"),
+        ("the prompt's last token unseen", "spans.append((start, size, flat, len(read)))", "spans.append((start, size - 1, flat, len(read)))"),
     ),
     *of(
         "models/ops.py",
@@ -286,7 +437,8 @@ def main() -> int:
     started = time.perf_counter()
     for module in HEAVY:
         importlib.import_module(module)
-    (sound,) = outcomes_of([NONE], 1)
+    every = dict.fromkeys(test for mutant in chosen for test in mutant.tests)
+    (sound,) = outcomes_of([NONE], 1, list(every))
     if sound.caught_by:
         print(f"without any mistake fails {sound.caught_by}")
         return 2
@@ -299,8 +451,10 @@ def main() -> int:
     return bool(survivors)
 
 
-def outcomes_of(mutants: Sequence[Mutant], workers: int) -> Iterator[Outcome]:
+def outcomes_of(mutants: Sequence[Mutant], workers: int, tests: Sequence[str] = ()) -> Iterator[Outcome]:
     """Try mistakes side by side; outcomes in the order of the mistakes, printed as they are known.
+
+    Each is shown to its own tests, or to ``tests``.
 
     Every try is a fork of this process, which has the heavy libraries loaded and no part of covey.
     """
@@ -312,7 +466,7 @@ def outcomes_of(mutants: Sequence[Mutant], workers: int) -> Iterator[Outcome]:
             while waiting and len(running) < workers:
                 number, mutant = waiting.pop(0)
                 place = Path(folder) / str(number)
-                process = fork.Process(target=attempt, args=(mutant, place))
+                process = fork.Process(target=attempt, args=(mutant, place, tests or mutant.tests))
                 process.start()
                 running[process.sentinel] = (process, number, mutant, place, time.perf_counter())
             for sentinel in multiprocessing.connection.wait(list(running)):
@@ -326,7 +480,7 @@ def outcomes_of(mutants: Sequence[Mutant], workers: int) -> Iterator[Outcome]:
     yield from (done[number] for number in range(len(mutants)))
 
 
-def attempt(mutant: Mutant, place: Path) -> None:
+def attempt(mutant: Mutant, place: Path, tests: Sequence[str]) -> None:
     """In a process of its own: spoil a copy of the package and run the tests against it."""
     shutil.copytree(place.parent / SOUND, place)
     path = place / "covey" / mutant.file
@@ -336,10 +490,12 @@ def attempt(mutant: Mutant, place: Path) -> None:
         os.dup2(output.fileno(), 2)
     path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
     os.chdir(ROOT)
+    for name in [n for n in sys.modules if n.partition(".")[0] == "covey"]:
+        del sys.modules[name]  # what this process has loaded of covey is the sound one
     sys.path[:0] = [str(place), str(ROOT)]
     sys.dont_write_bytecode = True
     quiet = ["-x", "-q", "--tb=no", "--assert=plain", "--hypothesis-seed=0", "-p", "no:cacheprovider"]
-    code = pytest.main([*quiet, *mutant.tests])
+    code = pytest.main([*quiet, *tests])
     sys.stdout.flush()
     os._exit(int(code))
 

@@ -26,13 +26,14 @@ import torch
 from covey.config.load import load
 from covey.console import RunConsole
 from covey.insight.explain import Seen, explain
+from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
 from covey.rollout import Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
 from covey.tasks.generated import problems
 from covey.tasks.sums import LAST_DIGIT
-from covey.training.rl import gradient, prepare
+from covey.training.rl import PolicyObjective, prepare
 from covey.training.setup import set_up
 from presets import RESULTS, ROOT, VERDICT, Panel, Settings, chart, cold_start, config_of, merged, trained
 
@@ -184,21 +185,19 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[f
     if not file.exists():
         settings = merged(config, {"train.updates_per_batch": 1, "output": str(folder), "threads": 1})
         run = set_up(load(values=settings), RunConsole(quiet=True), StopSignal())
-        source = Rollouts(
-            run.train_set,
-            run.sampler,
-            run.rewards,
-            run.loaded.config.rollout,
-            run.algorithm,
-            run.loaded.config.seed,
-        )
+        loaded, learner, now = run.loaded, run.learner, run.state.coefficients
+        rollout, algorithm = loaded.config.rollout, loaded.algorithm
+        source = Rollouts(run.train_set, run.sampler, run.rewards, rollout, algorithm, loaded.config.seed)
+        objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
+        old = old_logprob_source(algorithm, run.sampler, updates=1)
         found = []
-        for step in range(batches):
-            batch = prepare(run, source.sample(step, lambda *_: None).groups, step)
-            gradient(run, batch)
-            found.append(torch.cat([m.grad.flatten() for m in run.optimizer.masters if m.grad is not None]))
-            run.optimizer.clear()
-        run.folder.close()
+        for step, sampled in zip(range(batches), source.after(0, {}, lambda *_: None), strict=False):
+            batch = prepare(sampled.groups, learner, algorithm, loaded.config, old, now, step)
+            learner.forward_backward(batch, objective)
+            gradients = [m.grad for m in learner.optimizer.masters]
+            found.append(torch.cat([g.flatten() for g in gradients if g is not None]))
+            learner.clear()
+        run.journal.folder.close()
         gradients = torch.stack(found)
         variance = float(gradients.var(0).sum())
         signal = float(gradients.mean(0).square().sum()) - variance / batches

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from covey.console import RunConsole
-from covey.training.report import facts
+from covey.training.metrics import facts
 
 IMAGES = Path(__file__).parent / "images"
 

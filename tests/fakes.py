@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from covey.rollout import Prompted
+from covey.prompts import Prompted
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, Group, Problem
 
@@ -39,9 +39,12 @@ class ScriptedSampler:
         self.answer = answer
         self.version, self.bit_exact = 0, False
         self.streams: list[int] = []
+        self.greedy = False
+        """Whether the likeliest tokens are asked for now; an answer may depend on it."""
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield the scripted completions, last first."""
+        self.greedy = params.temperature == 0
         for r in range(len(requests) - 1, -1, -1):
             for s in range(len(requests[r].streams) - 1, -1, -1):
                 stream = requests[r].streams[s]

@@ -80,6 +80,15 @@ def test_the_held_out_reward_is_the_weighted_sum_of_training() -> None:
     assert str(unknown.summary()["reward"]).startswith("0.15 [")
 
 
+def test_greedy_is_greedy_and_problems_have_their_own_luck() -> None:
+    sampler = ScriptedSampler(lambda p, _: str(p[0] - 1) if sampler.greedy else "x")
+    rewards = load_rewards([{"exact_answer": {"rule": "whole"}}], None)
+    found = evaluate(prompted(3), sampler, rewards, SamplingParams(), 4, 0, lambda *_: None)
+    assert found.greedy.tolist() == [True, True, True]
+    assert found.correct.tolist() == [0, 0, 0]
+    assert len(set(sampler.streams)) == 3 * 4
+
+
 def test_majority_takes_the_most_frequent_answer_not_the_first() -> None:
     votes = iter(["9", "0", "0", "1", "0"])
     sampler = ScriptedSampler(lambda *_: next(votes))
@@ -87,6 +96,15 @@ def test_majority_takes_the_most_frequent_answer_not_the_first() -> None:
     found = evaluate(prompted(1), sampler, rewards, SamplingParams(), 4, 0, lambda *_: None)
     assert found.majority.tolist() == [True]
     assert found.correct.tolist() == [2]
+
+
+def test_a_majority_for_a_wrong_answer_is_wrong_though_some_sample_is_right() -> None:
+    votes = iter(["9", "0", "9", "1", "0"])
+    sampler = ScriptedSampler(lambda *_: next(votes))
+    rewards = load_rewards([{"exact_answer": {"rule": "whole"}}], None)
+    found = evaluate(prompted(1), sampler, rewards, SamplingParams(), 4, 0, lambda *_: None)
+    assert found.correct.tolist() == [1]
+    assert found.majority.tolist() == [False]
 
 
 def test_an_evaluation_survives_its_record() -> None:

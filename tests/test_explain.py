@@ -14,7 +14,7 @@ from covey.cli import main
 from covey.cli.settings import settings
 from covey.config.algorithm import algorithm_keys, algorithm_settings
 from covey.config.effects import AXES_IN_WORDS, EFFECTS, USUAL, effect
-from covey.config.load import key_paths, load
+from covey.config.load import key_paths, load, resolved_yaml
 from covey.estimates import Evaluation
 from covey.insight.explain import RULES, Setting, explain, no_signal, settings_of
 from tests.docs.test_algorithm_pages import logged
@@ -197,7 +197,8 @@ def test_rules_speak_of_metrics_that_are_logged_and_of_settings_there_are() -> N
 def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = tmp_path / "2-rl"
     stage.mkdir()
-    (stage / "config.yaml").write_text("model: tiny\nrewards: [math_answer]\n")
+    loaded = load(values={"model": "tiny", "rewards": ["math_answer"]})
+    (stage / "config.yaml").write_text(resolved_yaml(loaded))
     lines = "".join(json.dumps(m) + "\n" for m in run_of({}, {"length/truncated": 0.5}))
     (stage / "metrics.jsonl").write_text(lines + '{"step": 10, "half')
     assert main(["explain", str(tmp_path)]) == 0
@@ -209,7 +210,8 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
 
 def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "rollout.group_size"]) == 0
-    says = "rollout.group_size (default 8, >= 1, usual 4 to 64; 8 or 16 in most papers, TRL num_generations)"
+    says = "rollout.group_size (default 8, >= 1 <= 65536, usual 4 to 64; 8 or 16 in most papers, "
+    says += "TRL num_generations)"
     assert capsys.readouterr().out.startswith(f"{says}: Completions per prompt")
     assert main(["explain", "--json"]) == 0
     assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()

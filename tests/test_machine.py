@@ -14,7 +14,7 @@ import torch
 import covey
 from covey import machine
 from covey.machine import available_cpus, available_threads
-from covey.training.clock import Clock
+from covey.runs.clock import Clock
 
 
 @pytest.mark.parametrize(

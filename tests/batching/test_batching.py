@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 from tests.conftest import policy_of, random_prompts
 from tests.fakes import group
 
-from covey.batching import (
-    collate,
-    micro_batches,
-    minibatches,
-    supervised_batch,
-    with_advantages,
-)
+from covey.advantage import with_advantages
+from covey.batching import collate, micro_batches, minibatches, supervised_batch
 from covey.config.algorithm import build_algorithm
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams

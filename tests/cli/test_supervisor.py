@@ -18,20 +18,25 @@ import yaml
 from covey.cli import main
 
 REWARDS = """
+from covey import reward
+
 import ctypes, os, time
 calls = [0]
 
 def varied(completion):
     return len(completion) + sum(map(ord, completion)) % 7
 
+@reward(isolate="inline")
 def leaves(completion):
     calls[0] += 1
     return varied(completion) if calls[0] < 30 else os._exit(0)
 
+@reward(isolate="inline")
 def replaces(completion):
     calls[0] += 1
     return varied(completion) if calls[0] < 30 else os.execv("/bin/sh", ["sh", "-c", "exit 0"])
 
+@reward(isolate="inline")
 def crashes(completion):
     calls[0] += 1
     return varied(completion) if calls[0] < 30 else ctypes.string_at(0)

@@ -166,7 +166,7 @@ def test_a_run_trains_on_both(tmp_path: Path) -> None:
     saved(tmp_path / "process", "process_reward_model", outputs=2)
     rewards = (
         {"process_reward_model": {"model": str(tmp_path / "process"), "split_by": "lines"}},
-        {"reward_model": {"model": str(tmp_path / "outcome"), "weight": 0.1}},
+        {"reward_model": {"model": str(tmp_path / "outcome"), "weight": 0.1, "verdict": True}},
     )
     start(tmp_path / "run", rewards=rewards, algorithm="grpo_process", train={"steps": 2})
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()

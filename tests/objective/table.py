@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.batching import Batch, collate, micro_batches, with_advantages
+from covey.advantage import with_advantages
+from covey.batching import Batch, collate, micro_batches
 from covey.models.logprobs import TokenScores
 from covey.objective import advantages, credit, multipliers, penalties, ratios, surrogates, weights
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.batching import collate, with_advantages
+from covey.advantage import with_advantages
+from covey.batching import collate
 from covey.objective import advantages, penalties, ratios, surrogates, weights
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.choice import use

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.batching import collate, with_advantages
+from covey.advantage import with_advantages
+from covey.batching import collate
 from covey.config.algorithm import build_algorithm
 from covey.config.contradictions import contradictions
 from covey.objective import advantages, multipliers, penalties, reductions, surrogates, weights

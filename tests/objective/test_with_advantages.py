@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.batching import Batch, collate, with_advantages
+from covey.advantage import with_advantages
+from covey.batching import Batch, collate
 from covey.errors import DataError
 from covey.objective import advantages, credit, penalties
 from covey.objective.algorithms import PRESETS, Algorithm

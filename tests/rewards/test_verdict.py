@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,11 @@ def test_the_order_of_rewards_changes_nothing_but_that_of_columns() -> None:
         )
         algorithm = build_algorithm({"name": "grpo", "filter": "mixed"})
         source = Rollouts(prompted(9), ScriptedSampler(answer), rewards, rollout, algorithm, seed=0)
-        batches = [source.sample(step, lambda *_: None) for step in range(3)]
+        batches = list(islice(source.after(0, {}, lambda *_: None), 3))
         measured = evaluate(
             prompted(4), ScriptedSampler(answer), rewards, SamplingParams(), 4, 0, lambda *_: None
         )
-        groups = [g for b in batches for g in (*b.groups, *b.rejected)]
+        groups = [g for b in batches for g in (*b.groups, *b.filtered)]
         seen.append(
             (
                 [g.problem.id for b in batches for g in b.groups],

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from transformers import AutoModelForCausalLM
 
 from covey.config.schema import Train
+from covey.learner.optimizer import Optimizer
 from covey.models.ops import TorchOps
 from covey.models.policy import Policy
 from covey.rng import key
@@ -29,7 +30,6 @@ from covey.sampling.base import Request, SamplingParams
 from covey.sampling.cache import CacheEngine, _step, _TorchCache
 from covey.sampling.graphs import Replayed, Work, cuda_recorder
 from covey.sampling.local import LocalSampler, _Running
-from covey.training.optimizer import Optimizer
 from tests.conftest import CONFIGS, policy_of, random_prompts
 from tests.sampling.test_local import SETTINGS
 

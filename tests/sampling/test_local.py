@@ -167,6 +167,15 @@ def test_the_end_token_is_kept_and_ends_the_completion(policy: Policy) -> None:
         assert completion.finish == "stop" or len(completion.tokens) == 60
 
 
+def test_an_end_token_at_the_last_position_is_no_truncation(policy: Policy, monkeypatch) -> None:
+    asked = requests(random_prompts(5), size=16)
+    drawn = sampled(policy, asked, SamplingParams(max_tokens=3))
+    monkeypatch.setattr(policy, "end_ids", [int(drawn[0, 0].tokens[2])])
+    completion = sampled(policy, asked, SamplingParams(max_tokens=3))[0, 0]
+    assert len(completion.tokens) == 3
+    assert completion.finish == "stop"
+
+
 def test_stop_strings_end_with_the_token_that_completes_them(policy: Policy) -> None:
     free = SamplingParams(max_tokens=40)
     found = sampled(policy, requests(random_prompts(5), size=8), free)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.proof.cases import make_model
 
 from covey import batching
 from covey.cli import main
@@ -64,3 +65,59 @@ def test_a_sampler_at_another_temperature_is_noticed(tmp_path: Path, capsys, mon
     code, found = findings(tmp_path, capsys)
     assert code == 1
     assert [f["claim"][:19] for f in found if not f["holds"]] == ["sampler and trainer"]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A short run with a reward of the user's that always differs."""
+    (tmp_path / "own.py").write_text(
+        "def varied(completion):\n    return sum(map(ord, completion)) % 7 / 3\n"
+    )
+    train = {"steps": 3, "lr": 1e-4, "save_every": 2, "updates_per_batch": 2}
+    make_model(tmp_path / "model")
+    settings = {
+        **CONFIG,
+        "model": "model",
+        "rewards": ["own.py:varied"],
+        "algorithm": "grpo",
+        "threads": 1,
+        "train": train,
+        "eval": {"problems": 2, "samples": 1},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({**settings, "output": str(tmp_path / "run")}))
+    main(["train", str(tmp_path / "run.yaml")])
+    return tmp_path / "run"
+
+
+def repeated(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, bool]]:
+    """Exit code of `covey check` on a run, and whether each claim holds by its first words."""
+    capsys.readouterr()
+    code = main(["check", str(run), "--steps", "3", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    return code, {f["claim"]: f["holds"] for f in found}
+
+
+def test_a_run_that_was_made_is_repeated_and_proved(recorded: Path, capsys) -> None:
+    code, claims = repeated(recorded, capsys)
+    assert code == 0
+    assert len(claims) == 10
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "claim"),
+    [
+        ("config.yaml", "temperature: 1.0", "temperature: 0.9", "the recorded log-probs are"),
+        ("rollouts/step_000001.jsonl", '"reward": 1.0', '"reward": 1.25', "the advantages follow"),
+        ("config.yaml", "clip_low: 0.2", "clip_low: 0.00001", "the gradients follow"),
+        ("config.yaml", "lr: 0.0001", "lr: 0.0002", "the saved weights are"),
+    ],
+)
+def test_a_record_that_does_not_follow_is_named(
+    recorded: Path, capsys, file: str, old: str, new: str, claim: str
+) -> None:
+    text = (recorded / file).read_text()
+    assert old in text
+    (recorded / file).write_text(text.replace(old, new))
+    code, claims = repeated(recorded, capsys)
+    assert code == 1
+    assert [holds for name, holds in claims.items() if name.startswith(claim)] == [False]

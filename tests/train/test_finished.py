@@ -15,7 +15,7 @@ from tests.train.test_runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
 from covey.errors import CheckpointError, ConfigError
-from covey.training.run import Session
+from covey.training.run import RunOptions
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
 
@@ -47,15 +47,15 @@ def test_more_steps_under_a_schedule_that_counts_them_need_resume(tmp_path: Path
     start(tmp_path / "run", train=cosine)
     with pytest.raises(ConfigError, match=r"train.steps is 4 there, 6 here \(breaks exactness\)"):
         start(tmp_path / "run", train={**cosine, "steps": 6})
-    (result,) = start(tmp_path / "run", train={**cosine, "steps": 6}, session=Session(changes=True))
+    (result,) = start(tmp_path / "run", train={**cosine, "steps": 6}, options=RunOptions(changes=True))
     assert (result.steps, lines(tmp_path / "run")) == (6, 6)
 
 
 def test_a_run_that_has_ended_says_what_it_can_no_longer_follow(tmp_path: Path) -> None:
     start(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"has ended, and no step is left for train.lr is 0.001 there"):
-        start(tmp_path / "run", train={"lr": 1e-4}, session=Session(changes=True))
-    start(tmp_path / "run", train={"keep": 7}, session=Session(changes=True))
+        start(tmp_path / "run", train={"lr": 1e-4}, options=RunOptions(changes=True))
+    start(tmp_path / "run", train={"keep": 7}, options=RunOptions(changes=True))
 
 
 def test_a_final_model_that_is_gone_is_written_anew(tmp_path: Path) -> None:

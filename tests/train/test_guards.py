@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,13 @@ from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.fault_injection import Faults
+from covey.objective.controllers import raised
 from covey.rewards.base import RewardError
+from covey.runs.checkpoint import GuardMemory
 from covey.signals import StopSignal
-from covey.training.guards import _watch_kl
-from covey.training.report import facts
-from covey.training.run import Session
+from covey.training.guards import Stop, Warn, judge_step, judge_update, kl_level
+from covey.training.metrics import console_facts
+from covey.training.run import RunOptions
 from covey.training.setup import set_up
 
 
@@ -30,8 +31,8 @@ def read(folder: Path, stream: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / stream).read_text().splitlines()]
 
 
-def failing(faults: str) -> Session:
-    return Session(faults=Faults(faults))
+def failing(faults: str) -> RunOptions:
+    return RunOptions(faults=Faults(faults))
 
 
 def finite(folder: Path) -> bool:
@@ -44,7 +45,7 @@ def finite(folder: Path) -> bool:
 def test_an_update_that_is_not_finite_is_skipped_counted_and_kept(
     tmp_path: Path, fault: str, method: str
 ) -> None:
-    start(tmp_path / "run", session=failing(f"{fault}@2"), method=method)
+    start(tmp_path / "run", options=failing(f"{fault}@2"), method=method)
     skipped = [m["optimizer/skipped"] for m in read(tmp_path / "run", "metrics.jsonl")]
     assert skipped == [0, 1, 0, 0]
     assert finite(tmp_path / "run")
@@ -61,7 +62,7 @@ def test_three_skipped_updates_in_a_row_end_the_run_and_keep_the_last_checkpoint
     tmp_path: Path,
 ) -> None:
     with pytest.raises(GuardStop, match=r"updates in a row was not finite.*step_000004") as caught:
-        start(tmp_path / "run", session=failing("grad.nan@3-5"), train={"steps": 8})
+        start(tmp_path / "run", options=failing("grad.nan@3-5"), train={"steps": 8})
     assert caught.value.code == 6
     assert {p.name for p in (tmp_path / "run" / "checkpoints").iterdir()} == {"step_000002", "step_000004"}
     assert finite(tmp_path / "run")
@@ -69,10 +70,17 @@ def test_three_skipped_updates_in_a_row_end_the_run_and_keep_the_last_checkpoint
     assert not any(m["optimizer/skipped"] for m in read(tmp_path / "run", "metrics.jsonl")[4:])
 
 
+def test_skipped_updates_that_are_not_in_a_row_end_nothing(tmp_path: Path) -> None:
+    faults = "grad.nan@1,grad.nan@3,grad.nan@5,grad.nan@7"
+    start(tmp_path / "run", options=failing(faults), train={"steps": 8}, guards={"bad_updates": 2})
+    skipped = [m["optimizer/skipped"] for m in read(tmp_path / "run", "metrics.jsonl")]
+    assert skipped == [1, 0] * 4
+
+
 def test_a_skipped_update_resumes_exactly(tmp_path: Path) -> None:
-    start(tmp_path / "whole", session=failing("grad.nan@2"))
+    start(tmp_path / "whole", options=failing("grad.nan@2"))
     with pytest.raises(Stopped):
-        start(tmp_path / "parts", StopAt(70), session=failing("grad.nan@2"))
+        start(tmp_path / "parts", StopAt(70), options=failing("grad.nan@2"))
     assert read(tmp_path / "parts", "metrics.jsonl")[1]["optimizer/skipped"] == 1
     start(tmp_path / "parts")
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
@@ -80,7 +88,7 @@ def test_a_skipped_update_resumes_exactly(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_finite_are_never_written(tmp_path: Path) -> None:
     with pytest.raises(GuardStop, match="is not finite, so nothing was written"):
-        start(tmp_path / "run", session=failing("weights.nan@2"), train={"save_every": 2})
+        start(tmp_path / "run", options=failing("weights.nan@2"), train={"save_every": 2})
     assert not list((tmp_path / "run").rglob("*.safetensors"))
     assert not list((tmp_path / "run").rglob(".tmp-*"))
 
@@ -148,19 +156,29 @@ def test_the_kl_guard_raises_its_coefficient_and_a_resume_knows_it(tmp_path: Pat
 )
 def test_a_raised_coefficient_comes_back(seen: list[float], coefficients: list[float]) -> None:
     """1.5 times .1 and again, then the same way back, and never below what the config says."""
-    guards = Guards(kl_warn=None, kl_act=1.0, kl_stop=None, kl_action="raise_coef")
-    run: Any = SimpleNamespace(
-        loaded=SimpleNamespace(config=SimpleNamespace(guards=guards)),
-        algorithm=SimpleNamespace(kl=SimpleNamespace(coef=0.1)),
-        state=SimpleNamespace(step=1, kl_coef=0.1, kl_level=0),
-        console=RunConsole(quiet=True),
-        event=lambda *_, **__: None,
-    )
-    found = []
+    limits = Guards(kl_warn=None, kl_act=1.0, kl_stop=None, kl_action="raise_coef")
+    found, coef = [], 0.1
     for kl in seen:
-        _watch_kl(run, kl)
-        found.append(run.state.kl_coef)
+        coef = raised(coef, 0.1, kl_level(kl, limits))
+        found.append(coef)
     assert found == pytest.approx(coefficients)
+
+
+def test_guards_are_functions_of_what_they_are_given() -> None:
+    limits = Guards(bad_updates=2, dead_steps=2, entropy_floor=0.5)
+    memory, stop = judge_update(False, GuardMemory(), limits, step=3)
+    assert (memory, stop) == (GuardMemory(bad_updates=1), None)
+    assert isinstance(judge_update(False, memory, limits, step=4)[1], Stop)
+    assert judge_update(True, memory, limits, step=4) == (GuardMemory(), None)
+    metrics = {"entropy/sampled": 1.0, "kl/completion_k1": 7.0}
+    memory, (warning,) = judge_step(3, metrics, False, GuardMemory(), limits, lambda n: f"{n} steps")
+    assert memory == GuardMemory(dead_steps=1, kl_level=1)
+    assert isinstance(warning, Warn)
+    memory, (stop,) = judge_step(4, metrics, False, memory, limits, lambda n: f"{n} steps")
+    assert isinstance(stop, Stop)
+    assert "2 steps" in stop.why
+    _, (stop,) = judge_step(5, {"entropy/sampled": 0.1}, True, memory, limits, str)
+    assert "entropy_floor" in stop.why
 
 
 ESTIMATORS = """
@@ -217,7 +235,7 @@ def test_metrics_say_what_they_cover_and_the_entropy_guard_covers_everything(tmp
     assert "entropy" not in metrics
     assert metrics["entropy/sampled"] > 0
     assert sparkline([math.nan, 0.0, 1.0]) == sparkline([0.0, 1.0])
-    texts = [{"reward": f"{v}", **facts({**metrics, "accuracy": v}, {})} for v in (0.0, 1.0)]
+    texts = [{"reward": f"{v}", **console_facts({**metrics, "accuracy": v}, {})} for v in (0.0, 1.0)]
     assert not any("nan" in text for shown in texts for text in shown.values())
 
 
@@ -230,7 +248,7 @@ def test_the_entropy_floor_stops(tmp_path: Path) -> None:
 def test_out_of_memory_splits_the_micro_batch_and_keeps_the_gradient(tmp_path: Path, method: str) -> None:
     train = {"steps": 2, "tokens_per_micro_batch": 512}
     start(tmp_path / "whole", train=train, method=method)
-    start(tmp_path / "split", train=train, method=method, session=failing("memory.full@1-2"))
+    start(tmp_path / "split", train=train, method=method, options=failing("memory.full@1-2"))
     events = [e["tokens_per_micro_batch"] for e in read(tmp_path / "split", "events.jsonl")]
     assert events == [256, 128]
     a, b = (load_file(tmp_path / n / "final" / "model.safetensors") for n in ("whole", "split"))
@@ -240,10 +258,20 @@ def test_out_of_memory_splits_the_micro_batch_and_keeps_the_gradient(tmp_path: P
     )
 
 
+@pytest.mark.parametrize("method", ["rl", "sft"])
+def test_micro_batches_before_the_one_that_did_not_fit_count_once(tmp_path: Path, method: str) -> None:
+    train = {"steps": 1, "tokens_per_micro_batch": 64}
+    start(tmp_path / "whole", train=train, method=method)
+    start(tmp_path / "split", train=train, method=method, options=failing("memory.full@3"))
+    assert [e["event"] for e in read(tmp_path / "split", "events.jsonl")] == ["out of memory"]
+    norms = [read(tmp_path / n, "metrics.jsonl")[0]["optimizer/grad_norm"] for n in ("whole", "split")]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
 @pytest.mark.parametrize("faults", ["memory.sampling@5-7", "memory.sampling@5,memory.sampling@40-41"])
 def test_out_of_memory_while_sampling_changes_no_bit(tmp_path: Path, faults: str) -> None:
     start(tmp_path / "whole")
-    start(tmp_path / "run", session=failing(faults))
+    start(tmp_path / "run", options=failing(faults))
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "run")
     assert [e["running"] for e in read(tmp_path / "run", "events.jsonl")] == [8, 4, 2]
 
@@ -251,7 +279,7 @@ def test_out_of_memory_while_sampling_changes_no_bit(tmp_path: Path, faults: str
 def test_frozen_log_probs_are_made_in_smaller_pieces_when_memory_runs_out(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"algorithm": {"name": "grpo", "kl": {"coef": 0.1}}, "train": {"steps": 1}}
     start(tmp_path / "whole", **settings)
-    start(tmp_path / "run", session=failing("memory.full@1"), **settings)
+    start(tmp_path / "run", options=failing("memory.full@1"), **settings)
     arrays = [np.load(tmp_path / n / "rollouts" / "step_000000.npz") for n in ("whole", "run")]
     assert all((arrays[0][name] == arrays[1][name]).all() for name in arrays[0])
     assert [e["step"] for e in read(tmp_path / "run", "events.jsonl")] == [0]
@@ -259,14 +287,14 @@ def test_frozen_log_probs_are_made_in_smaller_pieces_when_memory_runs_out(tmp_pa
 
 def test_out_of_memory_with_a_single_completion_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(OutOfRoom, match=r"even with one completion at a time.*max_tokens") as caught:
-        start(tmp_path / "run", session=failing("memory.full@1-99"))
+        start(tmp_path / "run", options=failing("memory.full@1-99"))
     assert caught.value.code == 8
 
 
 @pytest.mark.parametrize("fault", ["save.full", "save.enospc", "save.eio"])
 def test_a_save_that_fails_once_is_tried_again_after_rotation(tmp_path: Path, fault: str) -> None:
     start(tmp_path / "whole", train={"save_every": 1})
-    start(tmp_path / "run", session=failing(f"{fault}@3"), train={"save_every": 1})
+    start(tmp_path / "run", options=failing(f"{fault}@3"), train={"save_every": 1})
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "run")
 
 
@@ -274,7 +302,7 @@ def test_a_save_that_fails_once_is_tried_again_after_rotation(tmp_path: Path, fa
 def test_a_save_that_fails_leaves_a_folder_that_can_go_on(tmp_path: Path, fault: str) -> None:
     start(tmp_path / "whole", train={"save_every": 1})
     with pytest.raises(OutOfRoom) as caught:
-        start(tmp_path / "run", session=failing(f"{fault}@3-4"), train={"save_every": 1})
+        start(tmp_path / "run", options=failing(f"{fault}@3-4"), train={"save_every": 1})
     assert caught.value.code == 8
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000002"]
     start(tmp_path / "run", train={"save_every": 1})
@@ -289,7 +317,7 @@ def test_strict_refuses_a_damaged_checkpoint_and_so_does_a_run_without_a_good_on
     for checkpoint, strict in zip(newest_first, (True, False), strict=True):
         (checkpoint / "trainer.json").write_text("{}")
         with pytest.raises(CheckpointError, match=r"trainer.json is not as it was written") as caught:
-            start(tmp_path / "run", session=Session(strict=strict))
+            start(tmp_path / "run", options=RunOptions(strict=strict))
         assert caught.value.code == 4
 
 
@@ -331,7 +359,8 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     interrupted(tmp_path / "parts", counter.checks * 2 // 3, **settings)
     newest = max((tmp_path / "parts/checkpoints").iterdir())
     saved = json.loads((newest / "trainer.json").read_text())["state"]
-    assert {"kl_level", "unjudged", "refused"} <= set(saved)
+    assert {"guards", "unjudged", "refused"} <= set(saved)
+    assert saved["guards"]["kl_level"] == 1
     start(tmp_path / "parts", **settings)
     assert read(tmp_path / "whole", "events.jsonl") == read(tmp_path / "parts", "events.jsonl")
     loaded = load(values={**FAST, "output": tmp_path / "refused"})
@@ -339,7 +368,7 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     run.rewards.refused["varied"] = 2
     run.advance(1)
     run.save()
-    run.folder.close()
+    run.journal.folder.close()
     again = set_up(loaded, RunConsole(quiet=True), StopSignal())
-    again.folder.close()
+    again.journal.folder.close()
     assert again.rewards.refused == {"varied": 2}

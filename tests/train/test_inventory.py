@@ -17,7 +17,7 @@ from covey.config.load import load
 from covey.models.load import save_policy
 from covey.models.reward import reward_model
 from covey.rewards.base import BUILT_IN, Reward, Rewards
-from covey.training.inventory import inventory
+from covey.runs.inventory import inventory
 
 REWARDS = """
 import judging.scale

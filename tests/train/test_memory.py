@@ -11,9 +11,9 @@ from tests.train.test_runs import fingerprint, interrupted, start
 import covey
 from covey.config.schema import Config
 from covey.console import RunConsole
+from covey.learner.memory import Shape, forecast, planned_tokens, sampling_bytes, token_bytes, update_bytes
 from covey.training import memory, setup
-from covey.training.memory import Shape, forecast, planned_tokens, sampling_bytes, token_bytes, update_bytes
-from covey.training.run import Session
+from covey.training.run import RunOptions
 
 SHAPE = Shape(
     parameters=10_000,
@@ -127,6 +127,6 @@ def test_another_setting_is_planned_anew(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(setup, "memory_there", lambda _: 1)
     interrupted(tmp_path / "run", 1)
     monkeypatch.undo()
-    start(tmp_path / "run", session=Session(changes=True), train={"tokens_per_micro_batch": 500})
+    start(tmp_path / "run", options=RunOptions(changes=True), train={"tokens_per_micro_batch": 500})
     record = json.loads((tmp_path / "run/env.json").read_text())["micro_tokens"]
     assert record == {"configured": 500, "planned": 500}

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from tests.fakes import ScriptedSampler
 from tests.train.test_runs import interrupted, start, varied
 
 from covey.config.algorithm import build_algorithm
+from covey.errors import GuardStop
+from covey.learner.learner import Learner
+from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
 from covey.sampling.local import LocalSampler
-from covey.training import rl
-from covey.training.old_logprobs import OldLogprobs, old_logprob_source
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_the_four_sources(algorithm: object, updates: int, exact: bool, source: 
 def test_a_sampler_of_another_make_is_not_taken_for_exact_because_the_policy_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes: list[torch.Tensor] = []
-    score_batch = rl.score_batch
+    passes: list[object] = []
+    score = Learner.score
 
     def counted(*arguments: object) -> object:
-        passes.append(torch.zeros(()))
-        return score_batch(*arguments)
+        passes.append(arguments)
+        return score(*arguments)
 
-    monkeypatch.setattr(rl, "score_batch", counted)
+    monkeypatch.setattr(Learner, "score", counted)
     two = {"steps": 1, "updates_per_batch": 2}
     monkeypatch.setattr(LocalSampler, "bit_exact", True)
     start(tmp_path / "exact", rewards=(varied,), algorithm="dapo", train=two)
@@ -71,3 +71,9 @@ def test_every_completion_knows_how_many_updates_its_policy_had_seen(tmp_path: P
     interrupted(tmp_path / "cut", 60, train=train, **settings)
     start(tmp_path / "cut", train=train, **settings)
     assert versions(tmp_path / "cut") == [{0}, {4}, {8}, {12}]
+
+
+def test_an_update_without_any_gradient_makes_no_new_policy(tmp_path: Path) -> None:
+    with pytest.raises(GuardStop):
+        start(tmp_path / "run", rewards=(lambda completion: 1.0,), algorithm="dr_grpo", train={"steps": 2})
+    assert versions(tmp_path / "run") == [{0}, {0}]

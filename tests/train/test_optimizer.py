@@ -14,7 +14,8 @@ from torch import nn
 
 from covey.config.schema import Train
 from covey.errors import ConfigError
-from covey.training.optimizer import Optimizer
+from covey.learner.optimizer import Optimizer
+from covey.learner.schedule import learning_rate
 
 EIGHT_BIT = pytest.param(
     "adamw_8bit",
@@ -35,7 +36,7 @@ def updated(optimizer: Optimizer, steps: range) -> list[torch.Tensor]:
         for p in optimizer.parameters:
             p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
         optimizer.accumulate()
-        optimizer.step(step)
+        optimizer.step(optimizer.train.lr)
     return [p.detach().clone() for p in optimizer.parameters]
 
 
@@ -53,6 +54,30 @@ def test_a_restored_optimizer_goes_on_with_the_same_bits(
     again.load(load_file(tmp_path / "optimizer.safetensors"))
     for got, want in zip(updated(again, range(3, 6)), expected, strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_updates_by_hand(dtype: torch.dtype) -> None:
+    """Two micro-batches an update, a warm-up, clipping at half of most norms, AdamW: in float64."""
+    settings = {"betas": (0.8, 0.95), "weight_decay": 0.1, "grad_clip": 1.0, "warmup_steps": 2}
+    train = Train(lr=1e-2, steps=5, schedule="linear", **settings)
+    start = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=dtype)
+    optimizer = Optimizer([nn.Parameter(start.clone())], train)
+    w, first, second = start.double(), torch.zeros(4).double(), torch.zeros(4).double()
+    for step, rate in enumerate([0.5, 1.0, 1.0, 2 / 3, 1 / 3]):
+        pieces = [torch.tensor([1.0, -2.0, 0.5, 0.0]) * 4**-step, torch.tensor([0.25, 1.0, -1.0, 0.125])]
+        for piece in pieces:
+            (optimizer.parameters[0] * piece.to(dtype)).sum().backward()
+            optimizer.accumulate()
+        norm = optimizer.step(learning_rate(step, train))
+        g = sum(piece.double() for piece in pieces)
+        assert norm == pytest.approx(float(g.norm()), rel=1e-5)
+        g = g * min(1.0, 1.0 / float(g.norm()))
+        first, second = 0.8 * first + 0.2 * g, 0.95 * second + 0.05 * g**2
+        move = first / (1 - 0.8 ** (step + 1)) / ((second / (1 - 0.95 ** (step + 1))).sqrt() + 1e-8)
+        w = w * (1 - rate * 1e-2 * 0.1) - rate * 1e-2 * move
+    torch.testing.assert_close(optimizer.masters[0].double(), w, rtol=0, atol=1e-6)
+    torch.testing.assert_close(optimizer.parameters[0].data, w.to(dtype), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [EIGHT_BIT])

@@ -1,4 +1,4 @@
-"""Every preset trains through the same loop, in seconds, on the tiny task."""
+"""What algorithms do in the loop beside the gradient, which tests/proof repeats for every preset."""
 
 from __future__ import annotations
 
@@ -10,53 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
-from tests.train.test_runs import alike, fingerprint, interrupted, start, varied
+from tests.train.test_runs import alike, fingerprint, interrupted, metrics_of, start, varied
 
 from covey.config.load import load
 from covey.console import RunConsole
 from covey.errors import ConfigError
-from covey.objective.algorithms import PRESETS
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from covey.types import Score, StepRewards
+from covey.types import Score
 
 NEED_A_CRITIC = {"ppo", "vapo"}
-
-
-def by_step(completion: str) -> StepRewards:
-    """Rewards at two places of the completion's first tokens."""
-    return StepRewards([len(completion) % 3, len(set(completion)) % 2], [0, 1])
 
 
 def coin(completion: str) -> float:
     """Right or wrong, about as often."""
     return float(varied(completion) % 2)
-
-
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - NEED_A_CRITIC))
-def test_preset_trains(tmp_path: Path, name: str) -> None:
-    rewards = (by_step,) if name == "grpo_process" else (coin, {"answer_format": 0.1})
-    updates = 1 if PRESETS[name].ratio.name == "on_policy" else 2
-    start(
-        tmp_path / "run",
-        algorithm=name,
-        rewards=rewards,
-        train={"steps": 2, "updates_per_batch": updates, "save_every": 1, "keep": 3},
-        eval={"problems": 2, "samples": 1},
-    )
-    metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert len(metrics) == 2
-    for step in metrics:
-        assert np.isfinite(step["loss"])
-        assert step["optimizer/grad_norm"] > 0
-        assert step["optimizer/updates"] == updates
-    first, last = (
-        load_file(tmp_path / "run" / p / "model.safetensors") for p in ("checkpoints/step_000001", "final")
-    )
-    assert any(not torch.equal(first[k], last[k]) for k in first)
-    assert all(bool(torch.isfinite(w).all()) for w in last.values())
 
 
 def test_completions_without_a_step_teach_nothing_and_end_nothing(tmp_path: Path) -> None:
@@ -124,10 +93,6 @@ def test_every_rollout_weight_works_in_the_loop(
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert metrics["sampler_gap/max"] > 1e-5
     assert metrics["optimizer/grad_norm"] > 0
-
-
-def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("truncation", [{"top_p": 0.6}, {"top_k": 3, "temperature": 0.7}], ids=str)

@@ -14,8 +14,8 @@ from covey.config.load import load
 from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.inference import evaluate_once
+from covey.runs.reader import load_run
 from covey.training.pipeline import run_pipeline
-from covey.training.recorded import load_run
 
 REWARDS = """
 def brief(completion, answer):

@@ -22,8 +22,7 @@ from covey.errors import DataError, GuardStop, Stopped
 from covey.models.load import save_policy
 from covey.signals import StopSignal
 from covey.training.pipeline import Result, run_pipeline
-from covey.training.run import Session
-from covey.training.setup import ALONE
+from covey.training.run import DEFAULTS, RunOptions
 
 
 def varied(completion: str) -> float:
@@ -42,7 +41,7 @@ FAST: dict[str, Any] = {
 
 
 def start(
-    output: Path, stop: StopSignal | None = None, session: Session = ALONE, **settings: Any
+    output: Path, stop: StopSignal | None = None, options: RunOptions = DEFAULTS, **settings: Any
 ) -> list[Result]:
     """A run of about half a second."""
     merged = {
@@ -50,7 +49,7 @@ def start(
         for k in FAST
     }
     loaded = load(values={**merged, **settings, "output": output})
-    return run_pipeline(loaded, RunConsole(quiet=True), stop or StopSignal(), session)
+    return run_pipeline(loaded, RunConsole(quiet=True), stop or StopSignal(), options)
 
 
 def fingerprint(folder: Path) -> dict[str, str]:
@@ -58,6 +57,11 @@ def fingerprint(folder: Path) -> dict[str, str]:
     names = ["metrics.jsonl", "evals.jsonl", *(f"rollouts/{p.name}" for p in (folder / "rollouts").iterdir())]
     names += ["final/model.safetensors"]
     return {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in sorted(names)}
+
+
+def metrics_of(folder: Path) -> list[dict[str, Any]]:
+    """Of each step."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 class StopAt(StopSignal):

@@ -9,7 +9,7 @@ from pathlib import Path
 HELD = """
 import ctypes, sys, time
 from pathlib import Path
-from covey.training.watchdog import Watchdog
+from covey.runs.watchdog import Watchdog
 
 def holds_the_interpreter():
     ctypes.PyDLL(None).sleep(2)

@@ -1,0 +1,175 @@
+"""A run folder through the shadow trainer, to see whether its record follows from the formulas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from covey.errors import ConfigError
+from covey.proof import shadow
+from covey.proof.formulas import Row
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One step's record beside the shadow's: the largest differences."""
+
+    step: int
+    logprobs: float
+    """Nats, between what the sampler recorded and float64 under the shadow's weights."""
+    advantages: float
+    """As a fraction of the step's largest advantage."""
+    gradient: float
+    """Of the mean norm of the step's updates, relative."""
+    kl_coef: float
+    """Of the KL coefficient, relative."""
+    weights: float | None = None
+    """Of the weights after the step, where a checkpoint holds them."""
+    course: float | None = None
+    """The norm of that difference as a fraction of how far the run has moved the weights."""
+
+
+def replay(
+    folder: Path, model: shadow.Weights, architecture: Mapping[str, Any], steps: int
+) -> Iterator[Agreement]:
+    """Repeat the first steps of a recorded stage from the weights it began with.
+
+    ``model`` holds these weights by their Hugging Face names, in float64; those that are trained
+    require a gradient. Raises ConfigError where the run used a function the shadow does not know.
+    """
+    setting = read_setting(folder, architecture)
+    start = {name: w.detach().clone() for name, w in model.items()}
+    # Without its adapters a model is the one they were put into.
+    reference = {name: w for name, w in start.items() if "lora_" not in name}
+    kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
+    trainer = shadow.Trainer(model, reference)
+    trainer.kl_coef, trainer.entropy_coef = kl["coef"] if kl else 0.0, bonus["coef"] if bonus else 0.0
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for number, record in enumerate(metrics[:steps]):
+        recorded, sampled = read_rows(folder, number)
+        coefficient = trainer.kl_coef
+        try:
+            done = shadow.step(trainer, setting, [row for row, _ in recorded], number)
+        except KeyError as error:
+            raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
+        shadow.steer(trainer, setting, done, sampled)
+        applied = sum(done.norms) / max(len(done.norms), 1)
+        logprobs = [_gap(found, row.sampled) for found, row in zip(done.logprobs, done.rows, strict=True)]
+        largest = max((float(a.abs().max()) for _, a in recorded), default=0.0)
+        yield Agreement(
+            number,
+            logprobs=max(logprobs, default=0.0),
+            advantages=max((_gap(row.advantage, a) for row, a in recorded), default=0.0) / max(largest, 1e-9),
+            gradient=abs(applied - record["optimizer/grad_norm"]) / max(applied, 1e-9),
+            kl_coef=abs(coefficient - record.get("kl/coef", coefficient)) / max(coefficient, 1e-9),
+            **_weights(folder, number + 1, trainer.weights, start, last=number + 1 == setting.train["steps"]),
+        )
+
+
+def read_setting(folder: Path, architecture: Mapping[str, Any]) -> shadow.Setting:
+    """What of a run's config moves the weights. Raises ConfigError for what the shadow cannot repeat."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    if config["method"] != "rl":
+        raise ConfigError(
+            f"{folder}: the replay repeats reinforcement learning, this stage is {config['method']}"
+        )
+    if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
+        raise ConfigError(f"{folder}: the replay knows neither guards.kl_action raise_coef nor 8-bit moments")
+    rollout = config["rollout"]
+    return shadow.Setting(
+        architecture,
+        config["algorithm"],
+        config["train"],
+        rollout["temperature"],
+        rollout["max_tokens"],
+        rollout["mask_truncated"],
+        rollout["group_size"],
+        config["seed"],
+        rounded=config["dtype"] == "bfloat16",
+    )
+
+
+def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]], int]:
+    """A step's trained completions with their recorded advantages (T,), and how many groups it sampled."""
+    name = folder / "rollouts" / f"step_{number:06d}"
+    lines = [json.loads(line) for line in name.with_suffix(".jsonl").read_text().splitlines()]
+    arrays = dict(np.load(name.with_suffix(".npz"), allow_pickle=False))
+    rows = []
+    for place, line in enumerate(lines):
+        if line["trained"]:
+            span = slice(*_span(arrays["ends"], place))
+            prompt = slice(*_span(arrays["prompt_ends"], line["group"]))
+            row = Row(
+                prompt=arrays["prompt_tokens"][prompt].tolist(),
+                tokens=arrays["tokens"][span].tolist(),
+                sampled=torch.from_numpy(arrays["logprobs"][span]).double(),
+                reward=_number(line["reward"]),
+                components={k: _number(v) for k, v in line["components"].items()},
+                weights=line["weights"],
+                truncated=line["finish"] == "length",
+                steps=line["steps"],
+                kept=_kept(arrays, span),
+                greedy=line["greedy_reward"],
+                group=line["group"],
+            )
+            rows.append((row, torch.from_numpy(arrays["advantages"][span]).double()))
+    return rows, len(arrays["prompt_ends"])
+
+
+def _kept(arrays: Mapping[str, np.ndarray], span: slice) -> list[list[int]] | None:
+    """For each token of a completion, the tokens there were to draw from; None: all."""
+    if "kept_ends" not in arrays:
+        return None
+    places = (_span(arrays["kept_ends"], t) for t in range(span.start, span.stop))
+    return [arrays["kept_ids"][a:b].tolist() for a, b in places]
+
+
+def _span(ends: np.ndarray, place: int) -> tuple[int, int]:
+    return int(ends[place - 1]) if place else 0, int(ends[place])
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
+def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max()) if len(one) else 0.0
+
+
+def _weights(
+    folder: Path, done: int, found: shadow.Weights, start: shadow.Weights, last: bool
+) -> dict[str, float]:
+    """The shadow's weights beside those that were saved after ``done`` steps, if they were."""
+    where = folder / ("final" if last else f"checkpoints/step_{done:06d}")
+    trained = [name for name, w in found.items() if w.requires_grad]
+    recorded = _saved(where, trained)
+    if not recorded:
+        return {}
+    gap, way = (
+        torch.cat([(begin[name].detach() - recorded[name]).flatten() for name in trained])
+        for begin in (found, start)
+    )
+    return {"weights": float(gap.abs().max()), "course": float(gap.norm() / way.norm().clamp(min=1e-30))}
+
+
+def _saved(folder: Path, trained: Sequence[str]) -> shadow.Weights:
+    """The weights under training as a folder holds them; nothing where there is no such folder."""
+    adapter = next(folder.glob("**/adapter_model.safetensors"), None)
+    if adapter is not None:
+        names = {f"base_model.model.{name}.weight": name for name in trained}
+        return {names[name]: w.double() for name, w in load_file(adapter).items()}
+    if not (folder / "model.safetensors").exists():
+        return {}
+    recorded = {name: w.double() for name, w in load_file(folder / "model.safetensors").items()}
+    if (masters := folder / "optimizer.safetensors").exists():
+        kept = load_file(masters)  # a bfloat16 model's float32 weights, numbered as they are trained
+        recorded |= {name: kept.get(f"master.{i}", recorded[name]).double() for i, name in enumerate(trained)}
+    return recorded

@@ -1,0 +1,197 @@
+"""The shadow trainer repeats what no preset uses: other functions of each axis, KLs, controllers, adapters.
+
+The policy moves visibly here, so that ratios leave 1 and the reference is left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.console import RunConsole
+from covey.objective.algorithms import AXES, PRESETS
+from covey.objective.choice import data_names
+from covey.sampling.base import Sampled
+from covey.sampling.local import LocalSampler
+from covey.training.check_run import check_run
+from tests.proof.cases import TRAINABLE, Model, mixed, trained_and_repeated
+from tests.train.test_runs import metrics_of, start
+
+STEPS = 3
+TRAIN = {"lr": 1e-3, "updates_per_batch": 2, "tokens_per_micro_batch": 60}
+ROLLOUT = {"prompts_per_step": 3, "group_size": 3, "max_tokens": 8}
+BITES = {
+    "masked": {"low": 0.7, "high": 1.5, "level": "token"},
+    "truncated": {"cap": 1.2, "level": "sequence"},
+    "geometric_mask": {"low": 0.9, "high": 1.1},
+    "off_policy_mask": {"delta": 0.1},
+    "divergence_mask_kl": {"threshold": 1e-6},
+}
+"""Bounds that these policies reach within a few steps."""
+
+
+def proved_by_presets() -> set[Callable[..., Any]]:
+    """Functions that some preset uses, and with it a case of test_shadow."""
+    algorithms = [PRESETS[name] for name in TRAINABLE]
+    used = {choice.function for a in algorithms for choice in a.choices}
+    return used | {a.kl.estimator.function for a in algorithms if a.kl}
+
+
+def left_over() -> Iterator[tuple[str, str]]:
+    """(axis, function) of all others: a function that is added has to be known to the shadow.
+
+    Filters act before what the shadow repeats; what needs a critic cannot be trained at all.
+    """
+    proved = proved_by_presets()
+    for axis, functions in AXES.items():
+        for function in functions:
+            elsewhere = axis in ("filter", "estimator") or "values" in data_names(function)
+            if not elsewhere and function not in proved:
+                yield axis, function.__name__
+
+
+def proof(output: Path, model: Model, algorithm: dict[str, Any], **settings: Any) -> None:
+    """Train and repeat; all agree but the recorded log-probs, which some tests put off."""
+    settings = {"rollout": ROLLOUT, "train": TRAIN, **settings}
+    steps = trained_and_repeated(output, model, STEPS, algorithm=algorithm, **settings)
+    assert len(steps) == STEPS
+    for step in steps:
+        assert step.advantages < 1e-5
+        assert step.gradient < 1e-4
+        assert step.kl_coef < 1e-5
+    assert steps[-1].course is not None
+    assert steps[-1].course < 1e-3
+    assert all(m["optimizer/grad_norm"] > 0 for m in metrics_of(output))
+
+
+def another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the sampler record log-probs that are off by up to half a nat."""
+    sample = LocalSampler.sample
+
+    def off(self: LocalSampler, *arguments: Any) -> Iterator[Sampled]:
+        for sampled in sample(self, *arguments):
+            completion = sampled.completion
+            recorded = completion.logprobs + np.float32(0.5) * np.sin(completion.tokens).astype(np.float32)
+            yield sampled._replace(completion=replace(completion, logprobs=recorded))
+
+    monkeypatch.setattr(LocalSampler, "sample", off)
+    monkeypatch.setattr(LocalSampler, "bit_exact", False)
+
+
+def test_the_kl_coefficient_and_the_reference_are_steered_alike(tmp_path: Path, model: Model) -> None:
+    kl: dict[str, Any] = {"coef": 0.5, "target": 0.05, "horizon": 20, "refresh_every": 4, "refresh_mix": 0.5}
+    proof(tmp_path / "run", model, {"name": "grpo", "kl": kl})
+    for one, after in pairwise(metrics_of(tmp_path / "run")):
+        assert (after["kl/coef"] > one["kl/coef"]) == (one["kl/completion_k1"] > kl["target"])
+
+
+def test_the_entropy_bonus_is_steered_alike(tmp_path: Path, model: Model) -> None:
+    algorithm = {"name": "dapo", "filter": None, "entropy": {"coef": 0.05, "target": 3.0}}
+    proof(tmp_path / "run", model, algorithm)
+    coefficients = [m["entropy/coef"] for m in metrics_of(tmp_path / "run")]
+    assert coefficients[0] != coefficients[-1]
+
+
+def test_a_steered_coefficient_acts_on_rewards_too(tmp_path: Path, model: Model) -> None:
+    kl = {
+        "estimator": "k1",
+        "coef": 2.0,
+        "place": "reward",
+        "level": "response",
+        "target": 1e-3,
+        "horizon": 9,
+    }
+    proof(tmp_path / "run", model, {"name": "grpo", "kl": kl})
+
+
+def test_every_inner_epoch_groups_anew(tmp_path: Path, model: Model) -> None:
+    train = {**TRAIN, "inner_epochs": 2}
+    proof(tmp_path / "run", model, {"name": "dapo", "filter": None}, train=train)
+
+
+def test_the_ratio_to_another_engines_sampler_is_not_one_at_first(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another_engine(monkeypatch)
+    proof(tmp_path / "run", model, {"name": "dapo", "filter": None, "old": "sampler"})
+
+
+@pytest.mark.parametrize("rollout", [{"top_p": 0.8, "temperature": 0.8}, {"mask_truncated": True}], ids=str)
+def test_what_was_left_out_is_left_out_alike(tmp_path: Path, model: Model, rollout: dict[str, Any]) -> None:
+    """Tokens that could not be drawn, for policy and reference; truncated completions, in baselines too."""
+    algorithm = {
+        "name": "grpo",
+        "kl": {"coef": 2.0},
+        "reduce": "constant_length",
+        "advantage": "length_weighted",
+    }
+    proof(tmp_path / "run", model, algorithm, rollout=rollout)
+
+
+def test_a_refreshed_reference_is_the_policy_of_that_step(tmp_path: Path, model: Model) -> None:
+    proof(tmp_path / "run", model, {"name": "grpo", "kl": {"coef": 2.0, "refresh_every": 3}})
+
+
+def test_the_constant_length_is_that_of_the_config_not_of_the_longest(tmp_path: Path, model: Model) -> None:
+    rollout = {**ROLLOUT, "max_tokens": 30, "stop": tuple("0123456789")}
+    proof(tmp_path / "run", model, {"name": "dr_grpo"}, rollout=rollout)
+    assert any(m["length/truncated"] == 0 for m in metrics_of(tmp_path / "run"))
+
+
+def test_marks_drawn_by_chance_are_drawn_alike(tmp_path: Path, model: Model) -> None:
+    mark = {"name": "random_covariant", "share": 0.3, "low": -99.0, "high": 99.0}
+    proof(tmp_path / "run", model, {"name": "clip_cov", "filter": None, "mark": mark})
+
+
+@pytest.mark.parametrize("kl", [None, {"coef": 0.5}], ids=str)
+def test_adapters_are_trained_alike(tmp_path: Path, model: Model, kl: dict[str, Any] | None) -> None:
+    run = tmp_path / "run"
+    start(
+        run,
+        model=str(model.folder),
+        algorithm={"name": "grpo", "kl": kl},
+        rewards=(mixed,),
+        rollout=ROLLOUT,
+        train={**TRAIN, "steps": STEPS},
+        lora={"rank": 2},
+        eval={"problems": 2, "samples": 1},
+    )
+    found = check_run(run, STEPS, RunConsole(quiet=True))
+    assert [f for f in found if not f.holds] == []
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(("axis", "name"), list(left_over()))
+def test_every_function_is_known_to_the_shadow(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, axis: str, name: str
+) -> None:
+    if axis == "weight":
+        another_engine(monkeypatch)
+    choice: Any = {"name": name, **BITES.get(name, {})}
+    algorithm = {"name": "dapo", "filter": None, axis: [choice] if axis == "multipliers" else choice}
+    proof(tmp_path / "run", model, algorithm)
+
+
+def kls() -> Iterator[dict[str, Any]]:
+    """Every estimator in every place, each gradient and each level.
+
+    ``full`` is exact and by token; k1 by its formula is refused in the loss, where it teaches nothing.
+    """
+    estimators = [f.__name__ for f in AXES["estimator"] if f.__name__ != "full"]
+    yield {"estimator": "full"}
+    for i, (estimator, gradient) in enumerate(product(estimators, ("formula", "straight_through", "ratio"))):
+        if (estimator, gradient) != ("k1", "formula"):
+            yield {"estimator": estimator, "gradient": gradient, "level": ("token", "response")[i % 2]}
+    for estimator, level in product(estimators, ("token", "response")):
+        yield {"estimator": estimator, "place": "reward", "level": level}
+
+
+@pytest.mark.parametrize("kl", list(kls()), ids=lambda kl: "-".join(kl.values()))
+def test_every_kl_is_known_to_the_shadow(tmp_path: Path, model: Model, kl: dict[str, Any]) -> None:
+    proof(tmp_path / "run", model, {"name": "grpo", "kl": {"coef": 2.0, **kl}})
