@@ -64,10 +64,12 @@ def every_case() -> Iterator[Case]:
 def allowed(case: Case) -> Case:
     """The case, or its nearest that makes sense.
 
-    Presets without a ratio make one update a batch. The gradient of kl_cov's |log ratio| has the sign of
-    the log-ratio, which is bfloat16's rounding where the policy has hardly moved.
+    Presets without a ratio make one update a batch, and those that act on nothing else several. The
+    gradient of kl_cov's |log ratio| has the sign of the log-ratio, which is bfloat16's rounding where the
+    policy has hardly moved.
     """
-    updates = 1 if PRESETS[case.preset].ratio.name == "on_policy" else case.updates
+    updates = {"kl_cov": 4, "fipo": 4}.get(case.preset, case.updates)
+    updates = 1 if PRESETS[case.preset].ratio.name == "on_policy" else updates
     return replace(case, updates=updates, dtype="float32" if case.preset == "kl_cov" else case.dtype)
 
 
