@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.insight.explain import Seen, explain
 from covey.learner.old_logprobs import old_logprob_source
@@ -184,7 +184,7 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[f
     file = folder.with_suffix(".json")
     if not file.exists():
         settings = merged(config, {"train.updates_per_batch": 1, "output": str(folder), "threads": 1})
-        run = set_up(load(values=settings), RunConsole(quiet=True), StopSignal())
+        run = set_up(load_config(values=settings), RunConsole(quiet=True), StopSignal())
         loaded, learner, now = run.loaded, run.learner, run.state.coefficients
         rollout, algorithm = loaded.config.rollout, loaded.algorithm
         source = Rollouts(run.train_set, run.sampler, run.rewards, rollout, algorithm, loaded.config.seed)

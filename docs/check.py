@@ -16,7 +16,7 @@ from pathlib import Path
 from cyclopts import CycloptsError, MissingArgumentError
 
 from covey.cli import app
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.config.schema import Sandbox, Scoring
 from covey.errors import CoveyError
 from covey.rewards.base import load_rewards
@@ -111,7 +111,7 @@ def command_problem(code: str) -> str | None:
         return f"the Makefile has no target {unknown[0]}" if unknown else None
     try:
         _, bound, *_ = app.parse_args(words, exit_on_error=False, print_error=False)
-        load(overrides=bound.arguments.get("settings", ()))
+        load_config(overrides=bound.arguments.get("settings", ()))
     except MissingArgumentError:
         return None  # a command that is only mentioned
     except (CycloptsError, CoveyError) as error:
@@ -129,7 +129,7 @@ def config_problems(blocks: list[Block]) -> Iterator[Line]:
             file = Path(folder) / "config.yaml"
             file.write_text("\n".join(lines), encoding="utf-8")
             try:
-                for stage in load(file).stages():
+                for stage in load_config(file).stages():
                     if rewards := stage.config.rewards:  # nothing is run, so nothing has to be confined
                         _ = load_rewards(rewards, stage.folder, Scoring(), Sandbox(unsafe_local=True)).verdict
             except CoveyError as error:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.estimates import Evaluation
 from covey.rewards.base import load_rewards
 
@@ -24,7 +24,7 @@ BENCH, PATHOLOGIES, STEPS = map(importlib.import_module, ("presets", "pathologie
 @pytest.mark.parametrize("name", BENCH.PRESETS)
 def test_every_preset_has_a_valid_config_with_as_many_completions(tmp_path: Path, name: str) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(BENCH.config_of(name, 1, 50, tmp_path)))
-    config = load(tmp_path / "run.yaml").config
+    config = load_config(tmp_path / "run.yaml").config
     algorithm = config.algorithm if isinstance(config.algorithm, str) else config.algorithm["name"]
     assert (algorithm, config.seed, config.train.steps) == (name, 1, 50)
     assert config.rollout.group_size * config.rollout.prompts_per_step == 256
@@ -66,7 +66,7 @@ def test_a_gpu_is_measured_where_there_is_one(
 )
 def test_every_arm_of_a_pathology_has_a_valid_config(tmp_path: Path, case: str, arm: str) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(PATHOLOGIES.config_of_arm(case, arm, 1, 5, tmp_path)))
-    config = load(tmp_path / "run.yaml").config
+    config = load_config(tmp_path / "run.yaml").config
     assert config.train.steps == 5
     assert config.rollout.group_size * config.rollout.prompts_per_step == 256
     rewards = load_rewards(config.rewards, tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
@@ -87,7 +87,7 @@ class Watched(RunConsole):
 def told(output: Path, **settings) -> list[str]:
     console = Watched()
     values = {**FAST, "rewards": (varied,), "output": output, **settings}
-    run_pipeline(load(values=values), console, StopSignal())
+    run_pipeline(load_config(values=values), console, StopSignal())
     return [word for i, word in enumerate(console.told) if i == 0 or word != console.told[i - 1]]
 
 

@@ -14,7 +14,7 @@ from covey.cli import main
 from covey.cli.settings import settings
 from covey.config.algorithm import algorithm_keys, algorithm_settings
 from covey.config.effects import AXES_IN_WORDS, EFFECTS, USUAL, effect
-from covey.config.load import key_paths, load, resolved_yaml
+from covey.config.load import key_paths, load_config, resolved_yaml
 from covey.estimates import Evaluation
 from covey.insight.explain import RULES, Setting, explain, no_signal, settings_of
 from tests.docs.test_algorithm_pages import logged
@@ -96,7 +96,7 @@ def test_a_pathology_is_named_with_its_remedy(
 
 def run_with(tmp_path: Path, text: str) -> Setting:
     (tmp_path / "run.yaml").write_text(f"model: tiny\n{text}")
-    return settings_of(load(tmp_path / "run.yaml"))
+    return settings_of(load_config(tmp_path / "run.yaml"))
 
 
 DEAD = {"groups/dead": 0.9, "groups/dead_wrong": 0.9, "text/duplicates": 0.85}
@@ -197,7 +197,7 @@ def test_rules_speak_of_metrics_that_are_logged_and_of_settings_there_are() -> N
 def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = tmp_path / "2-rl"
     stage.mkdir()
-    loaded = load(values={"model": "tiny", "rewards": ["math_answer"]})
+    loaded = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
     (stage / "config.yaml").write_text(resolved_yaml(loaded))
     lines = "".join(json.dumps(m) + "\n" for m in run_of({}, {"length/truncated": 0.5}))
     (stage / "metrics.jsonl").write_text(lines + '{"step": 10, "half')

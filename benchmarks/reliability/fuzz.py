@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from harness import report
 
-from covey.config.load import key_paths, load
+from covey.config.load import key_paths, load_config
 from covey.config.schema import Data
 from covey.errors import CoveyError
 from covey.tasks.files import read_problems
@@ -91,7 +91,7 @@ def main() -> None:
     rng, found, slowest = random.Random(arguments.seed), Counter[str](), 0.0
     examples: dict[str, bytes] = {}
     kinds = {
-        "config": (config_text, "run.yaml", load),
+        "config": (config_text, "run.yaml", load_config),
         "data": (data_text, "data.jsonl", lambda path: read_problems(path, Data(prompt="prompt"))),
         "table": (data_text, "data.csv", lambda path: read_problems(path, Data(prompt="prompt"))),
         "columns": (data_text, "data.parquet", lambda path: read_problems(path, Data(prompt="prompt"))),

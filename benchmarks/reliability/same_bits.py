@@ -61,7 +61,7 @@ def hashes(folder: Path) -> dict[str, object]:
 
 def soak(folder: Path, steps: int) -> dict[str, object]:
     """One long run; memory, open files and threads by the step, the first tenth left out."""
-    from covey.config.load import load
+    from covey.config.load import load_config
     from covey.console import RunConsole
     from covey.signals import StopSignal
     from covey.training.pipeline import run_pipeline
@@ -77,7 +77,7 @@ def soak(folder: Path, steps: int) -> dict[str, object]:
 
     settings = {"algorithm": "grpo", "train": {"steps": steps, "save_every": steps, "lr": 1e-6}}
     config = write_config(folder / "soak", {**settings, "eval": {"problems": 2, "samples": 1}})
-    loaded = load(config, ["--output", str(folder / "run")])
+    loaded = load_config(config, ["--output", str(folder / "run")])
     run_pipeline(loaded, Watching(quiet=True), StopSignal())
     kept = np.array(samples[len(samples) // 10 :], dtype=float)
     slope = float(np.polyfit(np.arange(len(kept)), kept[:, 0], 1)[0])

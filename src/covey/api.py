@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from covey.config.load import load
+from covey.config.given import with_given
+from covey.config.load import load_config
 from covey.config.start import Start, read_start
 from covey.config.usercode import refuse_while_importing
 
@@ -16,48 +17,50 @@ if TYPE_CHECKING:
     from covey.training.pipeline import Result
 
 
-def train(config: str | Path | None = None, *, quiet: bool = False, **settings: Any) -> Result:
+def train(config: str | Path | None = None, *, quiet: bool = False, **settings: object) -> Result:
     """Train as a YAML file says, as keyword arguments say, or both (these win).
 
-    Settings are the config's keys; sections are dicts, rewards may be functions:
+    Settings are the config's keys; sections are dicts. What a file names may be an object: a transformers
+    model, which is trained in place, with its tokenizer; rows; rewards; the functions of the algorithm.
 
         covey.train(model="tiny", data={"task": "sums"}, train={"steps": 50}, rewards=[mine])
+        covey.train(model=model, tokenizer=tokenizer, data={"train": rows, "test": others}, rewards=[mine])
 
-    Goes on where an interrupted run of the same output folder stopped. Returns the last stage's
-    result; its `folder / "final"` is a Hugging Face model. Raises CoveyError.
+    Resumes an interrupted run of the same output folder. Returns the last stage's result; its
+    `folder / "final"` is a Hugging Face model. Raises CoveyError.
     """
     file = Path(config) if config is not None else None
-    return _run(Start(file, (), settings), None, quiet)
+    return _run(Start(file, (), with_given(settings)), None, quiet)
 
 
-def resume(run: str | Path, *, quiet: bool = False, strict: bool = False, **settings: Any) -> Result:
-    """Go on with an interrupted run; settings given here are changed, as by `covey resume`.
+def resume(run: str | Path, *, quiet: bool = False, strict: bool = False, **settings: object) -> Result:
+    """Resume an interrupted run; settings given here are changed, as by `covey resume`.
 
-    Rewards that the run was given as objects, and that no file defines by name, are given again:
+    Objects that the run was given, functions aside that a file defines by name, are given again:
 
         covey.resume("runs/quick", rewards=[mine])
     """
-    return _run(read_start(Path(run)).changed(values=settings), Path(run), quiet, strict)
+    return _run(read_start(Path(run)).changed(values=with_given(settings)), Path(run), quiet, strict)
 
 
-def evaluate(run: str | Path, *, quiet: bool = False, **settings: Any) -> Evaluation:
+def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluation:
     """Held-out accuracy of a run's model, of a config's, or of a model with `data` and `rewards` given here.
 
-    ``run`` is the folder of a run, a YAML file, or a model's folder or hub id. The result's
-    `summary()` has greedy accuracy, pass@k and majority vote, each with its interval.
+    ``run`` is the folder of a run, a YAML file, a model's folder or hub id, or a model, with its `tokenizer`.
+    The result's `summary()` has greedy accuracy, pass@k and majority vote, each with its interval.
     """
     refuse_while_importing()
     from covey.console import RunConsole
     from covey.inference import evaluate_once
     from covey.runs.reader import load_run
 
-    path = Path(run)
-    if path.suffix in (".yaml", ".yml"):
-        loaded = load(path, values=settings)
-    elif path.is_dir() and not (path / "config.json").is_file():
-        loaded = load_run(path, values=settings)
+    path = Path(run) if isinstance(run, str | Path) else None
+    if path is not None and path.suffix in (".yaml", ".yml"):
+        loaded = load_config(path, values=with_given(settings))
+    elif path is not None and path.is_dir() and not (path / "config.json").is_file():
+        loaded = load_run(path, values=with_given(settings))
     else:
-        loaded = load(values={"model": str(run), **settings})
+        loaded = load_config(values=with_given({"model": run, **settings}))
     return evaluate_once(loaded, RunConsole(quiet))
 
 
@@ -68,14 +71,28 @@ def explain(run: str | Path) -> list[Remark]:
     return explain_run(Path(run))[1]
 
 
-def sample(model: str, prompts: Sequence[str], **settings: Any) -> list[list[str]]:
-    """Completions of each prompt.
+def sample(
+    model: object,
+    prompts: Sequence[str],
+    n: int = 1,
+    max_tokens: int = 256,
+    temperature: float = 1.0,
+    chat: bool = False,
+    seed: int = 0,
+    system: str = "",
+    chat_template_kwargs: Mapping[str, object] | None = None,
+    *,
+    tokenizer: object = None,
+) -> list[list[str]]:
+    """``n`` completions of each prompt by a model: its folder or hub id, or an object with its ``tokenizer``.
 
-    Settings: n, max_tokens, temperature, seed, chat, system, chat_template_kwargs.
+    With ``chat`` each prompt is a user's message, after ``system`` if that is given; the template gets
+    ``chat_template_kwargs``, as {"enable_thinking": False} or {"tools": [...]}.
     """
     from covey.inference import sample_once
 
-    return sample_once(model, prompts, **settings)
+    loaded = load_config(values=with_given({"model": model, "tokenizer": tokenizer, "seed": seed}))
+    return sample_once(loaded, prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
 
 
 def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) -> Result:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from covey.config.load import Loaded, load
+from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import ConfigError, DataError
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
+from covey.models.given import lent
 from covey.models.load import load_policy
 from covey.prompts import encode, texts_of, unseen_by_model
 from covey.rewards.base import load_rewards
@@ -32,52 +32,49 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
     console.say(rewards.criterion)
     check_columns(source.test, rewards)
-    policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
-    problems = encode(policy, source.test, config)[: config.eval.problems]
-    for note in unseen_by_model(policy, source.test, config):
-        console.say(note, "yellow")
-    console.begin("evaluating", 1)
-    try:
-        return evaluate(
-            problems,
-            LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running),
-            rewards,
-            sampling_params(config.rollout),
-            config.eval.samples,
-            config.seed,
-            console.sampling,
-        )
-    finally:
-        console.end()
+    with lent(config.model):
+        policy = load_policy(loaded, texts_of(source, config))
+        problems = encode(policy, source.test, config)[: config.eval.problems]
+        for note in unseen_by_model(policy, source.test, config):
+            console.say(note, "yellow")
+        console.begin("evaluating", 1)
+        try:
+            return evaluate(
+                problems,
+                LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running),
+                rewards,
+                sampling_params(config.rollout),
+                config.eval.samples,
+                config.seed,
+                console.sampling,
+            )
+        finally:
+            console.end()
 
 
 def sample_once(
-    model: str,
+    loaded: Loaded,
     prompts: Sequence[str],
-    n: int = 1,
-    max_tokens: int = 256,
-    temperature: float = 1.0,
-    chat: bool = False,
-    seed: int = 0,
-    system: str = "",
-    chat_template_kwargs: Mapping[str, Any] | None = None,
+    n: int,
+    max_tokens: int,
+    temperature: float,
+    chat: bool,
+    system: str,
+    chat_template_kwargs: Mapping[str, object] | None,
 ) -> list[list[str]]:
-    """``n`` completions of each prompt.
-
-    With ``chat`` each is a user's message, after ``system`` if that is given; the template gets
-    ``chat_template_kwargs``, as {"enable_thinking": False} or {"tools": [...]}.
-    """
+    """``n`` completions of each prompt by the model of a config; the rest as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs go through the chat template: set chat too")
-    loaded = load(values={"model": model, "seed": seed})
-    policy = load_policy(loaded.config, loaded.folder)
     before = [{"role": "system", "content": system}] if system else []
     requests = []
-    for text in prompts:
-        prompt = [*before, {"role": "user", "content": text}] if chat else text
-        tokens = np.array(policy.encode(prompt, chat_template_kwargs), dtype=np.int64)
-        requests.append(Request(tokens, [key(seed, "sample", i, text) for i in range(n)]))
-    texts = [[""] * n for _ in prompts]
-    for sampled in LocalSampler(policy).sample(requests, SamplingParams(max_tokens, temperature)):
-        texts[sampled.request][sampled.sample] = sampled.completion.text
+    with lent(loaded.config.model):
+        policy = load_policy(loaded)
+        for text in prompts:
+            prompt = [*before, {"role": "user", "content": text}] if chat else text
+            tokens = np.array(policy.encode(prompt, chat_template_kwargs), dtype=np.int64)
+            streams = [key(loaded.config.seed, "sample", i, text) for i in range(n)]
+            requests.append(Request(tokens, streams))
+        texts = [[""] * n for _ in prompts]
+        for sampled in LocalSampler(policy).sample(requests, SamplingParams(max_tokens, temperature)):
+            texts[sampled.request][sampled.sample] = sampled.completion.text
     return texts

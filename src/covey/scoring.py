@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.errors import DataError
 from covey.rewards.base import Rewards, load_rewards
@@ -56,7 +56,7 @@ def _scored(row: dict[str, Any], group: Group) -> dict[str, Any]:
 def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards]:
     """Problems and rewards of a config, or of a data file with rewards named beside it."""
     if file.suffix in (".yaml", ".yml"):
-        loaded = load(file)
+        loaded = load_config(file)
         source = load_problems(loaded)
         config, folder = loaded.config, loaded.folder
         problems, specs = source.train, names or config.rewards or source.rewards

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.config.load import key_paths, load, resolved, resolved_yaml
+from covey.config.load import key_paths, load_config, resolved, resolved_yaml
 from covey.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> None:
     file = write(tmp_path, "train: {lr: 1.0e-5, steps: 7}\nrollout: {group_size: 4}\n")
-    loaded = load(file, ["--train.lr", "3e-4", "--rollout.top-p=0.9"], {"rollout": {"group_size": 6}})
+    loaded = load_config(file, ["--train.lr", "3e-4", "--rollout.top-p=0.9"], {"rollout": {"group_size": 6}})
     assert loaded.config.train.lr == 3e-4
     assert loaded.config.train.steps == 7
     assert loaded.config.rollout.top_p == 0.9
@@ -66,17 +66,17 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
 )
 def test_mistakes_name_the_place_and_the_remedy(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, text))
+        load_config(write(tmp_path, text))
     assert says in str(caught.value)
 
 
 def test_missing_and_unreadable_files_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        load(tmp_path / "absent.yaml")
+        load_config(tmp_path / "absent.yaml")
     binary = tmp_path / "b.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot be read"):
-        load(binary)
+        load_config(binary)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_missing_and_unreadable_files_are_explained(tmp_path: Path) -> None:
 )
 def test_the_command_line_is_named_as_the_source(tmp_path: Path, options: list[str], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, "model: tiny\n"), options)
+        load_config(write(tmp_path, "model: tiny\n"), options)
     assert says in str(caught.value)
     assert str(caught.value).startswith("on the command line, --")
 
@@ -108,7 +108,7 @@ def test_the_command_line_is_named_as_the_source(tmp_path: Path, options: list[s
 def test_unknown_keys_are_told_once_and_briefly(tmp_path: Path) -> None:
     names = ["verbose", "use_peft", "logging_steps", "num_train_epochs", "epochs", "zzz"]
     with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, "".join(f"{n}: 1\n" for n in names)))
+        load_config(write(tmp_path, "".join(f"{n}: 1\n" for n in names)))
     lines = str(caught.value).splitlines()
     assert len(lines) == len(names) + 1
     assert all(f"run.yaml:{n}: {name}" in lines[n - 1] for n, name in enumerate(names, start=1))
@@ -117,26 +117,29 @@ def test_unknown_keys_are_told_once_and_briefly(tmp_path: Path) -> None:
 
 
 def test_greedy_sampling_is_fine_without_rewards() -> None:
-    assert load(overrides=["--method", "sft", "--rollout.temperature", "0"]).config.rollout.temperature == 0
+    assert (
+        load_config(overrides=["--method", "sft", "--rollout.temperature", "0"]).config.rollout.temperature
+        == 0
+    )
 
 
 def test_the_resolved_config_loads_to_the_same_run(tmp_path: Path) -> None:
-    first = load(overrides=["--algorithm", "gspo", "--train.lr", "2e-5", "--model", "some/model"])
-    again = load(write(tmp_path, resolved_yaml(first)))
+    first = load_config(overrides=["--algorithm", "gspo", "--train.lr", "2e-5", "--model", "some/model"])
+    again = load_config(write(tmp_path, resolved_yaml(first)))
     assert resolved(first) == resolved(again)
     assert "# train.lr: --train.lr" in resolved_yaml(first)
 
 
 def test_texts_of_options_are_taken_as_they_stand() -> None:
     for text in ("runs/a #1", "two\nlines", "a 'quoted' one", "[half"):
-        assert str(load(overrides=["--output", text, "--algorithm", "grpo"]).config.output) == text
-    assert str(load(overrides=["--output", "'7'", "--algorithm", "grpo"]).config.output) == "7"
+        assert str(load_config(overrides=["--output", text, "--algorithm", "grpo"]).config.output) == text
+    assert str(load_config(overrides=["--output", "'7'", "--algorithm", "grpo"]).config.output) == "7"
     with pytest.raises(ConfigError, match=r"--output: .* is not UTF-8"):
-        load(overrides=["--output", "l\udce4uft"])
+        load_config(overrides=["--output", "l\udce4uft"])
 
 
 def test_stages_inherit_and_override() -> None:
-    loaded = load(
+    loaded = load_config(
         values={
             "train": {"lr": 1e-3, "steps": 9},
             "stages": ({"method": "sft"}, {"train": {"steps": 4}}),
@@ -157,7 +160,7 @@ stages:
 
 def test_the_command_line_holds_in_every_stage_and_says_what_it_overrides(tmp_path: Path) -> None:
     file = write(tmp_path, STAGED)
-    loaded = load(file, ["--train.steps", "2", "--algorithm.kl.gradient", "ratio"])
+    loaded = load_config(file, ["--train.steps", "2", "--algorithm.kl.gradient", "ratio"])
     first, second = loaded.stages()
     assert (first.config.train.steps, second.config.train.steps) == (2, 2)
     assert (first.config.train.lr, second.config.train.lr) == (1e-3, 2e-4)
@@ -166,15 +169,17 @@ def test_the_command_line_holds_in_every_stage_and_says_what_it_overrides(tmp_pa
     assert loaded.notes == ["--train.steps 2 overrides 800 in stage 1-sft"]
     assert first.origins["train.steps"] == "--train.steps"
     assert first.origins["train.lr"] == f"{file}:4 (stage 1-sft)"
-    values = load(file, values={"train": {"steps": 3}}).stages()
+    values = load_config(file, values={"train": {"steps": 3}}).stages()
     assert [s.config.train.steps for s in values] == [3, 3]
-    both = load(file, ["--train.steps", "2"], {"train": {"steps": 3}}).stages()
+    both = load_config(file, ["--train.steps", "2"], {"train": {"steps": 3}}).stages()
     assert [s.config.train.steps for s in both] == [2, 2]
 
 
 @pytest.mark.parametrize("which", ["1", "1-sft", "1_sft"])
 def test_one_stage_is_addressed_by_number_or_folder(tmp_path: Path, which: str) -> None:
-    loaded = load(write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5", "--train.steps", "2"])
+    loaded = load_config(
+        write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5", "--train.steps", "2"]
+    )
     assert [s.config.train.steps for s in loaded.stages()] == [5, 2]
     assert f"--stages.{which}.train.steps 5 overrides 2 in stage 1-sft" in loaded.notes
 
@@ -182,16 +187,16 @@ def test_one_stage_is_addressed_by_number_or_folder(tmp_path: Path, which: str) 
 @pytest.mark.parametrize("which", ["0", "3", "sft", "2-sft"])
 def test_a_stage_that_is_none_is_answered_with_those_there_are(tmp_path: Path, which: str) -> None:
     with pytest.raises(ConfigError, match="named by number or folder, 1-sft, 2-rl"):
-        load(write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5"])
+        load_config(write(tmp_path, STAGED), [f"--stages.{which}.train.steps", "5"])
     with pytest.raises(ConfigError, match="has no stages"):
-        load(overrides=[f"--stages.{which}.train.steps", "5"])
+        load_config(overrides=[f"--stages.{which}.train.steps", "5"])
 
 
 def test_the_demo_takes_its_steps_from_the_command_line() -> None:
     from importlib.resources import files
 
     demo = Path(str(files("covey") / "recipes" / "demo.yaml"))
-    assert [s.config.train.steps for s in load(demo, ["--train.steps", "2"]).stages()] == [2, 2]
+    assert [s.config.train.steps for s in load_config(demo, ["--train.steps", "2"]).stages()] == [2, 2]
 
 
 def test_there_are_at_most_eighty_settings_and_each_says_what_it_does() -> None:
@@ -234,7 +239,7 @@ def test_any_config_is_accepted_or_answered(tmp_path_factory, raw) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
     path.write_text(yaml.safe_dump(raw, allow_unicode=True), encoding="utf-8")
     try:
-        load(path)
+        load_config(path)
     except ConfigError as error:
         assert str(error)
 
@@ -245,7 +250,7 @@ def test_any_bytes_are_accepted_or_answered(tmp_path_factory, content: bytes) ->
     path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
     path.write_bytes(content)
     try:
-        load(path)
+        load_config(path)
     except ConfigError as error:
         assert str(error)
 
@@ -267,9 +272,9 @@ def test_any_bytes_are_accepted_or_answered(tmp_path_factory, content: bytes) ->
 )  # fmt: skip
 def test_absurd_values_are_refused_before_any_work(setting: str) -> None:
     with pytest.raises(ConfigError, match=setting[2:].partition("=")[0]):
-        load(overrides=[setting])
+        load_config(overrides=[setting])
 
 
 def test_a_step_has_no_absurd_number_of_completions() -> None:
     with pytest.raises(ConfigError, match="group_size times prompts_per_step"):
-        load(overrides=["--rollout.group_size=65536", "--rollout.prompts_per_step=65536"])
+        load_config(overrides=["--rollout.group_size=65536", "--rollout.prompts_per_step=65536"])

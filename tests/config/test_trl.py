@@ -12,7 +12,7 @@ import pytest
 
 from covey.config import trl
 from covey.config.algorithm import build_algorithm, describe
-from covey.config.load import key_paths, load
+from covey.config.load import key_paths, load_config
 from covey.errors import ConfigError
 
 CHECKED_IN = set((Path(__file__).parent / "trl_1_16.txt").read_text().split())
@@ -158,7 +158,7 @@ def test_beta_brings_trls_kl() -> None:
 )
 def test_what_trl_ignores_or_covey_cannot_do_is_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(values=given)
+        load_config(values=given)
     assert says in str(caught.value)
     assert next(iter(given)) in str(caught.value) or len(given) > 1
 
@@ -166,7 +166,7 @@ def test_what_trl_ignores_or_covey_cannot_do_is_refused(given: dict[str, Any], s
 def test_names_that_mean_the_same_are_renamed_with_a_note(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("num_generations: 4\nlr_scheduler_type: constant_with_warmup\noptim: adamw_torch_fused\n")
-    loaded = load(file, ["--learning-rate", "1e-5", "--gradient_checkpointing", "true"])
+    loaded = load_config(file, ["--learning-rate", "1e-5", "--gradient_checkpointing", "true"])
     train = loaded.config.train
     assert (loaded.config.rollout.group_size, train.lr, train.schedule) == (4, 1e-5, "constant")
     assert (train.optimizer, train.recompute_layers) == ("adamw", True)
@@ -175,14 +175,14 @@ def test_names_that_mean_the_same_are_renamed_with_a_note(tmp_path: Path) -> Non
     assert any("TRL's default is loss_type: dapo" in note for note in loaded.notes)
     assert loaded.origins["rollout.group_size"] == f"{file}:1"
     with pytest.raises(ConfigError, match="'polynomial' is not here, only linear"):
-        load(overrides=["--lr_scheduler_type", "polynomial"])
+        load_config(overrides=["--lr_scheduler_type", "polynomial"])
     with pytest.raises(ConfigError, match=r"rollout.group_size here, which is set already .*:2.*; keep one"):
         file.write_text("num_generations: 4\nrollout: {group_size: 8}\n")
-        load(file)
+        load_config(file)
 
 
 def test_a_loss_of_trl_is_said_and_stands_alone() -> None:
-    loaded = load(overrides=["--loss_type", "dr_grpo", "--epsilon", "0.1"])
+    loaded = load_config(overrides=["--loss_type", "dr_grpo", "--epsilon", "0.1"])
     assert describe(loaded.algorithm) == describe(
         build_algorithm(trl.algorithm_of({"loss_type": "dr_grpo", "epsilon": 0.1}))
     )
@@ -190,7 +190,7 @@ def test_a_loss_of_trl_is_said_and_stands_alone() -> None:
     assert note.startswith("loss_type, epsilon: TRL's loss")
     assert "clip_low: 0.1, clip_high: 0.1" in note
     with pytest.raises(ConfigError, match=r"--beta: beta and algorithm \(--algorithm\) both say") as caught:
-        load(overrides=["--algorithm", "grpo", "--beta", "0.02"])
+        load_config(overrides=["--algorithm", "grpo", "--beta", "0.02"])
     assert "kl: {estimator: k3, coef: 0.02" in str(caught.value)
 
 
@@ -199,24 +199,24 @@ def test_names_of_trl_inside_stages() -> None:
         {"method": "sft", "max_steps": 3},
         {"num_generations": 4, "loss_type": "grpo", "beta": 0.01, "train": {"updates_per_batch": 2}},
     ]
-    first, second = load(values={"stages": stages, "epsilon": 0.1}).stages()
+    first, second = load_config(values={"stages": stages, "epsilon": 0.1}).stages()
     assert first.config.train.steps == 3
     assert second.config.rollout.group_size == 4
     assert second.algorithm.surrogate.settings["clip_high"] == 0.1
     assert second.algorithm.kl is not None and second.algorithm.kl.coef == 0.01
     with pytest.raises(ConfigError, match=r"stage 1-rl.*for TRL's use_peft write lora"):
-        load(values={"stages": [{"use_peft": True}]})
+        load_config(values={"stages": [{"use_peft": True}]})
 
 
 def test_trls_steps_are_updates() -> None:
-    assert load(overrides=["--max_steps", "8"]).config.train.steps == 8
+    assert load_config(overrides=["--max_steps", "8"]).config.train.steps == 8
     with pytest.raises(ConfigError, match=r"max_steps counts optimizer steps.*here of 4"):
-        load(overrides=["--max_steps", "8", "--num_iterations", "2", "--train.updates_per_batch", "2"])
+        load_config(overrides=["--max_steps", "8", "--num_iterations", "2", "--train.updates_per_batch", "2"])
 
 
 @pytest.mark.parametrize("name", sorted({*trl.INSTEAD, *(n for names in trl.ABSENT.values() for n in names)}))
 def test_no_other_name_is_guessed_at(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(overrides=[f"--{name}", "1"])
+        load_config(overrides=[f"--{name}", "1"])
     assert "did you mean" not in str(caught.value)
     assert f"TRL's {name} " in str(caught.value)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+import covey
 from covey.cli import main
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import ConfigError, CoveyError, DataError
-from covey.inference import evaluate_once, sample_once
+from covey.inference import evaluate_once
 from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
 from tests.train.test_runs import start
 
@@ -84,7 +85,7 @@ def test_the_same_in_supervised_learning_evaluation_and_sampling(tmp_path: Path)
             "rewards": [lambda completion: 1.0],
             "rollout": {"max_tokens": 4},
         }
-        lengths[name] = load(values=settings)
+        lengths[name] = load_config(values=settings)
     evaluate_once(lengths["plain"], RunConsole(quiet=True))
     with pytest.raises(DataError, match="no room for rollout"):
         evaluate_once(lengths["tools"], RunConsole(quiet=True))
@@ -92,9 +93,9 @@ def test_the_same_in_supervised_learning_evaluation_and_sampling(tmp_path: Path)
     with pytest.raises(DataError, match="no room for rollout"):
         start(tmp_path / "run", model=str(model), method="sft", data=data, rewards=(varied,))
     asked = {"prompts": ["1+1="], "max_tokens": 2, "chat": True}
-    assert sample_once(str(model), **asked)
+    assert covey.sample(str(model), **asked)
     with pytest.raises(CoveyError):
-        sample_once(str(model), **asked, chat_template_kwargs={"tools": ["no schema"]})
+        covey.sample(str(model), **asked, chat_template_kwargs={"tools": ["no schema"]})
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_what_the_model_is_not_told_of_is_said_once(
     model = model_with(tmp_path / "model", CHAT_TEMPLATE)
     data = {"train": tmp_path / "rows.jsonl", "test": tmp_path / "rows.jsonl", **settings}
     values = {"model": str(model), "data": data, "rewards": [lambda completion: 1.0]}
-    evaluate_once(load(values={**values, "rollout": {"max_tokens": 2}}), RunConsole())
+    evaluate_once(load_config(values={**values, "rollout": {"max_tokens": 2}}), RunConsole())
     assert capsys.readouterr().out.count(says) == 1
 
 

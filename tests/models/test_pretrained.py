@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.errors import ConfigError
 from covey.models.load import load_policy, save_policy
 from covey.runs.atomic import committed_folder
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path) -> Any:
-    return load_policy(load(values={"model": str(folder), "device": "cpu"}).config, folder)
+    return load_policy(load_config(values={"model": str(folder), "device": "cpu"}).config, folder)
 
 
 def weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

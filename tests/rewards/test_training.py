@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import SandboxUnavailable
 from covey.sandbox.choice import choose
@@ -27,7 +27,9 @@ def trained(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> tuple[
     rollout = {"group_size": 4, "prompts_per_step": 4, "max_tokens": 32, "temperature": 1.3}
     values = {"data": {"train": folder / "rows.jsonl"}, "rollout": rollout, "threads": 1, "stages": STAGES}
     run_pipeline(
-        load(values={**values, **settings, "output": folder / "run"}), RunConsole(quiet=True), StopSignal()
+        load_config(values={**values, **settings, "output": folder / "run"}),
+        RunConsole(quiet=True),
+        StopSignal(),
     )
     stage = folder / "run" / "2-rl"
     metrics = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]

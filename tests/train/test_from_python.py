@@ -17,7 +17,7 @@ import yaml
 
 import covey
 from covey.cli import main
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.config.usercode import load_function
 from covey.errors import ConfigError
 
@@ -150,5 +150,5 @@ def test_functions_of_packages_are_named_by_their_import_path(tmp_path: Path) ->
         load_function("judges_of_yours:half", tmp_path)
     with pytest.raises(ConfigError, match="defines no function 'whole'; it has half"):
         load_function("judges_of_mine.rewards:whole", tmp_path)
-    loaded = load(values={"rewards": [load_function("judges_of_mine.rewards:half", tmp_path)]})
+    loaded = load_config(values={"rewards": [load_function("judges_of_mine.rewards:half", tmp_path)]})
     assert callable(loaded.config.rewards[0])

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.train.test_runs import FAST, StopAt, alike, fingerprint, interrupted, start
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
@@ -363,7 +363,7 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     assert saved["guards"]["kl_level"] == 1
     start(tmp_path / "parts", **settings)
     assert read(tmp_path / "whole", "events.jsonl") == read(tmp_path / "parts", "events.jsonl")
-    loaded = load(values={**FAST, "output": tmp_path / "refused"})
+    loaded = load_config(values={**FAST, "output": tmp_path / "refused"})
     run = set_up(loaded, RunConsole(quiet=True), StopSignal())
     run.rewards.refused["varied"] = 2
     run.advance(1)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import policy_of
 
 from covey.cli import main
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.models.load import save_policy
 from covey.models.reward import reward_model
 from covey.rewards.base import BUILT_IN, Reward, Rewards
@@ -167,7 +167,7 @@ def test_the_models_of_rewards_are_files_of_the_run_only_where_they_are_loaded(p
     def judged(name: str, **settings: str) -> Reward:
         return Reward(name, BUILT_IN.get(name, reward_model), settings=settings)
 
-    loaded = load(values={"model": "tiny"}, folder=project)
+    loaded = load_config(values={"model": "tiny"}, folder=project)
     rewards = Rewards([judged("judge", model="of-some-server"), judged("scorer", model="model")])
     assert {n.partition("/")[0] for n in inventory(loaded, rewards)} == {"scorer", "covey's own code"}
 

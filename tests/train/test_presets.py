@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.train.test_runs import alike, fingerprint, interrupted, metrics_of, start, varied
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import ConfigError
 from covey.sampling.base import Sampled
@@ -52,7 +52,7 @@ def test_completions_without_a_step_teach_nothing_and_end_nothing(tmp_path: Path
 @pytest.mark.parametrize("name", sorted(NEED_A_CRITIC))
 def test_presets_with_a_critic_are_refused_with_the_reason(name: str) -> None:
     with pytest.raises(ConfigError, match="needs a critic's values"):
-        load(values={"algorithm": name})
+        load_config(values={"algorithm": name})
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute", "full"])
@@ -226,4 +226,4 @@ def test_an_unreliable_judge_is_announced_repeatable_and_kept_out_of_evaluations
 
 def test_a_judge_that_is_wrong_more_often_than_right_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"scoring\.noise"):
-        load(values={"scoring": {"noise": 0.6}})
+        load_config(values={"scoring": {"noise": 0.6}})

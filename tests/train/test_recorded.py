@@ -10,7 +10,7 @@ import yaml
 from tests.train.test_runs import StopAt
 
 from covey.cli import main
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.inference import evaluate_once
@@ -45,7 +45,7 @@ def trained(project: Path, stop_at: int = 0, **changes: object) -> Path:
     """The folder of a run that was started from a file of the project."""
     output = project / "run"
     (project / "run.yaml").write_text(yaml.safe_dump({**CONFIG, "output": str(output), **changes}))
-    loaded = load(project / "run.yaml")
+    loaded = load_config(project / "run.yaml")
     if stop_at:
         with pytest.raises(Stopped):
             run_pipeline(loaded, RunConsole(quiet=True), StopAt(stop_at))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.conftest import policy_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from covey.config.load import load
+from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import DataError, GuardStop, Stopped
 from covey.models.load import save_policy
@@ -48,7 +48,7 @@ def start(
         k: {**FAST[k], **settings.pop(k, {})} if isinstance(FAST[k], dict) else settings.pop(k, FAST[k])
         for k in FAST
     }
-    loaded = load(values={**merged, **settings, "output": output})
+    loaded = load_config(values={**merged, **settings, "output": output})
     return run_pipeline(loaded, RunConsole(quiet=True), stop or StopSignal(), options)
 
 
@@ -255,7 +255,7 @@ def test_what_needs_held_out_problems_is_refused_without_them(
 def test_a_run_that_did_not_learn_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {**FAST, "train": {"steps": 2, "lr": 0.0}, "eval": {"problems": 128, "samples": 1}}
     data = {**FAST["data"], "test_size": 128}
-    loaded = load(values={**values, "data": data, "algorithm": "grpo", "output": tmp_path / "run"})
+    loaded = load_config(values={**values, "data": data, "algorithm": "grpo", "output": tmp_path / "run"})
     (result,) = run_pipeline(loaded, RunConsole(), StopSignal())
     assert result.verdict is not None
     assert result.verdict.word == "did not learn"

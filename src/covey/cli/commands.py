@@ -210,10 +210,10 @@ def sample(
     :param system: With --chat: the system message before them.
     :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
     """
-    from covey.inference import sample_once
+    from covey import api
 
     arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
-    completions = sample_once(model, prompts, n, max_tokens, temperature, chat, seed, system, arguments)
+    completions = api.sample(model, prompts, n, max_tokens, temperature, chat, seed, system, arguments)
     by_prompt = list(zip(prompts, completions, strict=True))
     _print(as_json, dict(by_prompt), (f"{prompt}{text}" for prompt, texts in by_prompt for text in texts))
     return 0
@@ -268,9 +268,9 @@ def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = 
 
         loaded = (load_run if trained else load_recorded)(config, settings)
     else:
-        from covey.config.load import load
+        from covey.config.load import load_config
 
-        loaded = load(config, settings)
+        loaded = load_config(config, settings)
     _tell(as_json, (f"note: {note}" for note in loaded.notes))
     return loaded
 

@@ -13,13 +13,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
+from inspect import isfunction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from covey.config.given import recorded_name
 from covey.config.unknown import meant, near
-from covey.config.usercode import load_function
+from covey.config.usercode import load_function, name_of
 from covey.errors import ConfigError
 from covey.objective.algorithms import AXES, PRESETS, Algorithm, Entropy
 from covey.objective.choice import Choice, data_names
@@ -54,13 +57,13 @@ def build_algorithm(spec: str | Mapping[str, Any], folder: Path = Path()) -> Alg
 
 
 def _mapping(where: str, value: Any) -> dict[str, Any]:
-    """A name is short for a mapping with nothing but that name."""
-    if isinstance(value, str):
+    """A name, or a function, is short for a mapping with nothing but that name."""
+    if isinstance(value, str) or (callable(value) and where != "algorithm"):
         return {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {value!r} is neither a name nor a mapping of settings")
-    if not isinstance(value.get("name", ""), str):
-        raise ConfigError(f"{where}.name: {value['name']!r} is no name")
+    if not (isinstance(name := value.get("name", ""), str) or callable(name)):
+        raise ConfigError(f"{where}.name: {name!r} is no name")
     return {str(key): v for key, v in value.items()}
 
 
@@ -73,7 +76,7 @@ def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
         known = inspect.signature(Algorithm, eval_str=True).parameters
         return _validated("algorithm.old", known["old"], value)
     if axis == "multipliers":
-        items = [value] if isinstance(value, str | Mapping) else value
+        items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
             raise ConfigError(f"algorithm.multipliers: {value!r} is not a list of multipliers")
         return tuple(_choice(axis, None, item, folder) for item in items)
@@ -93,21 +96,37 @@ def _choice(axis: str, current: Choice | None, value: Any, folder: Path) -> Choi
     return Choice(function, _checked(f"algorithm.{axis}", function, settings))
 
 
-def _function(axis: str, name: str, folder: Path) -> Callable[..., Any]:
-    if ":" in name:
-        function = load_function(name, folder)
-        offered = OFFERED[axis]
-        for asked in data_names(function):
-            if asked not in offered:
-                raise ConfigError(
-                    f"algorithm.{axis}: {name} asks for {asked!r}, which is no data of this axis"
-                    f"{hint(asked, offered)}; settings stand after a * in its signature"
-                )
-        return function
+def _function(axis: str, named: str | Callable[..., Any], folder: Path) -> Callable[..., Any]:
     known = _names(axis)
-    if name not in known:
-        raise ConfigError(f"algorithm.{axis}: {name!r} is unknown{hint(name, known)}")
-    return known[name]
+    if callable(named) and named in known.values():
+        return named
+    if isinstance(named, str) and ":" not in named:
+        if named not in known:
+            raise ConfigError(f"algorithm.{axis}: {named!r} is unknown{hint(named, known)}")
+        return known[named]
+    function = load_function(named, folder) if isinstance(named, str) else _own(named, folder)
+    name = named if isinstance(named, str) else name_of(named)
+    try:
+        names = data_names(function)
+    except (TypeError, ValueError):
+        raise ConfigError(f"algorithm.{axis}: {name} does not say what data it asks for") from None
+    for asked in names:
+        if asked not in OFFERED[axis]:
+            raise ConfigError(
+                f"algorithm.{axis}: {name} asks for {asked!r}, which is no data of this axis"
+                f"{hint(asked, OFFERED[axis])}; settings come after a * in its signature"
+            )
+    return function
+
+
+def _own(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    """A function that Python gave, with its name in a config; an object that is called, as a function."""
+    named: Any = function
+    if not isfunction(function):
+        named = partial(function)
+        named.__name__ = name_of(function)
+    named.__covey_name__ = recorded_name(function, folder)
+    return cast("Callable[..., Any]", named)
 
 
 def _names(axis: str) -> dict[str, Callable[..., Any]]:
@@ -134,10 +153,10 @@ def _checked(where: str, function: Callable[..., Any], settings: Mapping[str, An
     try:
         known = parameters_of(function)
     except NameError as error:
-        raise ConfigError(f"{where}: the annotations of {function.__name__} use {error.name!r}") from None
+        raise ConfigError(f"{where}: the annotations of {name_of(function)} use {error.name!r}") from None
     for key in settings:
         if key not in known:
-            raise ConfigError(f"{where}.{key}: {function.__name__} has no such setting{hint(key, known)}")
+            raise ConfigError(f"{where}.{key}: {name_of(function)} has no such setting{hint(key, known)}")
     return {key: _validated(f"{where}.{key}", known[key], value) for key, value in settings.items()}
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -19,16 +18,14 @@ from pydantic.fields import FieldInfo
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, build_algorithm, describe
 from covey.config.contradictions import of_config, updates_of
+from covey.config.given import plain, refuse_lost
 from covey.config.layers import Layers, Setting
 from covey.config.schema import Config, Section
 from covey.config.unknown import explained
-from covey.config.usercode import name_of, spec_of
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
 
 MAX_BYTES = 1 << 20
-OBJECT = "an object in Python: "
-"""In a recorded config, before the name of something that no file can hold."""
 
 
 @dataclass
@@ -53,7 +50,7 @@ class Loaded:
         return list(self.of_stages) or [self]
 
 
-def load(
+def load_config(
     file: Path | None = None,
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
@@ -63,13 +60,13 @@ def load(
 
     Relative paths are looked for in ``folder``; by default the file's, without one the working directory.
 
-    >>> load(overrides=["--train.lr", "3e-4"]).config.train.lr
+    >>> load_config(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
     """
     layers = Layers(*read_yaml(file)) if file is not None else Layers({}, {})
     layers.add(_items(values or {}), over_stages="stages" not in (values or {}))
     layers.add(_options(overrides))
-    _refuse_lost_objects(layers.raw)
+    refuse_lost(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     where = str(file) if file else "config"
     loaded = _validate(layers.raw, layers.origins, folder, where, layers.per_update)
@@ -303,7 +300,7 @@ def _section(known: FieldInfo) -> type[Section] | None:
 
 def resolved(loaded: Loaded) -> dict[str, Any]:
     """The whole config as plain values, defaults and the algorithm's axes spelled out."""
-    values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages"}))
+    values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
     values["algorithm"] = describe(loaded.algorithm)
     if loaded.before is not None:  # so that a pipeline may be moved
@@ -326,41 +323,3 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def plain(value: Any, folder: Path) -> Any:
-    """A value from Python as a file can hold it; functions by where they are found from ``folder``.
-
-    What no file can hold becomes a text that ``load`` refuses by name.
-    """
-    if isinstance(value, Mapping):
-        return {plain(k, folder): plain(v, folder) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v, folder) for v in value]
-    if isinstance(value, Path):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    return spec_of(value, folder) or f"{OBJECT}{name_of(value)}"
-
-
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.items() if isinstance(value, Mapping) else value:
-            yield from _texts(item)
-
-
-def _refuse_lost_objects(raw: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a recorded config stands for something that only Python had."""
-    for key, value in raw.items():
-        if lost := [text.removeprefix(OBJECT) for text in _texts(value) if text.startswith(OBJECT)]:
-            run = str(raw.get("output", ""))
-            raise ConfigError(
-                f"{key}: `{lost[0]}` was given to this run as an object in Python, which no file can hold. "
-                f"Give it again from Python: covey.resume({run!r}, {key}=[...]) or covey.evaluate({run!r}, "
-                f"{key}=[...]). A function of a .py file needs none of this"
-            )

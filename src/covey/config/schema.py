@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from covey.config.given import GivenModel, GivenRows, or_given
 
 MANY = 10_000_000
 """Of problems or tokens: more is a slip of the keyboard."""
@@ -33,8 +35,12 @@ class Data(Section):
     """Where problems come from: a built-in task, or files with one problem a row."""
 
     task: str | None = Field(None, description="Built-in generated task: `last_digit`, `sums`, ...")
-    train: Path | None = Field(None, description="File of training problems: JSONL, JSON, CSV or parquet.")
-    test: Path | None = Field(None, description="The same for held-out problems.")
+    train: Annotated[Path | GivenRows | None, or_given(Path | None)] = Field(
+        None, description="File of training problems: JSONL, JSON, CSV or parquet; from Python rows, too."
+    )
+    test: Annotated[Path | GivenRows | None, or_given(Path | None)] = Field(
+        None, description="The same for held-out problems."
+    )
     prompt: str = Field("prompt", description="Column with the prompt: text or chat messages.")
     completion: str = Field("completion", description="Column with the answer to imitate (sft).")
     answer: str | None = Field(
@@ -201,7 +207,9 @@ class Lora(Section):
 class Config(Section):
     """One run, or one stage of it."""
 
-    model: str = Field("tiny", description="Hub id, folder, or `tiny`: built on the spot.")
+    model: Annotated[str | GivenModel, or_given(str)] = Field(
+        "tiny", description="Hub id, folder, or `tiny`: built on the spot; from Python a model, too."
+    )
     method: Literal["rl", "sft"] = Field("rl", description="Reinforcement or supervised learning.")
     output: Path = Field(Path("runs/run"), description="Folder of the run.")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Of every random draw.")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from covey.config.given import plain
 from covey.config.layers import merge
-from covey.config.load import Loaded, load, plain
+from covey.config.load import Loaded, load_config
 from covey.errors import START, ConfigError
 from covey.integrity import read_record
 
@@ -25,7 +26,7 @@ class Start:
 
     def load(self) -> Loaded:
         """The checked config. Raises ConfigError."""
-        return load(self.config, self.settings, self.values, self.folder)
+        return load_config(self.config, self.settings, self.values, self.folder)
 
     def changed(self, settings: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Start:
         """The same with further settings, which win."""

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from huggingface_hub import try_to_load_from_cache
 
+from covey.config.given import GivenModel, GivenRows
 from covey.config.load import Loaded
 from covey.estimates import Evaluation
 from covey.insight.verdict import Verdict
@@ -107,14 +108,14 @@ def _inputs(example: Problem) -> str:
 def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
     """The card's head, as the hub reads it."""
     config = loaded.config
-    of_base = _head_of(config.model, loaded.folder)
+    of_base = _head_of(_name(loaded), loaded.folder)
     tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else ["sft"]
     head = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
         "base_model": _source(loaded) if adapter else _ancestor(loaded),
         **{k: of_base.get(k) for k in ("license", "license_name", "license_link")},
-        "datasets": [config.data.train.name] if config.data.train else None,
+        "datasets": [config.data.train.name] if isinstance(config.data.train, Path) else None,
         "tags": ["covey", *tags],
     }
     return {k: v for k, v in head.items() if v is not None}
@@ -122,16 +123,22 @@ def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
 
 def _source(loaded: Loaded) -> str | None:
     """The model the run began with, as it can be loaded from anywhere; None for `tiny`."""
-    name = loaded.config.model
+    name = _name(loaded)
     folder = _folder(name, loaded.folder)
     return str(folder.resolve()) if folder else name if name != "tiny" else None
 
 
 def _ancestor(loaded: Loaded) -> str | None:
     """The model it all began with: of a run that began with another run's model, that one's."""
-    head = _head_of(loaded.config.model, loaded.folder)
-    ours = _folder(loaded.config.model, loaded.folder) and "covey" in (head.get("tags") or ())
+    head = _head_of(_name(loaded), loaded.folder)
+    ours = _folder(_name(loaded), loaded.folder) and "covey" in (head.get("tags") or ())
     return head.get("base_model") if ours else _source(loaded)
+
+
+def _name(loaded: Loaded) -> str:
+    """The model's folder or hub id; of an object, what it was loaded from."""
+    model = loaded.config.model
+    return model.source or "tiny" if isinstance(model, GivenModel) else model
 
 
 def _folder(model: str, folder: Path) -> Path | None:
@@ -152,6 +159,8 @@ def _head_of(model: str, folder: Path) -> dict[str, Any]:
 
 def _data(loaded: Loaded) -> str:
     data = loaded.config.data
+    if isinstance(data.train, GivenRows):
+        return data.train.name
     return f"`{data.train.name}`" if data.train else f"the task `{data.task}`"
 
 

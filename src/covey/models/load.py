@@ -19,8 +19,11 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from covey.config.schema import Config, Lora
+from covey.config.given import GivenModel
+from covey.config.load import Loaded
+from covey.config.schema import Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
+from covey.models.given import checked_model, take_weights
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy
@@ -30,25 +33,26 @@ from covey.models.tiny import build_model, build_tokenizer
 transformers.utils.logging.disable_progress_bar()
 
 
-def load_policy(
-    config: Config, folder: Path, texts: Iterable[str] = (), checkpoint: Path | None = None
-) -> Policy:
-    """The policy a config asks for, with the weights of a checkpoint if one is given.
+def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
+    """The policy a config asks for, with the weights of its checkpoint if it has one.
 
-    ``texts`` train the tokenizer of `tiny`.
-
-    Raises ConfigError for an unknown model, a missing end-of-sequence or chat template.
+    ``texts`` train the tokenizer of `tiny`. Raises ConfigError for an unknown model or one without an
+    end-of-sequence token.
     """
-    device = pick_device(config.device)
-    if config.model == "tiny":
-        tokenizer: PreTrainedTokenizerBase = build_tokenizer(texts)
-        model: PreTrainedModel = build_model(tokenizer, config.seed)
+    config = loaded.config
+    device, own = pick_device(config.device), None
+    if isinstance(config.model, GivenModel):
+        model, tokenizer = checked_model(config.model)
+        own = model.dtype
+        if loaded.before is not None:  # a run that goes on here may have done that stage elsewhere
+            take_weights(config.model, loaded.before / "final")
+    elif config.model == "tiny":
+        tokenizer = build_tokenizer(texts)
+        model = build_model(tokenizer, config.seed)
     else:
-        model, tokenizer = _pretrained(config.model, folder)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype)
-    model = model.to(
-        device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    )
+        model, tokenizer = _pretrained(config.model, loaded.folder)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
+    model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
     policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
     if not policy.end_ids:
         raise ConfigError(
@@ -62,8 +66,8 @@ def load_policy(
                 "which keep everything; a smaller train.tokens_per_micro_batch saves memory too"
             )
         policy.decoder.recompute = True
-    if checkpoint is not None:
-        policy.load_weights(checkpoint)
+    if loaded.checkpoint is not None:
+        policy.load_weights(loaded.checkpoint)
     return policy
 
 

@@ -70,6 +70,11 @@ def check_whole(model: PreTrainedModel, found: dict[str, Any], source: str) -> N
             f"model: {source}: its config.json has no place for {_named(further)} in its weights: there are "
             "more layers than it says"
         )
+    check_finite(model, source)
+
+
+def check_finite(model: PreTrainedModel, source: str) -> None:
+    """Raise ConfigError if a weight is not a number."""
     for name, weight in model.state_dict().items():
         if weight.is_floating_point() and not bool(weight.isfinite().all()):
             raise ConfigError(f"model: {source}: {name} has values that are not finite")

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from covey import types
+from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.integrity import digest_of
-from covey.models.load import model_files
+from covey.models.given import checked_model
+from covey.models.load import model_files, weights_hash
 from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
@@ -37,12 +39,16 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     chosen = [*loaded.algorithm.choices, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
     functions = [f.function for f in (*rewards, *chosen)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
-    if loaded.config.model != "tiny":
-        files |= _of_model("model", loaded.config.model, loaded.folder)
+    model, given = loaded.config.model, dict[str, str]()
+    if isinstance(model, GivenModel):
+        given = _of_given(model, adapters=loaded.config.lora is not None)
+    elif model != "tiny":
+        files |= _of_model("model", model, loaded.folder)
     for reward in rewards:
         if inspect.unwrap(reward.function).__module__ == LEARNED:
             files |= _of_model(reward.name, reward.settings["model"], loaded.folder)
-    return {name: digest_of(path) for name, path in sorted(files.items())} | {"covey's own code": _own_code()}
+    digests = {name: digest_of(path) for name, path in sorted(files.items())}
+    return digests | given | {"covey's own code": _own_code()}
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
@@ -131,6 +137,18 @@ def _module(parts: list[str], places: Iterable[Path]) -> Iterator[Path]:
 
 def _of_model(role: str, name: str, folder: Path) -> dict[str, Path]:
     return {f"{role}/{file}": path for file, path in model_files(name, folder).items()}
+
+
+def _of_given(given: GivenModel, adapters: bool) -> dict[str, str]:
+    """What a checkpoint takes from a model that is an object: with adapters its weights, always its shape."""
+    model, tokenizer = checked_model(given)
+    texts = {
+        "model/config.json": model.config.to_json_string(use_diff=False),
+        "model/tokenizer": json.dumps([tokenizer.get_vocab(), tokenizer.chat_template], sort_keys=True),
+    }
+    found = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    weights = {k: v for k, v in model.state_dict().items() if "lora_" not in k}
+    return found | ({"model/weights": weights_hash(weights)} if adapters else {})
 
 
 def _own_code() -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.load import Loaded, load, read_yaml
+from covey.config.load import Loaded, load_config, read_yaml
 from covey.config.schema import Config
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
@@ -24,17 +24,18 @@ def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, A
     While it has not ended, that is the newest checkpoint. Overrides and values win, also for `model`. Raises
     ConfigError where there is no run, or no model yet.
     """
-    stage = last_stage(folder)
-    loaded = load_recorded(stage, overrides, values)
-    if "model" in (values or {}) or loaded.origins.get("model", "").startswith("--"):
+    stage, values = last_stage(folder), values or {}
+    final = stage / "final"
+    newest = None if final.is_dir() else latest_checkpoint(stage)[0]
+    whole = final if final.is_dir() else newest if newest and (newest / "config.json").is_file() else None
+    found = {"model": str(whole.resolve())} if whole else {}  # a checkpoint of adapters is no model by itself
+    loaded = load_recorded(stage, overrides, {**found, **values})
+    if final.is_dir() or "model" in values or loaded.origins.get("model", "").startswith("--"):
         return loaded
-    if (final := stage / "final").is_dir():
-        return replace(loaded, config=loaded.config.model_copy(update={"model": str(final.resolve())}))
-    newest, _ = latest_checkpoint(stage)
     if newest is None:
         raise ConfigError(f"{stage}: no model yet: neither final/ nor a whole checkpoint; let it train on")
     loaded.notes.append(f"{stage} has not ended: this is {newest.name}")
-    return replace(loaded, checkpoint=newest)
+    return loaded if whole else replace(loaded, checkpoint=newest)
 
 
 def load_recorded(
@@ -46,9 +47,10 @@ def load_recorded(
         raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
-    loaded = load(folder / "config.yaml", overrides, values, here)
-    if BEFORE.fullmatch(loaded.config.model):  # of a pipeline's stage: from wherever the pipeline lies now
-        model = str((folder / loaded.config.model).resolve())
+    loaded = load_config(folder / "config.yaml", overrides, values, here)
+    recorded_model = str(loaded.config.model)
+    if BEFORE.fullmatch(recorded_model):  # of a pipeline's stage: from wherever the pipeline lies now
+        model = str((folder / recorded_model).resolve())
         loaded = replace(loaded, config=loaded.config.model_copy(update={"model": model}))
     if here != origin:
         loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {here}")

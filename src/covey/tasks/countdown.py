@@ -1,25 +1,18 @@
-"""Countdown: combine three numbers with + - * to reach a target. Many answers are right.
+"""Countdown: combine three numbers with + - * to reach a target. Many answers are correct.
 
 The verifier computes the expression itself, so the model is free to find its own.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from covey.rewards.extract import tagged
+from covey.rewards.steps import calculated
 from covey.tasks.generated import Task
-
-OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
 
 
 def countdown(rng: random.Random) -> dict[str, Any]:
@@ -48,35 +41,22 @@ def reaches_target(completion: str, numbers: Sequence[int], target: int) -> floa
 
 
 def compute(expression: str) -> int | None:
-    """The value of integers combined by + - * and parentheses, or None. A parser, not eval.
+    """The value of integers combined by + - * and parentheses, or None.
 
     >>> compute("(7-2)*3"), compute("7-2*3"), compute("7-(2*3"), compute("__import__")
     (15, 1, None, None)
     """
-    tokens = re.findall(r"\d+|[-+*()]", expression)
-    if "".join(tokens) != expression.replace(" ", "") or not 0 < len(tokens) < 100:
+    compact = expression.replace(" ", "")
+    # A sign before a number is no operator of the game, unless it is a minus.
+    if not re.fullmatch(r"[-+*()\d]+", compact) or re.search(r"(^|[-+*(])\+", compact):
         return None
-    try:
-        plain = " ".join(str(int(t)) if t.isdecimal() else t for t in tokens)
-        return _value(ast.parse(plain, mode="eval").body)
-    except (SyntaxError, ValueError):
-        return None
-
-
-def _value(node: ast.expr) -> int:
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.UnaryOp(op=ast.USub()):
-            return -_value(node.operand)
-        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult()):
-            return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("no arithmetic")
+    value = calculated(expression)
+    return None if value is None else int(value)
 
 
 COUNTDOWN = Task(
     "countdown",
-    "reach a target with three numbers and + - *; any right expression counts",
+    "reach a target with three numbers and + - *; any correct expression counts",
     countdown,
     ({reaches_target: 1.0}, {"answer_format": 0.1}),
 )

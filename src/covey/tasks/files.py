@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from covey.config.given import GivenRows
 from covey.config.schema import Data
 from covey.errors import DataError
 from covey.types import Problem
@@ -27,9 +28,21 @@ def read_problems(file: Path, data: Data) -> list[Problem]:
 
     Raises DataError naming the file, the line and the column.
     """
-    problems = [_problem(file, line, row, data) for line, row in rows(file)]
+    problems = [_problem(f"{file}:{line}", f"{file.name}:{line}", row, data) for line, row in rows(file)]
     if not problems:
         raise DataError(f"{file}: no rows; one JSON object per line is expected")
+    return problems
+
+
+def given_problems(given: GivenRows, data: Data) -> list[Problem]:
+    """Rows that Python gave as problems, ids `train:1`, ...; the same is asked of them as of a file's."""
+    problems = []
+    for number, row in enumerate(given.rows, start=1):
+        where = f"{given.key}: row {number}"
+        identifier = f"{given.key.removeprefix('data.')}:{number}"
+        problems.append(_problem(where, identifier, _row(row, where), data))
+    if not problems:
+        raise DataError(f"{given.key}: no rows; dicts are expected, each with a prompt")
     return problems
 
 
@@ -74,18 +87,18 @@ def _parsed(text: str | bytes, where: str) -> Any:
         raise DataError(f"{where}: not valid JSON: {str(error)[:200]}") from None
 
 
-def _row(row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, dict):
+def _row(row: object, where: str) -> dict[str, Any]:
+    if not isinstance(row, Mapping):
         hint = "; name a file that is one list .json" if isinstance(row, list) else ""
         raise DataError(f"{where}: a row is a JSON object, this is a {type(row).__name__}{hint}")
     try:
-        json.dumps(row, ensure_ascii=False).encode()
+        json.dumps(dict(row), ensure_ascii=False, default=str, skipkeys=True).encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where}: half of a surrogate pair (\\u{ord(error.object[error.start]):04x}), which is "
             "no character; repair the text"
         ) from None
-    return row
+    return dict(row)
 
 
 def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -125,8 +138,7 @@ def _unique(file: Path, columns: Sequence[str]) -> None:
             raise DataError(f"{file}: {count} columns are called {name!r}; rename all but one")
 
 
-def _problem(file: Path, line: int, row: dict[str, Any], data: Data) -> Problem:
-    where = f"{file}:{line}"
+def _problem(where: str, identifier: str, row: dict[str, Any], data: Data) -> Problem:
     if data.prompt not in row:
         raise DataError(
             f"{where}: no column {data.prompt!r}; it has {', '.join(map(repr, row))}. "
@@ -148,7 +160,7 @@ def _problem(file: Path, line: int, row: dict[str, Any], data: Data) -> Problem:
     if size > LONGEST_PROMPT:
         raise DataError(f"{where}: the prompt has {size:,} bytes; {LONGEST_PROMPT:,} are allowed. Shorten it")
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
-    return Problem(f"{file.name}:{line}", prompt, columns, template)
+    return Problem(identifier, prompt, columns, template)
 
 
 def _prompt(where: str, prompt: Any, data: Data) -> Any:

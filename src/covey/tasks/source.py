@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covey.config.given import GivenRows
 from covey.config.load import Loaded
 from covey.errors import ConfigError
 from covey.tasks import TASKS, gym
-from covey.tasks.files import read_problems
+from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.types import Problem
 
@@ -39,15 +40,21 @@ def load_problems(loaded: Loaded) -> Source:
         return Source(train, problems(task, "test", data.test_size), task.rewards)
     if data.train is None:
         raise ConfigError("data: nothing to train on; set data.train to a file or data.task to a task")
-    train = read_problems(_resolve(data.train, loaded.folder), data)
-    test = read_problems(_resolve(data.test, loaded.folder), data) if data.test else []
+    train, test = (_read(where, loaded) if where is not None else [] for where in (data.train, data.test))
     return Source(train, test[: data.test_size])
+
+
+def _read(where: Path | GivenRows, loaded: Loaded) -> list[Problem]:
+    data = loaded.config.data
+    if isinstance(where, GivenRows):
+        return given_problems(where, data)
+    return read_problems(_resolve(where, loaded.folder), data)
 
 
 def data_files(loaded: Loaded) -> list[Path]:
     """The data files of a config."""
     data = loaded.config.data
-    return [_resolve(path, loaded.folder) for path in (data.train, data.test) if path is not None]
+    return [_resolve(path, loaded.folder) for path in (data.train, data.test) if isinstance(path, Path)]
 
 
 def _resolve(path: Path, folder: Path) -> Path:

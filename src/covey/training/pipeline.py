@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.contradictions import notes_on, updates_of
+from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.console import RunConsole, duration
 from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
@@ -18,6 +19,7 @@ from covey.insight.explain import explain, no_signal, settings_of
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge
 from covey.integrity import damage, read_record, sealed
+from covey.models.given import lent, take_weights
 from covey.models.load import save_policy
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
@@ -68,15 +70,17 @@ def run_pipeline(
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
-        with caller_restored():
+        with caller_restored(), lent(placed.config.model):
             results.append(done or run_stage(placed, console, stop, options))
+        if done is not None and number == len(stages):
+            take_weights(placed.config.model, done.folder / "final")
     return results
 
 
 def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
     """A stage's config with a folder of its own and the model the stage before it left."""
     changes: dict[str, object] = {"output": stage.config.output / f"{number}-{stage.config.method}"}
-    if before:
+    if before and not isinstance(stage.config.model, GivenModel):
         changes["model"] = str((before[-1].folder / "final").resolve())
     config = stage.config.model_copy(update=changes)
     return replace(stage, config=config, before=before[-1].folder if before else None)

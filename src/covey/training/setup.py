@@ -51,7 +51,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
             rewards.put(replace(reward, function=faulty, home=None))
     source = checked(source, rewards, config, console)
     set_process(config)
-    policy = load_policy(config, loaded.folder, texts_of(source, config), loaded.checkpoint)
+    policy = load_policy(loaded, texts_of(source, config))
     rewards.extra["decode"] = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     for note in unseen_by_model(policy, [*source.train, *source.test], config):

@@ -1,0 +1,163 @@
+"""What Python gives as an object where a file has a name: a model with its tokenizer, rows, functions.
+
+A record of the run holds a text in place of an object; whoever reads the record gives the object again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+from pydantic import GetPydanticSchema
+from pydantic_core import core_schema
+
+from covey.config.usercode import name_of, spec_of
+from covey.errors import ConfigError
+
+OBJECT = "an object in Python: "
+"""In a recorded config, before the name of something that no file can hold."""
+
+
+class Given:
+    """An object on its way through a config; as a text it is what a record says of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return OBJECT + self.name
+
+    __repr__ = __str__
+
+
+class GivenModel(Given):
+    """A transformers model and its tokenizer. It is trained in place."""
+
+    def __init__(self, model: object, tokenizer: object) -> None:
+        super().__init__(name_of(model))
+        self.model, self.tokenizer = model, tokenizer
+        self.source = str(getattr(getattr(model, "config", None), "_name_or_path", ""))
+        """The folder or hub id it was loaded from; "" if none."""
+
+
+class GivenRows(Given):
+    """Rows of data, held as a sequence, because an iterator can be read only once."""
+
+    def __init__(self, key: str, rows: Iterable[object]) -> None:
+        self.rows: Sequence[object] = rows if isinstance(rows, Sequence) else list(rows)
+        self.key = key
+        super().__init__(f"{len(self.rows)} rows")
+
+
+def or_given(kind: object) -> GetPydanticSchema:
+    """Lets a field of type ``kind`` hold what was given as an object, too."""
+
+    def pass_given(value: object, check: core_schema.ValidatorFunctionWrapHandler) -> object:
+        return value if isinstance(value, Given) else check(value)
+
+    return GetPydanticSchema(
+        lambda _, schema: core_schema.no_info_wrap_validator_function(
+            pass_given, schema(kind), serialization=core_schema.to_string_ser_schema()
+        )
+    )
+
+
+def with_given(settings: Mapping[str, object]) -> dict[str, object]:
+    """Python's settings with `model` and `tokenizer`, `data`, `data.train` and `data.test` as Given objects.
+
+    Those of `stages` too. Raises ConfigError for a model without a tokenizer, and the other way round.
+    """
+    settings = dict(settings)
+    model, tokenizer = settings.get("model"), settings.pop("tokenizer", None)
+    is_object = not (model is None or isinstance(model, str | Path | bool | int | float | list | Mapping))
+    if is_object and tokenizer is None and not isinstance(model, Given):
+        raise ConfigError(
+            f"model: {name_of(model)} comes without its tokenizer: covey.train(model=..., tokenizer=...)"
+        )
+    if tokenizer is not None and not is_object:
+        raise ConfigError(
+            "tokenizer: it is for a model that is given as an object; a model's folder or hub id has its own"
+        )
+    if is_object and not isinstance(model, Given):
+        settings["model"] = GivenModel(model, tokenizer)
+    elif isinstance(model, Path):
+        settings["model"] = str(model)
+    if "data" in settings:
+        settings["data"] = _data(settings["data"])
+    if isinstance(stages := settings.get("stages"), list | tuple):
+        settings["stages"] = [with_given(s) if isinstance(s, Mapping) else s for s in stages]
+    return settings
+
+
+def _data(data: object) -> object:
+    if _are_rows(data):
+        return {"train": GivenRows("data.train", data)}
+    if not isinstance(data, Mapping):
+        return data
+    return {
+        key: GivenRows(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
+        for key, value in data.items()
+    }
+
+
+def _are_rows(value: object) -> TypeGuard[Iterable[object]]:
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Given)
+
+
+def plain(value: object, folder: Path) -> object:
+    """A value from Python as a file can hold it; functions by where they are found from ``folder``.
+
+    What no file can hold becomes a text that ``refuse_lost`` refuses by name.
+    """
+    if isinstance(value, Mapping):
+        return {plain(k, folder): plain(v, folder) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v, folder) for v in value]
+    if isinstance(value, Path | Given):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    return recorded_name(value, folder)
+
+
+def recorded_name(function: object, folder: Path) -> str:
+    """How a record names a function: by where it is found, or as an object that has to be given again."""
+    return spec_of(function, folder) or f"{OBJECT}{name_of(function)}"
+
+
+AGAIN: Mapping[str, str] = {
+    "model": "model=..., tokenizer=...",
+    "data": 'data={"train": [...], "test": [...]}',
+    "algorithm": "algorithm={...}",
+    "stages": "stages=[...]",
+}
+"""How a setting is given from Python; a list of functions where nothing is said."""
+
+
+def refuse_lost(raw: Mapping[str, object]) -> None:
+    """Raise ConfigError if a recorded config stands for something that only Python had."""
+    lost = {k: [t.removeprefix(OBJECT) for t in _texts(v) if t.startswith(OBJECT)] for k, v in raw.items()}
+    lost = {key: names for key, names in lost.items() if names}
+    if lost:
+        run, again = str(raw.get("output", "")), ", ".join(AGAIN.get(key, f"{key}=[...]") for key in lost)
+        raise ConfigError(
+            "\n".join(
+                f"{key}: `{names[0]}` was given to this run as an object in Python, which no file can hold"
+                for key, names in lost.items()
+            )
+            + f"\nGive it again from Python: covey.resume({run!r}, {again}) or "
+            + f"covey.evaluate({run!r}, {again})"
+            + ". A function of a .py file needs none of this" * bool(lost.keys() - {"model", "data"})
+        )
+
+
+def _texts(value: object) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.items() if isinstance(value, Mapping) else value:
+            yield from _texts(item)

@@ -1,0 +1,294 @@
+"""Runs begun from Python with live objects: model and tokenizer, rows, functions of the algorithm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+import covey
+from covey.cli import main
+from covey.errors import ConfigError, CoveyError, DataError
+from covey.models.tiny import build_model, build_tokenizer
+
+ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
+SMALL: dict[str, Any] = {
+    "rollout": {"group_size": 2, "prompts_per_step": 2, "max_tokens": 4},
+    "train": {"steps": 2, "lr": 1e-3, "save_every": 1},
+    "eval": {"problems": 2, "samples": 1},
+    "threads": 1,
+    "quiet": True,
+}
+
+
+class Dataset:
+    """As `datasets.Dataset`: rows by iteration, no Sequence."""
+
+    def __init__(self, rows: list[dict[str, str]]) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        return iter(self.rows)
+
+
+def varied(completion: str) -> float:
+    return float(sum(map(ord, completion)))
+
+
+def live(seed: int = 0) -> dict[str, Any]:
+    tokenizer = build_tokenizer(row["prompt"] for row in ROWS)
+    return {"model": build_model(tokenizer, seed, hidden=32, layers=1), "tokenizer": tokenizer}
+
+
+def weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+
+def same(model: nn.Module, folder: Path) -> bool:
+    held = load_file(folder / "model.safetensors")
+    return all(torch.equal(weight, model.state_dict()[name]) for name, weight in held.items())
+
+
+def without(run: Path, *names: str) -> Path:
+    """The run as it is when it has ended before these were written."""
+    for name in names:
+        (run / name).unlink()
+    return run
+
+
+def test_a_model_with_its_rows_is_trained_in_place_and_continued(tmp_path: Path, capsys) -> None:
+    given, run = live(), tmp_path / "run"
+    model: PreTrainedModel = given["model"].train()
+    before, threads = weights(model), torch.get_num_threads()
+    data = {"train": Dataset(ROWS), "test": (row for row in ROWS[:4])}
+    result = covey.train(**given, **SMALL, data=data, rewards=[varied], output=run)
+    assert any(not torch.equal(before[name], weight) for name, weight in weights(model).items())
+    assert same(model, result.folder / "final")
+    assert model.training
+    assert torch.get_num_threads() == threads
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    recorded = yaml.safe_load((run / "config.yaml").read_text())
+    assert recorded["model"] == "an object in Python: Qwen3ForCausalLM"
+    assert recorded["data"]["train"] == "an object in Python: 16 rows"
+    assert len((run / "start.json").read_text()) < 2000  # rows are not copied there
+
+    assert main(["resume", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "model: `Qwen3ForCausalLM` was given to this run as an object in Python" in said
+    again = "model=..., tokenizer=..., data={" + '"train": [...], "test": [...]})'
+    assert f"covey.resume({str(run)!r}, {again}" in said
+    data = {"train": ROWS, "test": ROWS[:4]}
+    without(run, "result.json")
+    other = live(seed=1)
+    more = covey.resume(run, **other, data=data, train={"steps": 3}, quiet=True)
+    assert more.steps == 3
+    assert same(other["model"], run / "final")
+    last = live(seed=2)
+    assert covey.resume(run, **last, data=data, train={"steps": 3}, quiet=True).steps == 3
+    assert same(last["model"], run / "final")  # nothing was left to train
+
+
+def test_a_run_that_is_continued_with_the_objects_ends_as_one_that_was_not_stopped(tmp_path: Path) -> None:
+    def begin(folder: str, **settings: Any) -> Path:
+        run = tmp_path / folder
+        all_settings = {**SMALL, **live(), "data": ROWS, "rewards": [varied], **settings}
+        return covey.train(**all_settings, output=run).folder
+
+    whole = begin("whole", train={**SMALL["train"], "steps": 3})
+    parts = without(begin("parts"), "result.json")
+    covey.resume(parts, **live(seed=5), data=ROWS, train={"steps": 3}, quiet=True)
+    found, expected = (load_file(run / "final" / "model.safetensors") for run in (parts, whole))
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    assert (whole / "metrics.jsonl").read_bytes() == (parts / "metrics.jsonl").read_bytes()
+    assert not (parts / "events.jsonl").exists()  # nothing was different
+
+
+def test_other_data_is_refused_and_other_content_is_told(tmp_path: Path, capsys) -> None:
+    run = covey.train(**live(), **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run").folder
+    with pytest.raises(ConfigError, match="16 rows there, an object in Python: 15 rows here"):
+        covey.resume(run, **live(), data=ROWS[1:], quiet=True)
+    without(run, "result.json")
+    changed = [{**row, "answer": "0"} for row in ROWS]
+    covey.resume(run, **live(), data=changed, train={"steps": 3})
+    assert "data changed since the run began" in capsys.readouterr().out
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [e["because"] for e in events if e["event"] == "no longer exact"]
+
+
+def test_adapters_are_merged_into_the_object(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    given = live()
+    names = list(given["model"].state_dict())
+    run = covey.train(
+        **given, **SMALL, data=ROWS, rewards=[varied], lora={"rank": 2}, output=tmp_path / "run"
+    ).folder
+    assert list(given["model"].state_dict()) == names
+    assert same(given["model"], run / "final")
+    assert all(p.requires_grad for p in given["model"].parameters())
+    assert not hasattr(given["model"], "peft_config")
+
+
+def test_stages_train_the_same_object(tmp_path: Path) -> None:
+    given = live()
+    rows = [{**row, "completion": row["answer"]} for row in ROWS]
+    stages = [{"method": "sft", "data": iter(rows)}, {"method": "rl", "data": ROWS}]
+    run = tmp_path / "run"
+    covey.train(**given, **SMALL, rewards=[varied], stages=stages, output=run)
+    assert same(given["model"], run / "2-rl" / "final")
+    before = (run / "2-rl" / "metrics.jsonl").read_bytes()
+    for name in ("result.json", "metrics.jsonl"):
+        (run / "2-rl" / name).unlink()
+    for folder in (run / "2-rl" / "checkpoints").iterdir():
+        (folder / "trainer.json").unlink()
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    stages = [{"method": "sft", "data": rows}, {"method": "rl", "data": ROWS}]
+    covey.resume(run, **live(seed=3), stages=stages, rewards=[varied], quiet=True)
+    assert (run / "2-rl" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_model_is_measured_and_sampled(tmp_path: Path, capsys) -> None:
+    given, run = live(), tmp_path / "run"
+    data = {"train": ROWS, "test": ROWS[:4]}
+    covey.train(**given, **SMALL, data=data, rewards=[varied], output=run)
+    settings = {"data": data, "rewards": [varied], "rollout": SMALL["rollout"], "eval": SMALL["eval"]}
+    by_run = covey.evaluate(run, data=data, quiet=True).record()  # its model is in final/
+    assert (
+        covey.evaluate(given["model"], tokenizer=given["tokenizer"], **settings, quiet=True).record()
+        == by_run
+    )
+    texts = covey.sample(given["model"], ["1+1="], n=2, max_tokens=3, tokenizer=given["tokenizer"])
+    assert texts == covey.sample(str(run / "final"), ["1+1="], n=2, max_tokens=3)
+    assert main(["eval", str(run)]) == 2
+    assert "covey.evaluate(" in capsys.readouterr().err
+
+
+def half(rewards: torch.Tensor, *, factor: float = 0.5) -> torch.Tensor:
+    return (rewards - rewards.mean()) * factor
+
+
+class Advantage:
+    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
+        return (rewards - rewards.mean()) * 0.5
+
+
+@pytest.mark.parametrize("lost", [lambda rewards: (rewards - rewards.mean()) * 0.5, Advantage()], ids=repr)
+def test_a_function_on_an_axis(tmp_path: Path, capsys, lost: Callable[..., torch.Tensor]) -> None:
+    settings = {
+        **SMALL,
+        "data": {"task": "last_digit", "train_size": 16, "test_size": 4},
+        "rewards": [varied],
+    }
+    named = covey.train(**settings, algorithm={"name": "grpo", "advantage": half}, output=tmp_path / "named")
+    recorded = yaml.safe_load((named.folder / "config.yaml").read_text())["algorithm"]["advantage"]
+    assert recorded["name"].endswith(":half")
+    assert main(["explain", str(named.folder)]) == 0
+    run = covey.train(**settings, algorithm={"advantage": lost}, output=tmp_path / "run").folder
+    recorded = yaml.safe_load((run / "config.yaml").read_text())["algorithm"]["advantage"]
+    assert recorded["name"].startswith("an object in Python: ")
+    assert main(["resume", str(run)]) == 2
+    assert "algorithm={...}" in capsys.readouterr().err
+    assert covey.resume(run, algorithm={"advantage": lost}, train={"steps": 3}, quiet=True).steps == 3
+
+
+@pytest.mark.parametrize(
+    ("axis", "function", "said"),
+    [
+        (
+            "advantage",
+            lambda reward: reward,
+            "asks for 'reward', which is no data of this axis; did you mean",
+        ),
+        ("advantage", {"name": half, "factr": 1.0}, "half has no such setting; did you mean factor"),
+        ("advantage", {"name": half, "factor": "a"}, "unable to parse string as a number"),
+        ("multipliers", lambda gradient: gradient, "asks for 'gradient'"),
+        ("advantage", max, "does not say what data it asks for"),
+        ("advantage", 7, "7 is neither a name nor a mapping"),
+    ],
+)
+def test_a_wrong_function_is_refused_when_the_config_is_read(
+    tmp_path: Path, axis: str, function: object, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        covey.train(**SMALL, data={"task": "sums"}, algorithm={axis: function}, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([], "data.train: no rows"),
+        (iter(()), "data.train: no rows"),
+        ([ROWS[0], "text"], "data.train: row 2: a row is .*, this is a str"),
+        ([ROWS[0], {"question": "1+1="}], "data.train: row 2: no column 'prompt'; it has 'question'"),
+        ([{"prompt": " "}], "data.train: row 1: 'prompt' must be a text"),
+        ({"train": ROWS, "test": [{}]}, "data.test: row 1: no column 'prompt'"),
+        ([{**ROWS[0], "prompts": 1}], "data.train: row 1: column 'prompts' is a name that rewards use"),
+        ([{"prompt": "half a pair: \ud83d"}], "data.train: row 1: half of a surrogate pair"),
+        ({"task": "sums", "train": ROWS}, "give either task or train"),
+    ],
+)
+def test_rows_are_checked_as_a_files_are(tmp_path: Path, data: object, said: str) -> None:
+    with pytest.raises(CoveyError, match=said) as refused:
+        covey.train(**SMALL, data=data, rewards=[varied], output=tmp_path / "run")
+    assert isinstance(refused.value, DataError | ConfigError)
+
+
+class NoModel:
+    """Neither a name nor a model."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokenizer": None}, "Qwen3ForCausalLM comes without its tokenizer"),
+        ({"model": "tiny"}, "it is for a model that is given as an object"),
+        ({"model": None}, "it is for a model that is given as an object"),
+        ({"model": NoModel()}, "a NoModel is neither a name nor a causal language model"),
+        ({"model": nn.Linear(2, 2)}, "a Linear is neither a name nor a causal language model"),
+        ({"tokenizer": NoModel()}, "a NoModel is no tokenizer"),
+        ({"model": 7, "tokenizer": None}, "model = 7: input should be a valid string"),
+    ],
+)
+def test_what_is_no_model_with_its_tokenizer_is_refused(
+    tmp_path: Path, changes: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        covey.train(**{**live(), **changes}, **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run")
+
+
+@pytest.mark.parametrize("fault", ["half", "frozen", "nan"])
+def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, fault: str) -> None:
+    given = live()
+    model: PreTrainedModel = given["model"]
+    said = {"half": "float16", "frozen": "requires_grad", "nan": "not finite"}[fault]
+    if fault == "half":
+        model.half()
+    elif fault == "frozen":
+        model.requires_grad_(False)
+    else:
+        next(model.parameters()).data[0] = torch.nan
+    with pytest.raises(ConfigError, match=said):
+        covey.train(**given, **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run")
+
+
+def test_a_model_is_given_back_when_a_run_fails(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    given = live()
+    before = weights(given["model"].train())
+    with pytest.raises(DataError, match="no room"):
+        covey.train(
+            **given, **{**SMALL, "rollout": {"max_tokens": 4000}}, data=ROWS, rewards=[varied], lora={},
+            output=tmp_path / "run",
+        )  # fmt: skip
+    assert given["model"].training
+    assert all(torch.equal(before[name], weight) for name, weight in weights(given["model"]).items())
