@@ -14,7 +14,8 @@ from covey.cli import main
 from covey.cli.settings import settings
 from covey.config.algorithm import algorithm_keys, algorithm_settings
 from covey.config.effects import AXES_IN_WORDS, EFFECTS, USUAL, effect
-from covey.config.load import key_paths, load_config, resolved_yaml
+from covey.config.load import load_config, resolved_yaml
+from covey.config.sources import key_paths
 from covey.estimates import Evaluation
 from covey.insight.explain import RULES, Setting, explain, no_signal, settings_of
 from tests.docs.test_algorithm_pages import logged

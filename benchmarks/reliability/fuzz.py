@@ -20,8 +20,9 @@ from typing import Any
 import yaml
 from harness import report
 
-from covey.config.load import key_paths, load_config
+from covey.config.load import load_config
 from covey.config.schema import Data
+from covey.config.sources import key_paths
 from covey.errors import CoveyError
 from covey.tasks.files import read_problems
 

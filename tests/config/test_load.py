@@ -12,7 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.config.load import key_paths, load_config, resolved, resolved_yaml
+from covey.config.load import load_config, resolved, resolved_yaml
+from covey.config.sources import key_paths
 from covey.errors import ConfigError
 
 

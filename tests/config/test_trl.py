@@ -12,7 +12,8 @@ import pytest
 
 from covey.config import trl
 from covey.config.algorithm import build_algorithm, describe
-from covey.config.load import key_paths, load_config
+from covey.config.load import load_config
+from covey.config.sources import key_paths
 from covey.errors import ConfigError
 
 CHECKED_IN = set((Path(__file__).parent / "trl_1_16.txt").read_text().split())

@@ -59,21 +59,21 @@ TRAINING = {"demo", "train", "resume"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
 
-@app.command
-def demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
+@app.command(name="demo")
+def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
     recipe = Path(str(files("covey") / "recipes" / "demo.yaml"))
     return _train(_start(recipe, settings), manner, as_json)
 
 
-@app.command
-def train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
+@app.command(name="train")
+def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Train as a YAML file says. Run it again to go on after an interruption."""
     return _train(_start(config, settings), manner, as_json)
 
 
-@app.command
-def resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
+@app.command(name="resume")
+def command_resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Go on with an interrupted run. Settings given here are changed; what that does is shown.
 
     :param run: The folder of the run.
@@ -128,7 +128,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
 
 
 @app.command(name="eval")
-def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
+def command_evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
     :param config: A YAML file, or the folder of a run: its final model is measured,
@@ -143,8 +143,8 @@ def evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
     return 0
 
 
-@app.command
-def check(config: Path, *settings: Settings, steps: int = 2, as_json: Json = False) -> int:
+@app.command(name="check")
+def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Json = False) -> int:
     """Prove on your own model and data that a training step is right; takes one batch.
 
     Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
@@ -165,8 +165,8 @@ def check(config: Path, *settings: Settings, steps: int = 2, as_json: Json = Fal
     return 0 if all(f.holds for f in findings) else 1
 
 
-@app.command
-def explain(what: str = "", *, as_json: Json = False) -> int:
+@app.command(name="explain")
+def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Say what stands out in a run and which setting to change; or what a setting does.
 
     :param what: The folder of a run, or a setting or section, as train.lr, or a name of TRL's;
@@ -187,8 +187,8 @@ def explain(what: str = "", *, as_json: Json = False) -> int:
     return 0
 
 
-@app.command
-def sample(
+@app.command(name="sample")
+def command_sample(
     model: str,
     *prompts: str,
     n: int = 1,
@@ -219,8 +219,8 @@ def sample(
     return 0
 
 
-@app.command
-def score(file: Path, *rewards: str, as_json: Json = False) -> int:
+@app.command(name="score")
+def command_score(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
 
     :param file: Rows with a `completion` and whatever columns the rewards ask for.
@@ -234,8 +234,8 @@ def score(file: Path, *rewards: str, as_json: Json = False) -> int:
     return 0
 
 
-@app.command
-def stress(file: Path, *rewards: str, as_json: Json = False) -> int:
+@app.command(name="stress")
+def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
 
     :param file: A config, whose rewards and data are used, or a data file.
@@ -253,8 +253,8 @@ def stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     return int(bool(report.findings))
 
 
-@app.command
-def algorithms(name: str | None = None, *, as_json: Json = False) -> int:
+@app.command(name="algorithms")
+def command_algorithms(name: str | None = None, *, as_json: Json = False) -> int:
     """List the algorithms axis by axis, or show one: its paper, formulas and YAML."""
     from covey.cli.algorithms import show_all, show_one
 

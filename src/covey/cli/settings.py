@@ -8,8 +8,8 @@ from typing import Any, get_args
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on
 from covey.config.effects import AXES_IN_WORDS, USUAL, effect
-from covey.config.load import key_paths, settings_of
 from covey.config.schema import Config
+from covey.config.sources import fields_of, key_paths
 from covey.config.unknown import explained
 from covey.errors import ConfigError
 
@@ -51,7 +51,7 @@ def settings(prefix: str = "") -> list[dict[str, Any]]:
 
 
 def _of_schema() -> Iterator[dict[str, Any]]:
-    for path, field in settings_of(Config):
+    for path, field in fields_of(Config):
         says = f"{field.description} {INERT}." if path == "algorithm" else field.description
         yield _row(path, "", field.default, _range(field.metadata), says)
 

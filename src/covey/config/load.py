@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, build_algorithm, describe
 from covey.config.contradictions import of_config, updates_of
 from covey.config.given import plain, refuse_lost
-from covey.config.layers import Layers, Setting
-from covey.config.schema import Config, Section
+from covey.config.layers import Layers
+from covey.config.schema import Config
+from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
-
-MAX_BYTES = 1 << 20
 
 
 @dataclass
@@ -64,8 +62,8 @@ def load_config(
     0.0003
     """
     layers = Layers(*read_yaml(file)) if file is not None else Layers({}, {})
-    layers.add(_items(values or {}), over_stages="stages" not in (values or {}))
-    layers.add(_options(overrides))
+    layers.add(items(values or {}), over_stages="stages" not in (values or {}))
+    layers.add(options(overrides))
     refuse_lost(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     where = str(file) if file else "config"
@@ -80,80 +78,6 @@ def load_config(
         own = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
     loaded.notes = [*layers.notes, *own, *_of_default_loss(loaded.stages(), layers.of_trl)]
     return loaded
-
-
-def read_yaml(file: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A YAML mapping and, for every key path, `file:line`. Duplicate keys are refused."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from None
-    origins: dict[str, str] = {}
-    try:
-        aliases = (isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=yaml.SafeLoader))
-        if len(text) > MAX_BYTES or ("*" in text and any(aliases)):
-            raise ConfigError(f"{file}: a config has no anchors and at most {MAX_BYTES} bytes")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        raw = _construct(node, file, (), origins) if node is not None else {}
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{file}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    except RecursionError:
-        raise ConfigError(f"{file}: nested too deeply") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{file}: a config is a mapping of keys, this is a {type(raw).__name__}")
-    return raw, origins
-
-
-def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict[str, str]) -> Any:
-    origins[".".join(path)] = f"{file}:{node.start_mark.line + 1}"
-    if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            if key in mapping:
-                line = key_node.start_mark.line + 1
-                raise ConfigError(f"{file}:{line}: {'.'.join((*path, key))} is set twice")
-            mapping[key] = _construct(value_node, file, (*path, key), origins)
-            origins[".".join((*path, key))] = f"{file}:{key_node.start_mark.line + 1}"
-        return mapping
-    if isinstance(node, yaml.SequenceNode):
-        return [_construct(n, file, (*path, str(i)), origins) for i, n in enumerate(node.value)]
-    return yaml.SafeLoader("").construct_object(node)
-
-
-def _options(tokens: Sequence[str]) -> Iterable[Setting]:
-    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they stand."""
-    left = list(tokens)
-    while left:
-        token = left.pop(0)
-        if not token.startswith("--"):
-            raise ConfigError(f"{token!r}: expected an option like --train.lr 1e-6")
-        key, equals, text = token[2:].partition("=")
-        if not equals:
-            text = left.pop(0) if left and not left[0].startswith("--") else "true"
-        try:
-            text.encode()
-            value = yaml.safe_load(text)
-        except UnicodeEncodeError:
-            raise ConfigError(f"--{key}: {text!r} is not UTF-8") from None
-        except yaml.YAMLError:
-            value = text
-        if isinstance(value, str) and text[0] not in "'\"":
-            value = text  # YAML would cut `a #1` and fold lines
-        yield Setting(key.replace("-", "_"), value, f"--{key}")
-
-
-def _items(values: Mapping[str, Any]) -> Iterable[Setting]:
-    for key, value in values.items():
-        setting = Config.model_fields.get(key)
-        if isinstance(value, Mapping) and setting and _section(setting):
-            yield from (Setting(f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
-        else:
-            yield Setting(key, value, key)
 
 
 def _validate(
@@ -278,24 +202,6 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
     while path and path not in origins:
         path = path.rpartition(".")[0]
     return origins[path] if path else ""
-
-
-def key_paths() -> list[str]:
-    """All dotted keys of the config."""
-    return [path for path, _ in settings_of(Config)]
-
-
-def settings_of(section: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo]]:
-    """(dotted key, what pydantic knows of it) of every setting in a section and those below it."""
-    for name, setting in section.model_fields.items():
-        below = _section(setting)
-        yield from settings_of(below, f"{prefix}{name}.") if below else [(f"{prefix}{name}", setting)]
-
-
-def _section(known: FieldInfo) -> type[Section] | None:
-    """The model of a field that is a section; None of a setting."""
-    kinds = (known.annotation, *getattr(known.annotation, "__args__", ()))
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
 
 
 def resolved(loaded: Loaded) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.load import Loaded, load_config, read_yaml
+from covey.config.load import Loaded, load_config
 from covey.config.schema import Config
+from covey.config.sources import read_yaml
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint

@@ -1,0 +1,109 @@
+"""What a user has written, as settings that know where they were written: YAML, options, Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from covey.config.layers import Setting
+from covey.config.schema import Config, Section
+from covey.errors import ConfigError
+
+MAX_BYTES = 1 << 20
+
+
+def read_yaml(file: Path) -> tuple[dict[str, object], dict[str, str]]:
+    """A YAML mapping and, for every key path, `file:line`. Duplicate keys are refused."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
+    origins: dict[str, str] = {}
+    try:
+        aliases = (isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=yaml.SafeLoader))
+        if len(text) > MAX_BYTES or ("*" in text and any(aliases)):
+            raise ConfigError(f"{file}: a config has no anchors and at most {MAX_BYTES} bytes")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        raw = _construct(node, file, (), origins) if node is not None else {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{file}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: nested too deeply") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file}: a config is a mapping of keys, this is a {type(raw).__name__}")
+    return raw, origins
+
+
+def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict[str, str]) -> object:
+    origins[".".join(path)] = f"{file}:{node.start_mark.line + 1}"
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            if key in mapping:
+                line = key_node.start_mark.line + 1
+                raise ConfigError(f"{file}:{line}: {'.'.join((*path, key))} is set twice")
+            mapping[key] = _construct(value_node, file, (*path, key), origins)
+            origins[".".join((*path, key))] = f"{file}:{key_node.start_mark.line + 1}"
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(n, file, (*path, str(i)), origins) for i, n in enumerate(node.value)]
+    return yaml.SafeLoader("").construct_object(node)
+
+
+def options(tokens: Sequence[str]) -> Iterable[Setting]:
+    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they stand."""
+    left = list(tokens)
+    while left:
+        token = left.pop(0)
+        if not token.startswith("--"):
+            raise ConfigError(f"{token!r}: expected an option like --train.lr 1e-6")
+        key, equals, text = token[2:].partition("=")
+        if not equals:
+            text = left.pop(0) if left and not left[0].startswith("--") else "true"
+        try:
+            text.encode()
+            value = yaml.safe_load(text)
+        except UnicodeEncodeError:
+            raise ConfigError(f"--{key}: {text!r} is not UTF-8") from None
+        except yaml.YAMLError:
+            value = text
+        if isinstance(value, str) and text[0] not in "'\"":
+            value = text  # YAML would cut `a #1` and fold lines
+        yield Setting(key.replace("-", "_"), value, f"--{key}")
+
+
+def items(values: Mapping[str, object]) -> Iterable[Setting]:
+    """Python values; a section's are settings of their own, so that others of the section stay."""
+    for key, value in values.items():
+        setting = Config.model_fields.get(key)
+        if isinstance(value, Mapping) and setting and _section(setting):
+            yield from (Setting(f"{key}.{k}", v, f"{key}.{k}") for k, v in value.items())
+        else:
+            yield Setting(key, value, key)
+
+
+def key_paths() -> list[str]:
+    """All dotted keys of the config."""
+    return [path for path, _ in fields_of(Config)]
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo]]:
+    """(dotted key, what pydantic knows of it) of every setting in a section and those below it."""
+    for name, setting in section.model_fields.items():
+        below = _section(setting)
+        yield from fields_of(below, f"{prefix}{name}.") if below else [(f"{prefix}{name}", setting)]
+
+
+def _section(known: FieldInfo) -> type[Section] | None:
+    """The model of a field that is a section; None of a setting."""
+    kinds = (known.annotation, *getattr(known.annotation, "__args__", ()))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
