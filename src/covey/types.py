@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -18,7 +18,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 OpenShare = Annotated[float, Gt(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
 
-Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Messages: TypeAlias = Sequence[Mapping[str, object]]
 """A chat: ``[{"role": "user", "content": "..."}, ...]``."""
 
 
@@ -34,9 +34,9 @@ class Problem:
     """Unique and stable in its stream; part of the key of every random draw made for it."""
     prompt: str | Messages
     """Plain text, or chat messages that go through the model's template."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, object] = field(default_factory=dict)
     """Every other field of the row, handed to the reward functions by name."""
-    template: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, object] = field(default_factory=dict)
     """What the chat template gets besides the messages: `tools`, `documents`, `enable_thinking`, ..."""
 
 

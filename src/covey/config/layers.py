@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from covey.config import trl
 from covey.errors import ConfigError
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
     """A value on its way into a config."""
 
     key: str
-    value: Any
+    value: object
     origin: str
 
 
@@ -35,7 +35,7 @@ class Setting(NamedTuple):
 class Layers:
     """What a config is made of before it is checked."""
 
-    raw: dict[str, Any]
+    raw: dict[str, object]
     """Of the file; then with everything else put over it."""
     origins: dict[str, str]
     """Where each dotted key was set; a stage's keys begin with `stages.<index>.`, counted from 0."""
@@ -64,9 +64,9 @@ class Layers:
             )
             self.raw["stages"] = list(named)
 
-    def _renamed(self, raw: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    def _renamed(self, raw: Mapping[str, object], prefix: str) -> dict[str, object]:
         """A mapping of a file under covey's names."""
-        result: dict[str, Any] = {k: v for k, v in raw.items() if k not in trl.SAME}
+        result: dict[str, object] = {k: v for k, v in raw.items() if k not in trl.SAME}
         for old in (k for k in raw if k in trl.SAME):
             origin = self.origins.pop(f"{prefix}{old}", old)
             new, value = self._name(old, raw[old], origin)
@@ -77,7 +77,7 @@ class Layers:
             self.origins[f"{prefix}{new}"] = origin
         return result
 
-    def _name(self, name: str, value: Any, origin: str) -> tuple[str, Any]:
+    def _name(self, name: str, value: object, origin: str) -> tuple[str, object]:
         """Covey's name and value for those of the top level."""
         new = trl.SAME.get(name, name)
         if new == name:
@@ -105,9 +105,10 @@ class Layers:
             elif over_stages:
                 self.everywhere.append(Setting(new, translated, origin))
 
-    def stages(self) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
+    def stages(self) -> list[tuple[str, dict[str, object], dict[str, str]]]:
         """(name, values, origins) of each stage; none where there are no stages."""
-        given = self.raw.get("stages") or ()
+        given = self.raw.get("stages")
+        given = given if isinstance(given, list | tuple) else ()
         base = {k: v for k, v in self.raw.items() if k != "stages"}
         self.names = [f"{n}-{self._method(base, s)}" for n, s in enumerate(given, start=1)]
         chosen = [self._choose(s) for s in self.of_stages]
@@ -117,14 +118,19 @@ class Layers:
             stages.append((name, *self._stage(name, f"stages.{index}.", base, own, mine)))
         return stages
 
-    def _method(self, base: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+    def _method(self, base: Mapping[str, object], own: Mapping[str, object]) -> object:
         return next(
             (s.value for s in self.everywhere if s.key == "method"), {**base, **own}.get("method", "rl")
         )
 
     def _stage(
-        self, name: str, prefix: str, base: dict[str, Any], own: Mapping[str, Any], mine: Sequence[Setting]
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+        self,
+        name: str,
+        prefix: str,
+        base: dict[str, object],
+        own: Mapping[str, object],
+        mine: Sequence[Setting],
+    ) -> tuple[dict[str, object], dict[str, str]]:
         merged = merge(base, own)
         placed = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
         origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in placed.items()}}
@@ -150,14 +156,14 @@ class Layers:
         return known[wanted], Setting(key, value, setting.origin)
 
 
-def get(raw: Any, key: str) -> Any:
+def get(raw: object, key: str) -> object:
     """The value at a dotted key; None where there is none."""
     for part in key.split("."):
         raw = raw.get(part) if isinstance(raw, Mapping) else None
     return raw
 
 
-def put(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+def put(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]:
     """The mapping with another value at a dotted key.
 
     >>> put({"algorithm": "grpo"}, "algorithm.kl.coef", 0.1)
@@ -172,11 +178,12 @@ def put(raw: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     return {**raw, head: put(below if isinstance(below, Mapping) else {}, rest, value)}
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
     """``base`` with ``over`` laid over it, mapping by mapping."""
     merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = merge(dict(below or {}), value) if nested else value
+    for key, new in over.items():
+        value, below = new, merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            value = merge(below, value)
+        merged[key] = value
     return merged

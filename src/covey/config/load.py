@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -51,7 +50,7 @@ class Loaded:
 def load_config(
     file: Path | None = None,
     overrides: Sequence[str] = (),
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, object] | None = None,
     folder: Path | None = None,
 ) -> Loaded:
     """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
@@ -81,7 +80,7 @@ def load_config(
 
 
 def _validate(
-    raw: Mapping[str, Any],
+    raw: Mapping[str, object],
     origins: Mapping[str, str],
     folder: Path,
     where: str,
@@ -104,8 +103,8 @@ def _validate(
 
 
 def _with_loss_of_trl(
-    raw: Mapping[str, Any], origins: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    raw: Mapping[str, object], origins: dict[str, str]
+) -> tuple[dict[str, object], dict[str, str], list[str]]:
     """The values with TRL's names of the loss turned into an `algorithm`; where that came from; a note."""
     given = {name: raw[name] for name in trl.LOSS if name in raw}
     if not given:
@@ -139,7 +138,7 @@ def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
     return [f"{note}; TRL's default is loss_type: dapo"]
 
 
-def _in_a_line(algorithm: Mapping[str, Any]) -> str:
+def _in_a_line(algorithm: Mapping[str, object]) -> str:
     """A block without what is empty, as YAML in one line."""
     values = {
         k: {a: b for a, b in v.items() if b is not None} if isinstance(v, Mapping) else v
@@ -189,7 +188,7 @@ def _said(place: str) -> str:
     return f"on the command line, {place}" if place.startswith("--") else place
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
 
@@ -204,7 +203,7 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
     return origins[path] if path else ""
 
 
-def resolved(loaded: Loaded) -> dict[str, Any]:
+def resolved(loaded: Loaded) -> dict[str, object]:
     """The whole config as plain values, defaults and the algorithm's axes spelled out."""
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
@@ -222,7 +221,7 @@ def resolved_yaml(loaded: Loaded) -> str:
     return "".join(comments) + yaml.safe_dump(values, sort_keys=False, width=1000)
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(values: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:
     """Nested mappings as (dotted key, value) pairs."""
     for key, value in values.items():
         if isinstance(value, Mapping):

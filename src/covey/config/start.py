@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from covey.config.given import plain
 from covey.config.layers import merge
@@ -20,7 +19,7 @@ class Start:
 
     config: Path | None = None
     settings: Sequence[str] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     folder: Path | None = None
     """Where relative paths are looked for; None: the config file's folder."""
 
@@ -28,13 +27,13 @@ class Start:
         """The checked config. Raises ConfigError."""
         return load_config(self.config, self.settings, self.values, self.folder)
 
-    def changed(self, settings: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Start:
+    def changed(self, settings: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Start:
         """The same with further settings, which win."""
         return replace(
             self, settings=(*self.settings, *settings), values=merge(dict(self.values), values or {})
         )
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As JSON: functions by where they can be found."""
         folder = self.folder or (self.config.resolve().parent if self.config else Path.cwd())
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
-from typing import Any
 
 from covey.config import trl
 
@@ -13,7 +12,7 @@ LIKELY = 0.7
 MOST = 3
 
 
-def explained(path: str, value: Any, known: Sequence[str]) -> str:
+def explained(path: str, value: object, known: Sequence[str]) -> str:
     """Why a key is refused and what was probably meant; ``known`` are all dotted keys.
 
     >>> explained("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])
@@ -55,7 +54,7 @@ def _settings(path: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _sections(path: str, value: Mapping[str, Any], known: Sequence[str]) -> list[str]:
+def _sections(path: str, value: Mapping[str, object], known: Sequence[str]) -> list[str]:
     """Sections named alike, or so below another, or with all of these keys."""
     sections = list(dict.fromkeys(k.rpartition(".")[0] for k in known if "." in k))
     within = [s for s in sections if {f"{s}.{key}" for key in value} <= set(known)]

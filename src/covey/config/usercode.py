@@ -38,7 +38,7 @@ def load_function(spec: str, folder: Path) -> Callable[..., Any]:
     return function
 
 
-def spec_of(function: Any, folder: Path) -> str | None:
+def spec_of(function: object, folder: Path) -> str | None:
     """How a config in ``folder`` names a function; None if none does: a lambda, a closure, an object.
 
     >>> spec_of(load_function, Path()), spec_of(lambda: 0, Path())
@@ -55,7 +55,7 @@ def spec_of(function: Any, folder: Path) -> str | None:
     return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{name}"
 
 
-def name_of(function: Any) -> str:
+def name_of(function: object) -> str:
     """A function's name; that of an object's class, and of what a partial calls.
 
     >>> import functools

@@ -8,14 +8,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from covey.rewards.extract import tagged
 from covey.rewards.steps import calculated
 from covey.tasks.generated import Task
 
 
-def countdown(rng: random.Random) -> dict[str, Any]:
+def countdown(rng: random.Random) -> dict[str, object]:
     """Three numbers and a target that can be reached by using each once."""
     numbers = [rng.randint(1, 9) for _ in range(3)]
     first, second = rng.choice("+-*"), rng.choice("+-*")

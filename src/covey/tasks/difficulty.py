@@ -7,7 +7,6 @@ remembered with forgetting, because the policy moves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -57,14 +56,14 @@ class Difficulty:
             **dict(zip(names, shares.tolist(), strict=True)),
         }
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """As JSON: the problems tried, by number."""
         return {str(i): [float(self.rates[i]), int(self.tried[i])] for i in np.flatnonzero(self.tried)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Sequence[float]]) -> None:
         """Restore ``state``."""
         for index, (rate, tried) in state.items():
-            self.rates[int(index)], self.tried[int(index)] = rate, tried
+            self.rates[int(index)], self.tried[int(index)] = rate, int(tried)
 
 
 def allocate(rates: Sequence[float], total: int, least: int = 2, most: int = 64) -> list[int]:

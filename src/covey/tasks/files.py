@@ -13,7 +13,7 @@ from typing import Any
 from covey.config.given import GivenRows
 from covey.config.schema import Data
 from covey.errors import DataError
-from covey.types import Problem
+from covey.types import Messages, Problem
 
 LONGEST_PROMPT = 4 << 20
 """Bytes. Tokenizing more takes minutes, and no model reads as much."""
@@ -75,7 +75,7 @@ def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _parsed(text: str | bytes, where: str) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if len(found := dict(pairs)) < len(pairs):
             twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
             raise DataError(f"{where}: {twice!r} stands twice in one object; remove one of them")
@@ -138,7 +138,7 @@ def _unique(file: Path, columns: Sequence[str]) -> None:
             raise DataError(f"{file}: {count} columns are called {name!r}; rename all but one")
 
 
-def _problem(where: str, identifier: str, row: dict[str, Any], data: Data) -> Problem:
+def _problem(where: str, identifier: str, row: dict[str, object], data: Data) -> Problem:
     if data.prompt not in row:
         raise DataError(
             f"{where}: no column {data.prompt!r}; it has {', '.join(map(repr, row))}. "
@@ -163,7 +163,7 @@ def _problem(where: str, identifier: str, row: dict[str, Any], data: Data) -> Pr
     return Problem(identifier, prompt, columns, template)
 
 
-def _prompt(where: str, prompt: Any, data: Data) -> Any:
+def _prompt(where: str, prompt: object, data: Data) -> str | Messages:
     if isinstance(prompt, str) and prompt.strip():
         if data.template is not None:
             prompt = data.template.replace("{prompt}", prompt)
@@ -178,7 +178,7 @@ def _prompt(where: str, prompt: Any, data: Data) -> Any:
     )
 
 
-def _template_arguments(where: str, columns: Mapping[str, Any], data: Data) -> dict[str, Any]:
+def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -> dict[str, object]:
     """What the chat template gets besides the messages; a row's own values win over the config's."""
     own = _given(where, columns, "chat_template_kwargs") or {}
     if not isinstance(own, dict):
@@ -197,7 +197,7 @@ def _template_arguments(where: str, columns: Mapping[str, Any], data: Data) -> d
     return found
 
 
-def _given(where: str, columns: Mapping[str, Any], name: str) -> Any:
+def _given(where: str, columns: Mapping[str, object], name: str) -> object:
     """A column that may be JSON in a text, as CSV has it, or padded with nulls, as parquet does."""
     value = columns.get(name)
     if isinstance(value, str) and value.strip():
@@ -205,7 +205,7 @@ def _given(where: str, columns: Mapping[str, Any], name: str) -> Any:
     return _without_nulls(value)
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> object:
     if isinstance(value, dict):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value
@@ -215,5 +215,5 @@ def _system(data: Data) -> list[dict[str, str]]:
     return [{"role": "system", "content": data.system}] if data.system else []
 
 
-def _is_message(message: Any) -> bool:
+def _is_message(message: object) -> bool:
     return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message

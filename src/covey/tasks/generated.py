@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from covey.errors import DataError
 from covey.rng import key
@@ -23,8 +23,8 @@ class Task:
 
     name: str
     summary: str
-    generate: Callable[[random.Random], dict[str, Any]]
-    rewards: tuple[Any, ...]
+    generate: Callable[[random.Random], dict[str, object]]
+    rewards: tuple[object, ...]
     """What judges it unless the config says otherwise."""
 
 
@@ -44,7 +44,7 @@ def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
     rng = random.Random(key("task", task.name, split))
     for _ in range(attempts):
         row = task.generate(rng)
-        prompt = row.pop("prompt")
+        prompt = str(row.pop("prompt"))
         if prompt in seen or split_of(prompt) != split:
             continue
         seen.add(prompt)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from covey.tasks.generated import Task
 
 
-def ordering(rng: random.Random) -> dict[str, Any]:
+def ordering(rng: random.Random) -> dict[str, object]:
     """Five digits to sort; the reasoning shows what is left after each choice."""
     digits = [rng.randint(0, 9) for _ in range(5)]
     left, steps = list(digits), []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from covey.config.given import GivenRows
 from covey.config.load import Loaded
@@ -21,7 +20,7 @@ class Source:
 
     train: list[Problem]
     test: list[Problem]
-    rewards: tuple[Any, ...] = ()
+    rewards: tuple[object, ...] = ()
 
 
 def load_problems(loaded: Loaded) -> Source:

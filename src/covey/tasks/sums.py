@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from covey.tasks.generated import Task
 
 
-def worked(terms: list[int], modulus: int) -> dict[str, Any]:
+def worked(terms: list[int], modulus: int) -> dict[str, object]:
     """The row of one problem, with the partial sums written out.
 
     >>> worked([7, 8, 9], modulus=10)["completion"]
@@ -26,12 +25,12 @@ def worked(terms: list[int], modulus: int) -> dict[str, Any]:
     }
 
 
-def last_digit(rng: random.Random) -> dict[str, Any]:
+def last_digit(rng: random.Random) -> dict[str, object]:
     """Four digits to add, each partial sum cut to its last digit."""
     return worked([rng.randint(0, 9) for _ in range(4)], modulus=10)
 
 
-def sums(rng: random.Random) -> dict[str, Any]:
+def sums(rng: random.Random) -> dict[str, object]:
     """Four numbers up to 20 to add."""
     return worked([rng.randint(1, 20) for _ in range(4)], modulus=1000)
 
