@@ -35,7 +35,7 @@ FEW = 40
 """So many valid words are listed where none is near."""
 
 
-def build_algorithm(spec: str | Mapping[str, Any], folder: Path = Path()) -> Algorithm:
+def build_algorithm(spec: str | Mapping[str, object], folder: Path = Path()) -> Algorithm:
     """Algorithm from its config; ``folder`` is where ``module.py:function`` is looked for.
 
     Raises ConfigError naming the axis, the value and the nearest valid one.
@@ -44,7 +44,7 @@ def build_algorithm(spec: str | Mapping[str, Any], folder: Path = Path()) -> Alg
     {'clip_low': 0.2, 'clip_high': 0.3}
     """
     overrides = _mapping("algorithm", spec)
-    name = overrides.pop("name", "dapo")
+    name = str(overrides.pop("name", "dapo"))
     if name not in PRESETS:
         raise ConfigError(f"algorithm.name: {name!r} is unknown{hint(name, PRESETS)}")
     algorithm = PRESETS[name]
@@ -56,7 +56,7 @@ def build_algorithm(spec: str | Mapping[str, Any], folder: Path = Path()) -> Alg
     return algorithm
 
 
-def _mapping(where: str, value: Any) -> dict[str, Any]:
+def _mapping(where: str, value: object) -> dict[str, object]:
     """A name, or a function, is short for a mapping with nothing but that name."""
     if isinstance(value, str) or (callable(value) and where != "algorithm"):
         return {"name": value}
@@ -67,7 +67,7 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     return {str(key): v for key, v in value.items()}
 
 
-def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
+def _axis(axis: str, current: Any, value: object, folder: Path) -> Any:
     if value is None:
         if axis not in OPTIONAL:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
@@ -85,10 +85,10 @@ def _axis(axis: str, current: Any, value: Any, folder: Path) -> Any:
     return _choice(axis, current, value, folder)
 
 
-def _choice(axis: str, current: Choice | None, value: Any, folder: Path) -> Choice:
+def _choice(axis: str, current: Choice | None, value: object, folder: Path) -> Choice:
     settings = _mapping(f"algorithm.{axis}", value)
     name = settings.pop("name", current.name if current else None)
-    if name is None:
+    if not (isinstance(name, str) or callable(name)):
         raise ConfigError(f"algorithm.{axis}: needs a name, one of {', '.join(_names(axis))}")
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
@@ -121,19 +121,16 @@ def _function(axis: str, named: str | Callable[..., Any], folder: Path) -> Calla
 
 def _own(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     """A function that Python gave, with its name in a config; an object that is called, as a function."""
-    named: Any = function
-    if not isfunction(function):
-        named = partial(function)
-        named.__name__ = name_of(function)
-    named.__covey_name__ = recorded_name(function, folder)
-    return cast("Callable[..., Any]", named)
+    named = function if isfunction(function) else partial(function)
+    vars(named).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
+    return named
 
 
 def _names(axis: str) -> dict[str, Callable[..., Any]]:
     return {f.__name__: f for f in AXES[axis]}
 
 
-def _record(axis: str, kind: type, current: Any, value: Any, folder: Path) -> Any:
+def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> Any:
     """`kl` and `entropy` are records of plain settings; a bare number is their coefficient."""
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {"coef": value}
     record = current or kind()
@@ -148,7 +145,7 @@ def _record(axis: str, kind: type, current: Any, value: Any, folder: Path) -> An
     return replace(record, **settings)
 
 
-def _checked(where: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(where: str, function: Callable[..., Any], settings: Mapping[str, object]) -> dict[str, object]:
     """Settings validated against a function's keyword-only parameters and their types."""
     try:
         known = parameters_of(function)
@@ -166,7 +163,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {n: p for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _validated(where: str, parameter: inspect.Parameter, value: Any) -> Any:
+def _validated(where: str, parameter: inspect.Parameter, value: object) -> object:
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         return value
@@ -176,12 +173,12 @@ def _validated(where: str, parameter: inspect.Parameter, value: Any) -> Any:
         raise ConfigError(f"{where}: {value!r}: {error.errors()[0]['msg']}") from None
 
 
-def describe(algorithm: Algorithm) -> dict[str, Any]:
+def describe(algorithm: Algorithm) -> dict[str, object]:
     """The algorithm as a config mapping with every axis and setting spelled out."""
     return {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
 
 
-def _spelled(value: Any) -> Any:
+def _spelled(value: object) -> object:
     if isinstance(value, Choice):
         return {"name": value.name, **value.all_settings}
     if isinstance(value, tuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -20,7 +20,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _text(cls, value: Any) -> Any:
+    def _text(cls, value: object) -> object:
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("no text here may have a NUL byte")
         if isinstance(value, str):
@@ -52,7 +52,7 @@ class Data(Section):
     template: str | None = Field(None, description="Text around each text prompt; {prompt} marks its place.")
     chat: bool = Field(False, description="Send text prompts as a user's message through the chat template.")
     system: str | None = Field(None, description="System message before every prompt; implies chat.")
-    chat_template_kwargs: dict[str, Any] = Field(
+    chat_template_kwargs: dict[str, object] = Field(
         {},
         description="Passed on to the chat template, as {enable_thinking: false}; a row's columns "
         "`chat_template_kwargs`, `tools` and `documents` go there too and win.",
@@ -224,7 +224,7 @@ class Config(Section):
         description="CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use.",
     )
     data: Data = Data()
-    rewards: tuple[Any, ...] = Field(
+    rewards: tuple[object, ...] = Field(
         (),
         description="Reward functions: names, module.py:function, {name: weight} or {name: settings}; "
         "`verdict: true` in one marks what says if a completion is correct.",
@@ -232,11 +232,11 @@ class Config(Section):
     scoring: Scoring = Scoring()
     sandbox: Sandbox = Sandbox()
     rollout: Rollout = Rollout()
-    algorithm: str | dict[str, Any] = Field("dapo", description="A preset, or a mapping overriding its axes.")
+    algorithm: str | dict[str, object] = Field("dapo", description="A preset, or a mapping over its axes.")
     train: Train = Train()
     eval: Eval = Eval()
     guards: Guards = Guards()
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
-    stages: tuple[dict[str, Any], ...] = Field(
+    stages: tuple[dict[str, object], ...] = Field(
         (), description="A pipeline: each stage overrides this config and starts from the last model."
     )

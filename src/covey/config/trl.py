@@ -7,7 +7,6 @@ difference. The names of the loss are read together, under TRL's defaults for th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from covey.errors import ConfigError
 
@@ -58,7 +57,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
 """Counted in optimizer steps by TRL, in rollout batches by covey: the same with one update per batch."""
 
-LOSS: Mapping[str, Any] = {
+LOSS: Mapping[str, object] = {
     "loss_type": "dapo",
     "beta": 0.0,
     "epsilon": 0.2,
@@ -238,7 +237,7 @@ def told(name: str) -> str:
     return f"TRL's {name} is not here: {_ABSENT[name]}" if name in _ABSENT else ""
 
 
-def value_of(name: str, value: Any) -> Any:
+def value_of(name: str, value: object) -> object:
     """TRL's value of a name in ``SAME`` as covey's. Raises ConfigError for one that covey does not have."""
     known = VALUES.get(name)
     if known is None or (isinstance(value, str) and value in known.values()):
@@ -248,7 +247,7 @@ def value_of(name: str, value: Any) -> Any:
     return known[value]
 
 
-def algorithm_of(given: Mapping[str, Any]) -> dict[str, Any]:
+def algorithm_of(given: Mapping[str, object]) -> dict[str, object]:
     """TRL's loss as a config's `algorithm` block: the names given, TRL's defaults for the others.
 
     Raises ConfigError for what TRL itself would refuse or ignore, and for what covey cannot do exactly.
@@ -281,12 +280,12 @@ def algorithm_of(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _clip(loss: Mapping[str, Any]) -> dict[str, Any]:
+def _clip(loss: Mapping[str, object]) -> dict[str, object]:
     high = loss["epsilon"] if loss["epsilon_high"] is None else loss["epsilon_high"]
     return {"name": "clip", "clip_low": loss["epsilon"], "clip_high": high, "dual_clip": loss["delta"]}
 
 
-def _cispo(loss: Mapping[str, Any]) -> dict[str, Any]:
+def _cispo(loss: Mapping[str, object]) -> dict[str, object]:
     cap = loss["epsilon_high"]
     if cap is None:
         raise ConfigError(
@@ -296,12 +295,12 @@ def _cispo(loss: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": "cispo", "cap": cap}
 
 
-def _sapo(loss: Mapping[str, Any]) -> dict[str, Any]:
+def _sapo(loss: Mapping[str, object]) -> dict[str, object]:
     up, down = loss["sapo_temperature_pos"], loss["sapo_temperature_neg"]
     return {"name": "sapo", "tau_up": up, "tau_down": down}
 
 
-def _vespo(loss: Mapping[str, Any]) -> dict[str, Any]:
+def _vespo(loss: Mapping[str, object]) -> dict[str, object]:
     signs = {"up": "pos", "down": "neg"}
     powers = {f"k_{ours}": loss[f"vespo_k_{theirs}"] for ours, theirs in signs.items()}
     return {
@@ -312,7 +311,7 @@ def _vespo(loss: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _CLIPPED = (_clip, ("epsilon", "epsilon_high", "delta"))
-_SURROGATES: Mapping[str, tuple[Callable[[Mapping[str, Any]], dict[str, Any]], tuple[str, ...]]] = {
+_SURROGATES: Mapping[str, tuple[Callable[[Mapping[str, object]], dict[str, object]], tuple[str, ...]]] = {
     "grpo": _CLIPPED,
     "dr_grpo": _CLIPPED,
     "dapo": _CLIPPED,
@@ -334,7 +333,7 @@ _REDUCTIONS = {
 }
 
 
-def _advantage(loss: Mapping[str, Any]) -> dict[str, Any]:
+def _advantage(loss: Mapping[str, object]) -> dict[str, object]:
     scale = loss["scale_rewards"]
     scale = ("none", "group")[scale] if isinstance(scale, bool) else scale
     aggregation = loss["multi_objective_aggregation"]
@@ -342,7 +341,7 @@ def _advantage(loss: Mapping[str, Any]) -> dict[str, Any]:
         return {"advantage": "component_zscore", "whiten": "sample_zscore"}
     if aggregation != "sum_then_normalize":
         raise ConfigError(f"multi_objective_aggregation: {aggregation!r} is none of TRL's")
-    known: Mapping[Any, dict[str, Any]] = {
+    known: Mapping[object, dict[str, object]] = {
         "group": {"advantage": "group_zscore", "whiten": None},
         "none": {"advantage": "group_centered", "whiten": None},
         "batch": {"advantage": "group_centered", "whiten": {"name": "batch_std", "of": "rewards"}},
@@ -352,7 +351,7 @@ def _advantage(loss: Mapping[str, Any]) -> dict[str, Any]:
     return known[scale]
 
 
-def _ratio(loss: Mapping[str, Any]) -> str:
+def _ratio(loss: Mapping[str, object]) -> str:
     kind, level = loss["loss_type"], loss["importance_sampling_level"]
     if level not in ("token", "sequence"):
         raise ConfigError(f"importance_sampling_level: {level!r} is none of TRL's: token, sequence")
@@ -365,7 +364,7 @@ def _ratio(loss: Mapping[str, Any]) -> str:
     return str(level)
 
 
-def _kl(loss: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | None:
+def _kl(loss: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object] | None:
     beta, corrected = loss["beta"], loss["use_bias_correction_kl"]
     synced = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(given)
     if synced and not loss["sync_ref_model"]:
@@ -386,10 +385,10 @@ def _kl(loss: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | N
     return kl
 
 
-def _entropy(loss: Mapping[str, Any]) -> dict[str, Any] | None:
+def _entropy(loss: Mapping[str, object]) -> dict[str, object] | None:
     if loss["entropy_coef"] == 0 or loss["entropy_coef"] is None:
         return None
-    if _REDUCTIONS[loss["loss_type"]] != "token_mean":
+    if _REDUCTIONS[str(loss["loss_type"])] != "token_mean":
         raise ConfigError(
             f"entropy_coef with loss_type {loss['loss_type']}: TRL's bonus is a mean over tokens, covey's is "
             "weighed as the loss is; use loss_type dapo, or algorithm: {entropy: {coef: ...}}"
