@@ -69,13 +69,17 @@ def read_from_sections(trees: list[ast.AST]) -> set[str]:
                     names[annotation].add(node.arg)
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
-                of = (
-                    node.value.attr
-                    if isinstance(node.value, ast.Attribute)
-                    else getattr(node.value, "id", "")
-                )
+                of = name_in(node.value)
+                if isinstance(node.value, ast.Attribute) and of != "config":
+                    of = (
+                        of if name_in(node.value.value) in {*names["config"], "self"} else ""
+                    )  # data.train is no section
                 read |= {f"{section}.{node.attr}" for section, known in names.items() if of in known}
     return read
+
+
+def name_in(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
@@ -99,10 +103,10 @@ def test_every_setting_is_read_from_its_section() -> None:
 
 def test_a_setting_that_nothing_reads_is_noticed() -> None:
     read = read_from_sections(
-        [ast.parse("def f(t: Train, config): r = config.rollout; t.lr; r.stop; other.top_p")]
+        [ast.parse("def f(t: Train, config): r = config.rollout; t.lr; r.stop; other.top_p; data.train.name")]
     )
     assert read >= {"train.lr", "rollout.stop", "config.rollout"}
-    assert not {"rollout.top_p", "train.stop", "train.steps"} & read
+    assert not {"rollout.top_p", "train.stop", "train.steps", "train.name"} & read
 
 
 def test_the_public_names() -> None:

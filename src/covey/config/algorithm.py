@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from functools import partial
 from inspect import isfunction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
