@@ -35,7 +35,7 @@ def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
 
 
 def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
-    policy = load_policy(loaded.config, loaded.folder, texts_of(load_problems(loaded), loaded.config))
+    policy = load_policy(loaded, texts_of(load_problems(loaded), loaded.config))
     if not supported(policy.model):
         raise ConfigError(
             f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"
