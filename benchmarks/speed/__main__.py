@@ -132,7 +132,7 @@ def _row(cell: str, side: str, own: Sequence[Sample], ours: Sequence[Sample]) ->
 def limit(threads: int) -> dict[str, list[float]]:
     """GFLOP/s of a large matrix product here: torch's, and ours where there is one."""
     from covey.kernels.calls import available
-    from covey.models.linear import Packed
+    from covey.models.linear import PackedWeight
 
     torch.set_num_threads(threads)
     best: dict[str, list[float]] = {}
@@ -141,7 +141,7 @@ def limit(threads: int) -> dict[str, list[float]]:
         x, w = (torch.randn(n, k).to(subject.device(), dtype) for _ in range(2))
         products = [lambda x=x, w=w: x @ w.t()]
         if available(dtype, x.device):
-            packed = Packed.of(w)
+            packed = PackedWeight.of(w)
             products.append(lambda x=x, p=packed: p.product(x, None))
         best[name] = [2 * n * k * n / _fastest(p) / 1e9 for p in products]
     return best

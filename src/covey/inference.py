@@ -1,4 +1,4 @@
-"""A model at work without training: evaluation and sampling."""
+"""Evaluate or sample a model without training it."""
 
 from __future__ import annotations
 

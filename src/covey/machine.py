@@ -23,8 +23,19 @@ def available_cpus() -> int:
     return max(1, min([count, *map(ceil, _quotas())]))
 
 
+def available_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or less by a container's limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int((CGROUPS / file).read_text()))
+        except (OSError, ValueError):  # not there, or `max`
+            continue
+    return min(limits)
+
+
 def _quotas() -> Iterator[float]:
-    """CPUs' worth of time that the control group of this process, and those around it, allow."""
+    """CPUs' worth of time that the control groups of this process allow."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

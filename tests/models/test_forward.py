@@ -6,9 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from covey.config.schema import Lora
 from covey.models.forward import supported
+from covey.models.load import with_lora
+from covey.models.ops import TorchOps
 from covey.models.packing import pack
 from covey.models.policy import Policy
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.local import LocalSampler
 from tests.conftest import CONFIGS, OTHERS, OURS, policy_of, random_prompts, sharpened
 
 
@@ -69,6 +74,71 @@ def test_unknown_architectures_and_active_sliding_windows_are_not_ours() -> None
     assert not supported(sharpened(CONFIGS["gpt2"]))
     window = type(CONFIGS["mistral"])(**{**CONFIGS["mistral"].to_dict(), "sliding_window": 8})
     assert not supported(sharpened(window))
+
+
+def replaced(policy: Policy) -> list[str]:
+    """Names of the parameters whose replacement by another object leaves scores or draws as they were."""
+    packed = pack(random_prompts(5), [random_prompts(7, seed=1)])
+    asked = [Request(random_prompts(5)[0], [1])]
+
+    def outputs() -> tuple[torch.Tensor, np.ndarray]:
+        (drawn,) = LocalSampler(policy).sample(asked, SamplingParams(3))
+        return policy.score(packed, 1.0).logprobs.detach(), drawn.completion.logprobs
+
+    before, unseen = outputs(), []
+    for name, parameter in list(policy.model.named_parameters()):
+        module, _, leaf = name.rpartition(".")
+        owner = policy.model.get_submodule(module)
+        setattr(owner, leaf, torch.nn.Parameter(torch.randn_like(parameter)))
+        scored, drawn = outputs()
+        if torch.equal(scored, before[0]) or np.array_equal(drawn, before[1]):
+            unseen.append(name)
+        setattr(owner, leaf, parameter)
+    after = outputs()
+    assert torch.equal(after[0], before[0]) and np.array_equal(after[1], before[1])
+    return unseen
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_weights_are_read_when_they_are_used(name: str, compiled: bool) -> None:
+    policy = policy_of(name)
+    if not compiled:
+        policy.decoder.ops = TorchOps()
+    # A key's bias shifts all scores of a query alike.
+    assert [n for n in replaced(policy) if not n.endswith("k_proj.bias")] == []
+
+
+def test_adapters_are_read_when_they_are_used() -> None:
+    pytest.importorskip("peft")
+    policy = with_lora(sharpened(CONFIGS["qwen3"]), policy_of("qwen3").tokenizer, Lora(rank=2))
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:  # zero at first, and then A has no effect
+            torch.nn.init.normal_(parameter)
+    assert replaced(policy) == []
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_hooks_of_a_layer_fire_in_training_and_decoding(compiled: bool) -> None:
+    policy = policy_of("qwen3")
+    if not compiled:
+        policy.decoder.ops = TorchOps()
+    seen: list[bool] = []
+    for layer in policy.decoder.layers:
+        layer.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))
+    policy.score(pack(random_prompts(5), [random_prompts(7, seed=1)]), 1.0).logprobs.sum().backward()
+    assert seen == [True, True]
+    list(LocalSampler(policy).sample([Request(random_prompts(5)[0], [1])], SamplingParams(3)))
+    assert seen[2:] == [False] * 2 * 3  # the prompt gives the first token, two steps the others
+
+
+def test_a_layer_finds_all_its_parameters_and_the_model_holds_them_once() -> None:
+    model = sharpened(CONFIGS["qwen3"])
+    names = list(model.state_dict())
+    decoder = Policy(model, policy_of("qwen3").tokenizer).decoder
+    assert list(model.state_dict()) == names
+    for layer, block in zip(decoder.layers, model.get_decoder().layers, strict=True):
+        assert [id(p) for p in layer.parameters()] == [id(p) for p in block.parameters()]
 
 
 def test_prompts_are_computed_once() -> None:

@@ -138,7 +138,7 @@ def operations() -> list[str]:
         found.append(name)
         call(name, *arguments, **options)
 
-    assert known.wrong(note, packed_size, torch.float32) is None
+    assert known.first_incorrect(note, packed_size, torch.float32) is None
     return found
 
 
@@ -159,5 +159,5 @@ def test_an_operation_that_goes_wrong_is_named(dtype: torch.dtype) -> None:
             if name != broken:
                 call(name, *arguments, **options)
 
-        named = known.wrong(some, packed_size, dtype)
+        named = known.first_incorrect(some, packed_size, dtype)
         assert named == ("product" if broken == "pack_weight" else broken)

@@ -9,8 +9,9 @@ from torch import nn
 
 from covey.kernels.calls import available
 from covey.models import logprobs
-from covey.models.linear import Linear
-from covey.models.logprobs import score_compiled, score_tokens
+from covey.models.compiled import score_compiled
+from covey.models.linear import FusedLinear
+from covey.models.logprobs import score_tokens
 from covey.types import SamplingMask
 
 
@@ -89,7 +90,7 @@ def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
         head.weight.mul_(8)
     other_head, other_hidden = nn.Linear(16, 50, bias=False), torch.randn(33, 16)
     if compiled:
-        found = score_compiled(hidden, Linear(head), targets, 0.7, mask)
+        found = score_compiled(hidden, FusedLinear(head), targets, 0.7, mask)
     else:
         found = score_tokens(hidden, head, targets, 0.7, (other_hidden, other_head), mask)
     weights = torch.linspace(-1, 1, 33)

@@ -12,7 +12,7 @@ import torch
 from covey.kernels import build
 from covey.kernels.calls import available
 from covey.models.compiled import CompiledOps
-from covey.models.linear import Linear, Packed, outer_sum
+from covey.models.linear import FusedLinear, PackedWeight, outer_sum
 from covey.models.ops import TorchOps
 from covey.models.packing import pack
 from covey.models.policy import Policy
@@ -36,8 +36,8 @@ def lengths_in_groups() -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_models_of_these_tests_use_them(name: str) -> None:
-    assert policy_of(name).exact
-    assert not policy_of("mistral").exact
+    assert policy_of(name).bit_exact
+    assert not policy_of("mistral").bit_exact
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -95,7 +95,7 @@ def test_sampled_log_probs_are_the_trainers_bits(
 def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(67, 96).to(dtype), torch.randn(150, 96).to(dtype)
-    packed = Packed.of(weight)
+    packed = PackedWeight.of(weight)
     whole = packed.product(x, None)
     for rows in (slice(0, 1), slice(5, 18), slice(60, 67)):
         for count in (1, 2):
@@ -109,7 +109,9 @@ def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.d
 @pytest.mark.parametrize("rows", [1, 95, 200])
 def test_training_and_sampling_make_the_same_product(dtype: torch.dtype, rows: int) -> None:
     torch.manual_seed(rows)
-    joined = Linear(torch.nn.Linear(33, 150, dtype=dtype), torch.nn.Linear(33, 10, bias=False, dtype=dtype))
+    joined = FusedLinear(
+        torch.nn.Linear(33, 150, dtype=dtype), torch.nn.Linear(33, 10, bias=False, dtype=dtype)
+    )
     x = torch.randn(rows, 33).to(dtype)
     assert torch.equal(joined.product(x), joined.product_once(x))
 
@@ -129,7 +131,7 @@ def test_outer_sums_of_any_strides(dtype: torch.dtype, rows: int) -> None:
 
 def test_a_changed_weight_is_packed_again() -> None:
     layer = torch.nn.Linear(16, 32)
-    joined, x = Linear(layer), torch.randn(3, 16)
+    joined, x = FusedLinear(layer), torch.randn(3, 16)
     joined.product(x)
     with torch.no_grad():
         layer.weight.mul_(2)
@@ -143,7 +145,7 @@ def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch)
     try:
         policy = policy_of("qwen3")
         assert policy.decoder is not None
-        assert isinstance(policy.decoder.ops, TorchOps) and not policy.exact
+        assert isinstance(policy.decoder.ops, TorchOps) and not policy.bit_exact
         (done,) = LocalSampler(policy).sample([Request(random_prompts(4)[0], [1])], SamplingParams(5))
         assert len(done.completion.tokens) > 0
     finally:

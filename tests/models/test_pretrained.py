@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from covey.config.load import load_config
 from covey.errors import ConfigError
-from covey.models.load import load_policy, save_policy
+from covey.models.load import load_policy
+from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder
 from tests.conftest import policy_of
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from covey.models.load import save_policy
-from covey.models.policy import Policy
+from covey.models.policy import Policy, save_policy
 from covey.models.tiny import build_tokenizer
 from covey.objective.algorithms import PRESETS
 from covey.proof.replay import Agreement, replay

@@ -18,7 +18,7 @@ from tests.conftest import policy_of
 from transformers import AutoModelForCausalLM
 
 from covey.cli import main
-from covey.models.load import save_policy
+from covey.models.policy import save_policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer
 
 

@@ -64,9 +64,9 @@ class ReplayingSampler(LocalSampler):
     def _engine(self, requests: Sequence[Request], params: SamplingParams, slots: int) -> CacheEngine:
         engine = super()._engine(requests, params, slots)
         assert isinstance(engine, CacheEngine)
-        reach = max(len(r.prompt) for r in requests) + params.max_tokens
+        kv_length = max(len(r.prompt) for r in requests) + params.max_tokens
         direct = _step(self.policy, self.policy.decoder, engine.cache)
-        engine.step = Replayed(direct, self.record, slots, reach, self.policy.device)
+        engine.step = Replayed(direct, self.record, slots, kv_length, self.policy.device)
         self.seen = weakref.ref(engine.cache)
         return engine
 
@@ -112,11 +112,11 @@ def test_a_replayed_step_draws_the_bits_of_a_direct_one(
 def test_long_rollouts_are_recorded_once_per_bucket() -> None:
     asked: list[tuple[int, int]] = []
 
-    def step(tokens: Tensor, reach: int) -> Tensor:
-        asked.append((len(tokens), reach))
+    def step(tokens: Tensor, kv_length: int) -> Tensor:
+        asked.append((len(tokens), kv_length))
         return tokens[:, None].float()
 
-    replayed = Replayed(step, Recorder(), slots=100, reach=700, device=torch.device("cpu"))
+    replayed = Replayed(step, Recorder(), slots=100, kv_length=700, device=torch.device("cpu"))
     for running in range(100, 0, -1):
         tokens = torch.arange(running)
         assert replayed(tokens, max(1, 700 - running * 7))[:, 0].tolist() == tokens.tolist()
@@ -137,7 +137,7 @@ def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.M
         step = Replayed(_step(policy, policy.decoder, cache), Recorder(), 8, 50, policy.device)
         for _ in range(2):
             logits = step(running.last(), 40)
-            cache.grow(6)
+            cache.advance(6)
             running.draw(logits)
         assert logits.shape == (6, 300)
         assert isinstance(running.logprobs, FakeTensor)

@@ -92,7 +92,7 @@ def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
     assert roles["weights"] == roles["gradient"] > 0 == roles["reference"]
     little = sum(roles.values()) - roles["update"] // 2
-    monkeypatch.setattr(setup, "memory_there", lambda _: int(little / memory.USABLE))
+    monkeypatch.setattr(setup, "device_memory", lambda _: int(little / memory.USABLE))
     covey.train(**settings, output=str(tmp_path / "tight"))
     said = capsys.readouterr().out
     assert "memory: about" in said
@@ -110,7 +110,7 @@ def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
     little = int((sum(roles.values()) - roles["update"] // 2) / memory.USABLE)
     with monkeypatch.context() as tight:
-        tight.setattr(setup, "memory_there", lambda _: little)
+        tight.setattr(setup, "device_memory", lambda _: little)
         start(tmp_path / "whole")
         interrupted(tmp_path / "parts", stopped_at)
     said: list[str] = []
@@ -124,7 +124,7 @@ def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
 
 
 def test_another_setting_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "memory_there", lambda _: 1)
+    monkeypatch.setattr(setup, "device_memory", lambda _: 1)
     interrupted(tmp_path / "run", 1)
     monkeypatch.undo()
     start(tmp_path / "run", options=RunOptions(changes=True), train={"tokens_per_micro_batch": 500})

@@ -10,7 +10,7 @@ import yaml
 from tests.conftest import policy_of
 
 from covey.cli import main
-from covey.models.load import save_policy
+from covey.models.policy import save_policy
 
 REWARDS = """
 def fine(completions, answer):

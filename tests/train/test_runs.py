@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import DataError, GuardStop, Stopped
-from covey.models.load import save_policy
+from covey.models.policy import save_policy
 from covey.signals import StopSignal
 from covey.training.pipeline import Result, run_pipeline
 from covey.training.run import DEFAULTS, RunOptions

@@ -1,5 +1,5 @@
 """Fused CPU operations in C: compiled on first use, cached, optional.
 
-`vector.h` is the arithmetic, `gemm.c` the matrix products, `ops.c` what stands between them; `build`
-compiles and loads them, `calls` calls them with tensors. Where no compiler is found, torch does the same.
+`vector.h` is the arithmetic, `gemm.c` the matrix products, `ops.c` everything else; `build`
+compiles and loads them, `calls` calls them with tensors. Where no compiler is found, torch is used.
 """

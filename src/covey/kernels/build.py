@@ -91,7 +91,7 @@ def _build(compiler: str, flags: list[str], sources: dict[str, bytes]) -> bytes:
 
 
 def _kept(target: Path) -> bytes | None:
-    """What was kept, if it is as it was written and nobody else can have written it."""
+    """The cached library, if it is intact and only this user can have written it."""
     try:
         content, digest = _own_file(target), _own_file(_digest_of(target))
     except OSError:
@@ -118,7 +118,7 @@ def _digest_of(target: Path) -> Path:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all, after a power loss too; readable by its owner."""
+    """Write a file atomically and durably; only its owner can read it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
@@ -131,7 +131,7 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
-    """Load exactly the bytes that were looked at: a file could be changed, or cut while it is in use."""
+    """Load exactly the bytes that were checked: the file could be changed or truncated meanwhile."""
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             handle = os.memfd_create("covey-kernels")  # stays open: the loader knows libraries by their path

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import warnings
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from covey.kernels.build import library
-from covey.kernels.known import wrong
+from covey.kernels.known import first_incorrect
 
 LANES = 16
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -22,16 +21,16 @@ PANEL = 64
 
 def available(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether compiled operations exist for tensors of this kind."""
-    return device.type == "cpu" and dtype in DTYPES and library() is not None and _right(dtype)
+    return device.type == "cpu" and dtype in DTYPES and library() is not None and _correct(dtype)
 
 
 @cache
-def _right(dtype: torch.dtype) -> bool:
-    """Whether every operation gives a known answer, asked once: a few milliseconds."""
-    operation = wrong(call, packed_size, dtype)
+def _correct(dtype: torch.dtype) -> bool:
+    """Whether every operation gives its known answer; checked once, in a few milliseconds."""
+    operation = first_incorrect(call, packed_size, dtype)
     if operation is not None:
         name = DTYPES[dtype]
-        warnings.warn(f"{operation}_{name} computes wrong values here; torch does the work", stacklevel=3)
+        warnings.warn(f"{operation}_{name} computes incorrect values here; torch does the work", stacklevel=3)
     return operation is None
 
 
@@ -47,12 +46,12 @@ def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> int:
 def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None = None) -> None:
     """Run an operation; tensors go by address and must be contiguous, floats as C floats, ints as longs."""
     loaded = library()
-    assert loaded is not None, "look at `available` first"
+    assert loaded is not None, "check `available` first"
     function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
     function(*map(_as_c, arguments))
 
 
-def _as_c(value: Tensor | float | None) -> Any:
+def _as_c(value: Tensor | float | None) -> ctypes.c_void_p | ctypes.c_float | ctypes.c_long:
     if isinstance(value, Tensor):
         assert value.is_contiguous(), "an address says nothing about strides"
         return ctypes.c_void_p(value.data_ptr())

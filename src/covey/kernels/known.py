@@ -1,14 +1,13 @@
-"""Operations with answers that are known by hand: what a wrong compiler or processor would get wrong.
+"""Operations with answers that are known by hand, to notice a compiler or processor that miscomputes.
 
-Numbers are whole or halves, so that they are exact in bfloat16 too; uniform attention, logits that are
-all equal and a rotation by a right angle leave nothing to compute that is not simple.
+Numbers are whole or halves, so that they are exact in bfloat16 too; uniform attention, equal logits and a
+rotation by a right angle leave only simple sums.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +18,10 @@ Check = tuple[str, Tensor, Tensor | float]
 """An operation, what it computed, and what it should have."""
 
 
-def wrong(call: Callable[..., None], packed_size: Callable[..., int], dtype: torch.dtype) -> str | None:
-    """The first operation whose answer is not the known one; None if all are right."""
+def first_incorrect(
+    call: Callable[..., None], packed_size: Callable[..., int], dtype: torch.dtype
+) -> str | None:
+    """The first operation whose answer is not the known one; None if all are correct."""
     for checks in (_rows, _heads, _attention, _logits):
         for name, got, expected in checks(call, dtype):
             if not _close(got, expected):
@@ -124,7 +125,7 @@ def _products(
     call: Callable[..., None], packed_size: Callable[..., int], dtype: torch.dtype
 ) -> Iterator[Check]:
     x, weight = torch.ones(T, E, dtype=dtype), (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
-    expected: Any = E * (torch.arange(V) % 4)
+    expected = E * (torch.arange(V) % 4)
     out = _unset(T, V, dtype=dtype)
     call("product_once", x, weight, None, out, T, V, E, dtype=dtype)
     yield "product_once", out, expected

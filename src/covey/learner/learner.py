@@ -17,9 +17,9 @@ from covey.batching import Batch, MicroBatch, micro_batches
 from covey.config.schema import Train
 from covey.errors import GuardStop, OutOfRoom, out_of_memory
 from covey.learner.optimizer import Optimizer
-from covey.models.load import Reference
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
+from covey.models.reference import Reference
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +18,7 @@ OWN -= {"tools", "documents"}
 
 
 def chat_tokens(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object]
 ) -> list[int]:
     """Token ids of messages up to where the assistant begins.
 
@@ -48,9 +47,9 @@ def chat_tokens(
 
 
 def ignored(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object]
 ) -> list[str]:
-    """Names of those template arguments that the model never gets to see.
+    """Names of the template arguments that have no effect on what the model reads.
 
     Tools and documents have to change the tokens. A variable may equal its default, so it is enough that
     the template mentions it.

@@ -1,8 +1,8 @@
-"""The operations of a decoder compiled for the CPU, each with its own gradient."""
+"""The operations of a decoder and of its head compiled for the CPU, each with its own gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,20 +11,22 @@ from torch import Tensor, nn
 
 from covey.kernels.calls import LANES, WIDEST_HEAD, available, call
 from covey.models.flex import FlexOps
-from covey.models.linear import Linear, add_gradient, outer_sum
+from covey.models.linear import FusedLinear, outer_sum
+from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
 from covey.models.ops import Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
+from covey.types import SamplingMask
 
 
 class CompiledOps:
-    """The C operations, float32 or bfloat16 on the CPU."""
+    """The C operations, in float32 or bfloat16 on the CPU."""
 
-    exact = True
+    bit_exact = True
 
-    def embed(self, module: Any, tokens: Tensor) -> Tensor:
+    def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Rows of the table; their gradients are added in place."""
         return _apply(_Embed, tokens, module.weight) if type(module) is nn.Embedding else module(tokens)
 
-    def linear(self, layer: Linear, x: Tensor) -> Tensor:
+    def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
         """One product, from a packed weight where no gradient is wanted."""
         if not layer.plain:
             return TorchOps().linear(layer, x)
@@ -34,7 +36,7 @@ class CompiledOps:
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """One pass over the row."""
-        return _apply(_AddNorm, x, delta, norm.weight, norm.eps)
+        return _apply(_AddNorm, x, delta, norm.weight, norm.variance_epsilon)
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """One pass over the row."""
@@ -50,29 +52,66 @@ class CompiledOps:
         return _apply(_SiluMul, both)
 
 
-class _NoContext:
-    """Stands in for autograd's context where no gradient is wanted."""
+class Context:
+    """Autograd's context: what a function keeps of its forward pass for the backward pass.
+
+    A plain instance takes its place where no gradient is wanted.
+    """
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    layer: FusedLinear
+    tokens: Tensor
+    weight: Tensor
+    eps: float
+    added: bool
+    sizes: tuple[int, ...]
+    rotation: Rotation
+    sequences: Sequences
+    scale: float
+    inverse: float
+    mask: SamplingMask | None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
-        """Nothing will be needed."""
+        """Nothing is kept."""
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Nothing is differentiated."""
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Run a function; outside of autograd without its overhead, which decoding would feel."""
+def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
+    """Run a function; where no gradient is wanted, without autograd's overhead, which slows decoding."""
     if torch.is_grad_enabled():
         return function.apply(*arguments)
-    return function.forward(_NoContext(), *arguments)
+    return function.forward(Context(), *arguments)
+
+
+def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
+    """Let ``add`` sum into the gradient in place; where that is not float32, return what autograd has to add.
+
+    A gradient that goes through autograd would be in memory twice.
+    """
+    if not parameter.requires_grad:
+        return None
+    if parameter.dtype != torch.float32:
+        passing = torch.zeros(parameter.shape)
+        add(passing)
+        return passing.to(parameter.dtype)
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    add(parameter.grad)
+    return None
 
 
 class _LinearFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Linear, *_: Tensor) -> Tensor:
+    def forward(ctx: Context, x: Tensor, layer: FusedLinear, *_: Tensor) -> Tensor:
         ctx.layer = layer
         ctx.save_for_backward(x)
         return layer.product_once(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
         into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
@@ -83,12 +122,12 @@ class _LinearFunction(torch.autograd.Function):
 
 class _Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Context, tokens: Tensor, weight: Tensor) -> Tensor:
         ctx.tokens, ctx.weight = tokens, weight
         return weight[tokens]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = grad.contiguous()
 
         def add(into: Tensor) -> None:
@@ -100,7 +139,7 @@ class _Embed(torch.autograd.Function):
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+        ctx: Context, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         total, normed = torch.empty_like(x), torch.empty_like(x)
         call("add_norm", x, delta, weight, eps, total, normed, *x.shape, dtype=x.dtype)
@@ -109,7 +148,7 @@ class _AddNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
-    def backward(ctx: Any, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
         dx, dw = torch.empty_like(total), torch.zeros(len(weight))
         arguments = (total, weight, ctx.eps, into_total.contiguous(), into_normed.contiguous(), dx, dw)
@@ -120,30 +159,31 @@ class _AddNorm(torch.autograd.Function):
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, qw: Tensor | None, kw: Tensor | None, heads: Heads, rotation: Rotation
+        ctx: Context, qkv: Tensor, qw: Tensor | None, kw: Tensor | None, heads: Heads, rotation: Rotation
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, (h, k, e) = len(qkv), heads[:3]
         q, key, value = (qkv.new_empty(tokens, n, e) for n in (h, k, k))
-        eps = heads.query_norm.eps if heads.query_norm else 0.0
+        eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
         call("split_heads", qkv, qw, kw, eps, *rotation, q, key, value, tokens, h, k, e, dtype=qkv.dtype)
         ctx.save_for_backward(qkv, qw, kw)
         ctx.sizes, ctx.eps, ctx.rotation = (tokens, h, k, e), eps, rotation
         return q, key, value
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv, qw, kw = ctx.saved_tensors
         dqkv, dqw, dkw = torch.empty_like(qkv), torch.zeros(ctx.sizes[3]), torch.zeros(ctx.sizes[3])
-        inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation, *(g.contiguous() for g in grads))
-        call("split_heads_back", *inputs, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
-        if qw is None:
+        inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation)
+        parts = (g.contiguous() for g in grads)
+        call("split_heads_back", *inputs, *parts, dqkv, dqw, dkw, *ctx.sizes, dtype=qkv.dtype)
+        if not ctx.needs_input_grad[1]:
             return dqkv, None, None, None, None
         return dqkv, dqw.to(qw.dtype), dkw.to(kw.dtype), None, None
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
         tokens, h, e = q.shape
         out, levels = torch.empty_like(q), torch.empty(tokens, h)
         spans, scale = sequences.spans, e**-0.5
@@ -154,7 +194,7 @@ class _Attend(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, levels = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
         groups = ctx.sequences.groups
@@ -165,18 +205,86 @@ class _Attend(torch.autograd.Function):
 
 class _SiluMul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
+    def forward(ctx: Context, both: Tensor) -> Tensor:
         out = both.new_empty(len(both), both.shape[1] // 2)
         call("silu_mul", both, out, *out.shape, dtype=both.dtype)
         ctx.save_for_backward(both)
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Context, grad: Tensor) -> Tensor:
         (both,) = ctx.saved_tensors
         into = torch.empty_like(both)
         call("silu_mul_back", both, grad.contiguous(), into, *grad.shape, dtype=both.dtype)
         return into
+
+
+def score_compiled(
+    hidden: Tensor, layer: FusedLinear, targets: Tensor, temperature: float, mask: SamplingMask | None = None
+) -> TokenScores:
+    """``score_tokens`` with the compiled operations: logits are recomputed in the backward pass."""
+    arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask)
+    logprobs, entropy, collision = _ScoreFunction.apply(*arguments)
+    return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
+
+
+class _ScoreFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Context,
+        hidden: Tensor,
+        layer: FusedLinear,
+        targets: Tensor,
+        inverse: float,
+        weight: Tensor,
+        mask: SamplingMask | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
+        buffer = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
+        for x, rows in _chunks(hidden, buffer):
+            logits = exclude(layer.product_once(x, buffer[: len(x)]), mask, rows.start)
+            parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
+            call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
+        ctx.save_for_backward(hidden, targets, entropy, buffer)
+        ctx.layer, ctx.inverse, ctx.weight, ctx.mask = layer, inverse, weight, mask
+        ctx.mark_non_differentiable(collision)
+        return logprobs, entropy, collision
+
+    @staticmethod
+    def backward(
+        ctx: Context, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        hidden, targets, entropy, buffer = ctx.saved_tensors
+        weight = ctx.weight
+        dhidden = torch.empty_like(hidden)
+        dlogprob = dlogprob.contiguous()
+        dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
+
+        def add(into: Tensor | None) -> None:
+            for x, rows in _chunks(hidden, buffer):
+                logits = exclude(ctx.layer.product_once(x, buffer[: len(x)]), ctx.mask, rows.start)
+                grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
+                parts = (targets[rows], ctx.inverse, *grads)
+                call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
+                dhidden[rows] = ctx.layer.product_back(logits)
+                if into is not None:
+                    outer_sum(logits, x, into)
+
+        if not weight.requires_grad:
+            add(None)
+        return dhidden, None, None, None, add_gradient(weight, add), None
+
+
+def _chunk(rows: int, vocabulary: int) -> int:
+    """Rows whose logits are alive at once."""
+    return min(rows, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
+
+
+def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """Chunks of ``hidden`` whose logits fit into ``buffer``, and their rows."""
+    for start in range(0, len(hidden), max(len(buffer), 1)):
+        rows = slice(start, start + len(buffer))
+        yield hidden[rows], rows
 
 
 def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int]) -> Ops:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from covey.models.ops import Attention, Sequences, TorchOps
 
 BLOCK = 128
-"""Tokens of a block; blocks in which nobody sees anybody are left out."""
+"""Tokens of a block; blocks without a visible pair are skipped."""
 
 
 class FlexOps(TorchOps):
@@ -33,13 +33,13 @@ class FlexOps(TorchOps):
 
 
 @cache
-def compiled() -> Any:
+def compiled() -> Callable[..., Tensor]:
     """Compiled once for all lengths. A part that cannot be compiled is an error: it would need T^2 memory."""
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def group_mask(sequences: Sequences) -> BlockMask:
-    """Each token sees its group's prompt, and its own sequence up to itself. Tokens up to a whole block."""
+    """Each token sees its group's prompt, and its own sequence up to itself. Padded to whole blocks."""
     spans = sequences.spans
     rows = spans.repeat_interleave(spans[:, 3], dim=0)
     tokens, count = len(rows), -(-len(rows) // BLOCK)

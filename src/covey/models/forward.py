@@ -10,16 +10,16 @@ Shapes: T flat tokens, D model width, H query heads, K key/value heads, E head w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.models.compiled import pick_ops
-from covey.models.linear import Linear
-from covey.models.ops import Heads, Norm, Rotation, Sequences
+from covey.models.linear import FusedLinear
+from covey.models.ops import Heads, Ops, Rotation, Sequences
 
 LLAMA_SHAPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -40,64 +40,72 @@ def supported(model: PreTrainedModel) -> bool:
     )
 
 
-class Layer(NamedTuple):
-    """One transformer layer."""
+class Layer(nn.Module):
+    """One transformer layer: a Hugging Face layer computed with our operations.
 
-    attention_norm: Norm
-    qkv: Linear
-    heads: Heads
-    output: Linear
-    mlp_norm: Norm
-    gate_up: Linear
-    down: Linear
+    Its parameters are those of ``block``, read at each call, so that sharding can swap them in its hooks.
+    """
+
+    def __init__(self, number: int, block: GradientCheckpointingLayer, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.number, self.block = number, block
+        self.norms = (block.input_layernorm, block.post_attention_layernorm)  # a tuple registers nothing
+        attention, mlp = block.self_attn, block.mlp
+        head_norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
+        counts = (config.num_attention_heads, config.num_key_value_heads)
+        self.heads = Heads(*counts, attention.head_dim, *head_norms)
+        self.qkv = FusedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = FusedLinear(attention.o_proj)
+        self.gate_up = FusedLinear(mlp.gate_proj, mlp.up_proj)
+        self.down = FusedLinear(mlp.down_proj)
+
+    def forward(
+        self, x: Tensor, delta: Tensor | None, attend: Attend, ops: Ops
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream and the delta still to be added to it, before and after: (T, D) each.
+
+        x' = x + delta, x'' = x' + attention(norm(x')) -> x'', mlp(norm(x'')). The last sum is left to the
+        next norm (the next layer's, or the final one): ``add_norm`` adds and norms in one pass over a row.
+        """
+        x, h = ops.add_norm(x, delta, self.norms[0])
+        mixed = attend(self.number, self.heads, ops.linear(self.qkv, h))
+        x, h = ops.add_norm(x, ops.linear(self.output, mixed), self.norms[1])
+        return x, ops.linear(self.down, ops.silu_mul(ops.linear(self.gate_up, h)))
 
 
-class Decoder:
+class Decoder(nn.Module):
     """The transformer between token ids and final hidden states.
 
-    Holds no weights of its own: it reads those of the Hugging Face model, whose submodules (LoRA layers
-    included) stay the place where they live.
+    It has no parameters of its own: its modules are those of the Hugging Face model (LoRA layers included),
+    which does not know it, so that the model's state_dict holds each weight once.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        body = model.get_decoder()
-        config = model.config
-        width = body.layers[0].self_attn.head_dim
-        counts = (config.num_attention_heads, config.num_key_value_heads, width)
-        self.embed: Any = body.embed_tokens
-        self.layers = [_layer(module, counts) for module in body.layers]
-        self.norm = _norm(body.norm)
-        self.ops = pick_ops(
-            self.embed.weight, self.layers[0].heads, [config.hidden_size, config.intermediate_size]
-        )
+        super().__init__()
+        body, config = model.get_decoder(), model.config
+        self.embed, self.norm, self._rotary = body.embed_tokens, body.norm, body.rotary_emb
+        layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]
+        self.layers, self.heads = nn.ModuleList(layers), layers[0].heads
+        self.ops = pick_ops(self.embed.weight, self.heads, [config.hidden_size, config.intermediate_size])
         self.recompute = False
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
-        self._rotary = body.rotary_emb
         self._tables = (torch.empty(0), torch.empty(0))
 
     @property
-    def exact(self) -> bool:
+    def bit_exact(self) -> bool:
         """Whether a token's hidden state is the same bits alone, in a batch, decoding and training."""
-        linears = (m for layer in self.layers for m in layer if isinstance(m, Linear))
-        return self.ops.exact and all(m.plain for m in linears)
+        linears = (m for layer in self.layers for m in vars(layer).values() if isinstance(m, FusedLinear))
+        return self.ops.bit_exact and all(m.plain for m in linears)
 
-    def __call__(self, tokens: Tensor, attend: Attend) -> Tensor:
+    def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""
         x, delta = self.ops.embed(self.embed, tokens), None
-        for i in range(len(self.layers)):
+        for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
-                x, delta = checkpoint(self._layer, i, x, delta, attend, use_reentrant=False)
+                x, delta = checkpoint(layer, x, delta, attend, self.ops, use_reentrant=False)
             else:
-                x, delta = self._layer(i, x, delta, attend)
+                x, delta = layer(x, delta, attend, self.ops)
         return self.ops.add_norm(x, delta, self.norm)[1]
-
-    def _layer(self, i: int, x: Tensor, delta: Tensor | None, attend: Attend) -> tuple[Tensor, Tensor]:
-        """The residual stream and what the last block adds to it, before and after layer i. (T, D) each."""
-        ops, layer = self.ops, self.layers[i]
-        x, h = ops.add_norm(x, delta, layer.attention_norm)
-        mixed = attend(i, layer.heads, ops.linear(layer.qkv, h))
-        x, h = ops.add_norm(x, ops.linear(layer.output, mixed), layer.mlp_norm)
-        return x, ops.linear(layer.down, ops.silu_mul(ops.linear(layer.gate_up, h)))
 
     def packed(self, positions: Tensor, sequences: Sequences) -> Attend:
         """Attention over packed sequences: a completion sees its group's prompt and itself."""
@@ -109,29 +117,12 @@ class Decoder:
         return attend
 
     @torch.no_grad()
-    def rotation(self, positions: Tensor, reach: int | None = None) -> Rotation:
-        """Rotary tables that reach all positions, (T,) int64, or ``reach`` of them."""
-        wanted = reach or int(positions.max()) + 1
+    def rotation(self, positions: Tensor, length: int | None = None) -> Rotation:
+        """Rotary tables for all positions, (T,) int64, or for ``length`` of them."""
+        needed = length or int(positions.max()) + 1
         weight = self.embed.weight
-        if len(self._tables[0]) < wanted or self._tables[0].dtype != weight.dtype:
-            every = torch.arange(max(wanted, 2 * len(self._tables[0])), device=weight.device)
-            self._tables = tuple(t[0].contiguous() for t in self._rotary(weight[:1, None], every[None]))
+        if len(self._tables[0]) < needed or self._tables[0].dtype != weight.dtype:
+            every = torch.arange(max(needed, 2 * len(self._tables[0])), device=weight.device)
+            cos, sin = self._rotary(weight[:1, None], every[None])
+            self._tables = (cos[0].contiguous(), sin[0].contiguous())
         return Rotation(*self._tables, positions)
-
-
-def _layer(module: Any, counts: tuple[int, int, int]) -> Layer:
-    attention, mlp = module.self_attn, module.mlp
-    norms = (_norm(attention.q_norm), _norm(attention.k_norm)) if hasattr(attention, "q_norm") else ()
-    return Layer(
-        attention_norm=_norm(module.input_layernorm),
-        qkv=Linear(attention.q_proj, attention.k_proj, attention.v_proj),
-        heads=Heads(*counts, *norms),
-        output=Linear(attention.o_proj),
-        mlp_norm=_norm(module.post_attention_layernorm),
-        gate_up=Linear(mlp.gate_proj, mlp.up_proj),
-        down=Linear(mlp.down_proj),
-    )
-
-
-def _norm(module: Any) -> Norm:
-    return Norm(module.weight, module.variance_epsilon)

@@ -17,8 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from covey.config.given import GivenModel
 from covey.errors import ConfigError
-from covey.models.pretrained import pretrained
-from covey.models.whole import check_finite
+from covey.models.pretrained import check_finite, pretrained
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

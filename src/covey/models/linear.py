@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,14 +11,18 @@ from torch import Tensor, nn
 from covey.kernels.calls import PANEL, call, packed_size
 
 
-class Linear:
-    """Linear layers that read the same input, as one product; their outputs stand side by side."""
+class FusedLinear:
+    """Linear layers that read the same input, as one product whose outputs are concatenated.
 
-    def __init__(self, *modules: nn.Module) -> None:
-        self.modules: tuple[Any, ...] = modules
+    Weights are read from ``modules`` at each call; those may be LoRA's layers, which are not ``plain``.
+    """
+
+    def __init__(self, *modules: nn.Linear) -> None:
+        self.modules = modules
         self.plain = all(type(m) is nn.Linear for m in modules)
         self._state: tuple[int, ...] = ()
-        self._forward: Packed | None = None
+        self._held: list[Tensor] = []
+        self._forward: PackedWeight | None = None
         self._bias: Tensor | None = None
 
     @property
@@ -36,7 +39,7 @@ class Linear:
         """x W^T + b with the compiled product, from a packed copy that is kept. (T, in) -> (T, out)."""
         self._refresh()
         if self._forward is None:
-            self._forward = Packed.of(self._joined_weight())
+            self._forward = PackedWeight.of(self._joined_weight())
             self._bias = self._joined_bias()
         return self._forward.product(x, self._bias)
 
@@ -56,11 +59,12 @@ class Linear:
         return into.to(grad.dtype)
 
     def _refresh(self) -> None:
-        """Forget packed weights when a weight has changed."""
+        """Forget the packed weight when a parameter was written to or replaced by another."""
         # torch offers no public way to ask whether a tensor was written to.
         state = tuple(n for p in self.parameters for n in (p.data_ptr(), p._version))  # noqa: SLF001
         if state != self._state:
             self._state, self._forward, self._bias = state, None, None
+            self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses
 
     def _joined_weight(self) -> Tensor:
         weights = [m.weight.detach() for m in self.modules]
@@ -77,7 +81,7 @@ class Linear:
         return F.pad(joined, (0, PANEL))
 
 
-class Packed(NamedTuple):
+class PackedWeight(NamedTuple):
     """A weight (N, K) in the layout of the compiled product."""
 
     panels: Tensor
@@ -86,7 +90,7 @@ class Packed(NamedTuple):
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, weight: Tensor) -> Packed:
+    def of(cls, weight: Tensor) -> PackedWeight:
         """Pack a weight (N, K)."""
         n, k = weight.shape
         panels = torch.empty(packed_size(n, k, weight.dtype), dtype=torch.uint8)
@@ -94,7 +98,7 @@ class Packed(NamedTuple):
         return cls(panels, n, k, weight.dtype)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x W^T + bias. A row's result does not depend on the rows beside it."""
+        """x W^T + bias. A row's result does not depend on the other rows."""
         out = x.new_empty(len(x), self.outputs)
         call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.dtype)
         return out
@@ -104,20 +108,3 @@ def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:
     """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a with any strides, K a multiple of 16."""
     sizes = (*a.shape, b.shape[1])
     call("outer_sum", a.data_ptr(), *a.stride(), b, b.stride(0), out, *sizes, dtype=a.dtype)
-
-
-def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
-    """Let ``add`` sum into the gradient in place; where that is not float32, return what autograd has to add.
-
-    A gradient on its way through autograd would stand in memory a second time.
-    """
-    if not parameter.requires_grad:
-        return None
-    if parameter.dtype != torch.float32:
-        passing = torch.zeros(parameter.shape)
-        add(passing)
-        return passing.to(parameter.dtype)
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    add(parameter.grad)
-    return None

@@ -1,17 +1,13 @@
-"""Loading and saving policies: hub id, folder or `tiny`; full weights or LoRA."""
+"""The policy that a config names: hub id, folder or `tiny`; full weights or LoRA."""
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 import transformers
-from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -23,9 +19,8 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.config.schema import Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
+from covey.machine import available_memory
 from covey.models.given import checked_model, take_weights
-from covey.models.logprobs import Head
-from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
 from covey.models.tiny import build_model, build_tokenizer
@@ -142,75 +137,8 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-class Reference:
-    """The policy as it was at the start: a frozen copy, or the model with its adapter off."""
-
-    def __init__(self, policy: Policy, moves: bool = False) -> None:
-        # A reference that will move needs weights of its own, also where adapters are trained.
-        self._adapter = None if moves else policy.adapter
-        self._policy = policy
-        if self._adapter is None:
-            self._policy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer)
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether it stands in memory beside the policy."""
-        return self._adapter is None
-
-    @torch.no_grad()
-    def refresh(self, policy: Policy, mix: float) -> None:
-        """Move towards the policy: all the way with ``mix`` 1."""
-        for own, new in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
-            own.lerp_(new, mix)
-
-    def state(self) -> dict[str, Tensor]:
-        """Its own weights by name, for a checkpoint; nothing while it shares the policy's."""
-        return {} if self._adapter is not None else dict(self._policy.model.named_parameters())
-
-    @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore ``state``."""
-        for name, weight in self.state().items():
-            weight.copy_(state[name])
-
-    def fingerprint(self) -> str:
-        """A hash of its weights, so that a record can say what the KL was measured to."""
-        own = self._policy.model.state_dict()
-        return weights_hash({k: v for k, v in own.items() if self._adapter is None or "lora_" not in k})
-
-    @contextmanager
-    def active(self) -> Iterator[Policy]:
-        """The reference as a policy, without gradient, inside the block."""
-        off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()
-        with torch.no_grad(), off:
-            yield self._policy
-
-    def outputs(self, packed: Packed) -> tuple[Tensor, Head]:
-        """Its hidden states and head, for the exact KL."""
-        with self.active() as policy:
-            return policy.hidden(packed), policy.head
-
-
-def weights_hash(weights: Mapping[str, Tensor]) -> str:
-    """sha256 over weights by name."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
-    """Write a folder that `from_pretrained` loads.
-
-    Adapters are merged into the weights and kept in `adapter/`; without ``merged`` they are
-    written alone, which is smaller and loads where peft is installed.
-    """
-    policy.tokenizer.save_pretrained(folder)
-    if policy.adapter is None:
-        policy.model.save_pretrained(folder)
-    elif merged:
-        policy.adapter.save_pretrained(folder / "adapter")
-        copy.deepcopy(policy.adapter).merge_and_unload().save_pretrained(folder)
-    else:
-        policy.adapter.save_pretrained(folder)
+def device_memory(device: torch.device) -> int:
+    """Bytes of the device, or of the machine as far as this process may use them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return available_memory()

@@ -1,20 +1,18 @@
-"""Log-probs of chosen tokens from hidden states, in chunks of rows: all logits never stand in memory.
+"""Log-probs of chosen tokens from hidden states, in chunks of rows: the logits are never all in memory.
 
-Where the sampler could not draw from the whole vocabulary, everything here is of the distribution that it
-drew from: softmax over the tokens it kept, of the logits of whoever is asked now.
+Where the sampler could not draw from the whole vocabulary, all values are of the distribution that it drew
+from: the softmax, over the tokens it kept, of the logits of the model that scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from covey.kernels.calls import call
-from covey.models.linear import Linear, add_gradient, outer_sum
 from covey.types import SamplingMask
 
 CHUNK_LOGITS = 1 << 24
@@ -32,7 +30,7 @@ Head = Callable[[Tensor], Tensor]
 
 
 class TokenScores(NamedTuple):
-    """What is known of M predicted tokens, each (M,), in nats. All carry gradient."""
+    """What is computed of M predicted tokens, each (M,), in nats. All carry gradient."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -93,77 +91,9 @@ def _score(
 
 
 def exclude(logits: Tensor, mask: SamplingMask | None, start: int) -> Tensor:
-    """In place: no chance for what could not be drawn. logits (n, V) of the places from ``start`` on."""
+    """Exclude, in place, what could not be drawn. logits (n, V) of the predictions from ``start`` on."""
     if mask is None:
         return logits
     kept = torch.from_numpy(mask.flat(start, start + len(logits), logits.shape[1])).to(logits.device)
     excluded = torch.ones(logits.numel(), dtype=torch.bool, device=logits.device).index_fill_(0, kept, 0)
     return logits.masked_fill_(excluded.view(logits.shape), EXCLUDED)
-
-
-def score_compiled(
-    hidden: Tensor, layer: Linear, targets: Tensor, temperature: float, mask: SamplingMask | None = None
-) -> TokenScores:
-    """``score_tokens`` with the compiled operations: logits are made again in the backward pass."""
-    arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask)
-    logprobs, entropy, collision = _ScoreFunction.apply(*arguments)
-    return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
-
-
-class _ScoreFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        layer: Linear,
-        targets: Tensor,
-        inverse: float,
-        weight: Tensor,
-        mask: SamplingMask | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
-        room = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
-        for x, rows in _chunks(hidden, room):
-            logits = exclude(layer.product_once(x, room[: len(x)]), mask, rows.start)
-            parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
-            call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
-        ctx.save_for_backward(hidden, targets, entropy, room)
-        ctx.layer, ctx.inverse, ctx.weight, ctx.mask = layer, inverse, weight, mask
-        ctx.mark_non_differentiable(collision)
-        return logprobs, entropy, collision
-
-    @staticmethod
-    def backward(
-        ctx: Any, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        hidden, targets, entropy, room = ctx.saved_tensors
-        weight = ctx.weight
-        dhidden = torch.empty_like(hidden)
-        dlogprob = dlogprob.contiguous()
-        dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
-
-        def add(into: Tensor | None) -> None:
-            for x, rows in _chunks(hidden, room):
-                logits = exclude(ctx.layer.product_once(x, room[: len(x)]), ctx.mask, rows.start)
-                grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
-                parts = (targets[rows], ctx.inverse, *grads)
-                call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
-                dhidden[rows] = ctx.layer.product_back(logits)
-                if into is not None:
-                    outer_sum(logits, x, into)
-
-        if not weight.requires_grad:
-            add(None)
-        return dhidden, None, None, None, add_gradient(weight, add), None
-
-
-def _chunk(rows: int, vocabulary: int) -> int:
-    """Rows whose logits are alive at once."""
-    return min(rows, max(FEWEST_ROWS, CACHED_LOGITS // vocabulary))
-
-
-def _chunks(hidden: Tensor, room: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Pieces of ``hidden`` whose logits fit into ``room``, and where they stand."""
-    for start in range(0, len(hidden), max(len(room), 1)):
-        rows = slice(start, start + len(room))
-        yield hidden[rows], rows

@@ -1,30 +1,30 @@
 """The operations a decoder is made of: what they compute, and how torch does it on any device.
 
-`compiled` has the same methods for the CPU; a model picks one set when it is loaded. Shapes: T tokens,
+`compiled` has the same methods for the CPU; `pick_ops` chooses when a model is loaded. Shapes: T tokens,
 D width, F feed-forward width, H query heads, K key/value heads, E head width, S sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from covey.models.linear import Linear
+from covey.models.linear import FusedLinear
 
 
-class Norm(NamedTuple):
-    """An RMS norm."""
+class Norm(Protocol):
+    """An RMS norm of the Hugging Face model; operations read its weight when they are called."""
 
     weight: Tensor
-    eps: float
+    variance_epsilon: float
 
 
 class Heads(NamedTuple):
-    """How a projected row is cut: H query, K key and K value heads of width E, queries and keys normed."""
+    """How a projected row is split: H query, K key and K value heads of width E, queries and keys normed."""
 
     queries: int
     keys: int
@@ -48,39 +48,33 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Ops(Protocol):
     """What a decoder needs."""
 
-    exact: bool
+    bit_exact: bool
     """Whether a token's result is the same bits alone, in a batch, decoding and training."""
 
-    def embed(self, module: Any, tokens: Tensor) -> Tensor:
+    def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """(T,) int64 -> (T, D)."""
-        ...
 
-    def linear(self, layer: Linear, x: Tensor) -> Tensor:
+    def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
         """(T, in) -> (T, out)."""
-        ...
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """x + delta, and that normed: weight * s / sqrt(mean(s^2) + eps). (T, D) each."""
-        ...
 
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """(T, (H + 2K) E) -> q (T, H, E), k (T, K, E), v (T, K, E), normed and rotated."""
-        ...
 
     def attention(self, sequences: Sequences) -> Attention:
         """Causal attention of every sequence within [its prompt | itself], for all layers."""
-        ...
 
     def silu_mul(self, both: Tensor) -> Tensor:
         """silu(gate) * up of rows [gate | up]. (T, 2F) -> (T, F)."""
-        ...
 
 
 class Sequences(NamedTuple):
     """Which flat tokens belong together."""
 
     spans: Tensor
-    """(S, 4) int64: start and length of the prompt, start and length of the own tokens."""
+    """(S, 4) int64: start and length of the prompt, start and length of the sequence's own tokens."""
     groups: Tensor
     """(groups + 1,) int64: where each prompt's spans begin: the prompt itself, then its completions."""
     longest: int
@@ -90,13 +84,13 @@ class Sequences(NamedTuple):
 class TorchOps:
     """Plain torch, on any device and in any dtype."""
 
-    exact = False
+    bit_exact = False
 
-    def embed(self, module: Any, tokens: Tensor) -> Tensor:
+    def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Through the module itself."""
         return module(tokens)
 
-    def linear(self, layer: Linear, x: Tensor) -> Tensor:
+    def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
         """Through the modules themselves, LoRA layers included."""
         parts = [m(x) for m in layer.modules]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
@@ -128,7 +122,7 @@ class TorchOps:
         return attend
 
     def silu_mul(self, both: Tensor) -> Tensor:
-        """As the Hugging Face modules compute it."""
+        """As the Hugging Face modules do."""
         gate, up = both.chunk(2, dim=-1)
         return F.silu(gate) * up
 
@@ -136,7 +130,7 @@ class TorchOps:
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps), the mean in float32. (..., D) -> (..., D)."""
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.variance_epsilon)
     return norm.weight * (wide * scale).to(x.dtype)
 
 
@@ -157,7 +151,7 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 SIMILAR = 0.75
-"""Sequences attend in one block while the shortest has this share of the longest's length."""
+"""Sequences attend in one block while the shortest has at least this fraction of the longest's length."""
 
 
 class Rows(NamedTuple):
@@ -166,7 +160,7 @@ class Rows(NamedTuple):
     queries: Tensor
     """(R, Q) int64; padding points at token 0."""
     keys: Tensor
-    """(R, N) int64: the prompt's tokens, then the own ones."""
+    """(R, N) int64: the prompt's tokens, then the sequence's own."""
     mask: Tensor
     """(R, 1, Q, N) bool: who sees whom. Padding queries see everything, so that no row is empty."""
     real: Tensor

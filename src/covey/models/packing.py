@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,22 +19,32 @@ class Packed:
 
     A completion's last token is predicted but never read, so it is not among the tokens.
     T flat tokens, M predicted tokens, N completions of up to L tokens, S = prompts + N sequences.
+
+    Example: a prompt of two tokens with completions of three and one.
+
+    >>> packed = pack([np.array([5, 6])], [[np.array([7, 8, 9]), np.array([4])]])
+    >>> packed.tokens.tolist(), packed.positions.tolist()
+    ([5, 6, 7, 8], [0, 1, 2, 3])
+    >>> packed.sources.tolist(), packed.targets.tolist()  # 5 6 predict 7 and 4, 7 predicts 8, 8 predicts 9
+    ([1, 2, 3, 1], [7, 8, 9, 4])
+    >>> packed.place.int().tolist()
+    [[1, 1, 1], [1, 0, 0]]
     """
 
     tokens: Tensor
     """(T,) int64."""
     positions: Tensor
-    """(T,) int64: place in the sequence; a completion goes on where its prompt ends."""
+    """(T,) int64: place in the sequence; a completion continues its prompt."""
     sequences: Sequences
-    """Who attends to whom; each prompt's span comes before those of its completions."""
+    """Who attends to whom; each prompt's span precedes those of its completions."""
     sources: Tensor
     """(M,) int64: the flat token whose hidden state predicts."""
     targets: Tensor
     """(M,) int64: the token to be predicted."""
     place: Tensor
-    """(N, L) bool: where the M predictions stand when completions are laid out as rows."""
+    """(N, L) bool: where the M predictions are when completions are laid out as rows."""
     sampling_mask: SamplingMask | None = None
-    """What could be drawn at the M predictions; None where everything could."""
+    """Which tokens could be drawn at each of the M predictions; None: all could."""
 
     def unpack(self, values: Tensor) -> Tensor:
         """(M,) values of the predictions -> (N, L), zero on the padding."""
@@ -63,8 +72,9 @@ class Packed:
         if self.tokens.device == device:
             return self
         spans, groups, longest = self.sequences
-        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, sequences=Sequences(spans.to(device), groups.to(device), longest), **moved)
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        sequences = Sequences(spans.to(device), groups.to(device), longest)
+        return Packed(**{**vars(self), **moved, "sequences": sequences})
 
 
 def pack(

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.models.chat import chat_tokens
+from covey.models.compiled import score_compiled
 from covey.models.forward import Decoder, supported
-from covey.models.linear import Linear
-from covey.models.logprobs import Head, TokenScores, score_compiled, score_tokens
+from covey.models.linear import FusedLinear
+from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.types import Messages
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class Policy:
     """A model that is sampled from and trained.
 
     ``model`` is the Hugging Face module, with LoRA layers in place if there are any; ``adapter``
-    is peft's wrapper of it or None. Architectures our own forward knows run through it, others
+    is peft's wrapper of it or None. Architectures that ``Decoder`` knows run through it, others
     through their Hugging Face modules.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, adapter: Any = None
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, adapter: PeftModel | None = None
     ) -> None:
         self.model = model.eval()  # no dropout: the sampled distribution is the trained one
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
-        self._head = Linear(model.get_output_embeddings())
+        self._head = FusedLinear(model.get_output_embeddings())
         self.end_ids = end_ids(model, tokenizer)
         self._plain_head = self.decoder is not None or self._head_explains_logits()
 
@@ -49,16 +55,16 @@ class Policy:
         return int(getattr(self.model.config, "max_position_embeddings", 1 << 20))
 
     @property
-    def exact(self) -> bool:
+    def bit_exact(self) -> bool:
         """Whether a log-prob recorded while sampling is the bits that ``score`` finds."""
-        return self.decoder is not None and self.decoder.exact and self._head.plain
+        return self.decoder is not None and self.decoder.bit_exact and self._head.plain
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def encode(self, prompt: str | Messages, template: Mapping[str, Any] | None = None) -> list[int]:
+    def encode(self, prompt: str | Messages, template: Mapping[str, object] | None = None) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template with its arguments."""
         if isinstance(prompt, str):
             return list(self.tokenizer(prompt)["input_ids"])
@@ -109,7 +115,7 @@ class Policy:
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
         hidden = self.hidden(packed)
-        if self.exact and reference is None:
+        if self.bit_exact and reference is None:
             return score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
         return score_tokens(hidden, self.head, packed.targets, temperature, reference, packed.sampling_mask)
 
@@ -134,3 +140,28 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({i for i in (*ids, tokenizer.eos_token_id) if i is not None})
+
+
+def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
+    """Write a folder that `from_pretrained` loads.
+
+    Adapters are merged into the weights and kept in `adapter/`; without ``merged`` they are
+    written alone, which is smaller and loads where peft is installed.
+    """
+    policy.tokenizer.save_pretrained(folder)
+    if policy.adapter is None:
+        policy.model.save_pretrained(folder)
+    elif merged:
+        policy.adapter.save_pretrained(folder / "adapter")
+        copy.deepcopy(policy.adapter).merge_and_unload().save_pretrained(folder)
+    else:
+        policy.adapter.save_pretrained(folder)
+
+
+def weights_hash(weights: Mapping[str, Tensor]) -> str:
+    """sha256 over weights by name."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from threading import RLock
 from typing import Any
 
+import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import cached_file
 
-from covey.models.whole import check_intact, check_size, check_whole
+from covey.errors import ConfigError
+from covey.integrity import MANIFEST, damage
+from covey.machine import available_memory
 
 LOADING = RLock()
 """transformers switches the tying of weights off for the whole process while it loads a model. Two
@@ -24,36 +28,48 @@ threads that load at once can leave it off, and every model after them has its e
 CONFIG, INDEX, ADAPTER = "config.json", "model.safetensors.index.json", "adapter_config.json"
 WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
+LARGEST: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
+"""Larger models are a mistake in config.json, or an attack; even their skeleton takes for ever."""
+LEAST_BYTES = 1 / 4
+"""A weight takes at least so many bytes, however it is quantized."""
 
-def pretrained(loader: Any, source: str | Path, **options: Any) -> Any:
-    """What ``loader``, one of transformers' Auto classes for models, makes of ``source``.
+
+Loader = type[_BaseAutoModelClass]
+"""One of transformers' Auto classes for models."""
+
+
+def pretrained(
+    loader: Loader, source: str | Path, dtype: torch.dtype | str = "auto", local_files_only: bool = False
+) -> PreTrainedModel:
+    """The model of ``source``, a folder or hub id.
 
     Raises ConfigError if weights are missing, of another shape, or not finite, or if the model is larger
     than its files or the memory; whatever transformers raises for a source that does not hold a model.
     """
     refuse_strange(str(source))
-    check_intact(Path(source))
+    _check_intact(Path(source))
     with LOADING:
         config = AutoConfig.from_pretrained(
-            source, trust_remote_code=False, local_files_only=options.get("local_files_only", False)
+            source, trust_remote_code=False, local_files_only=local_files_only
         )
-        check_size(loader, config, Path(source))
+        _check_size(loader, config, Path(source))
+    options = {"dtype": dtype, "local_files_only": local_files_only}
     model, found = alone(loader, source, ignore_mismatched_sizes=True, output_loading_info=True, **options)
-    check_whole(model, found, str(source))
+    _check_whole(model, found, str(source))
     return model
 
 
-def alone(loader: Any, source: str | Path, **options: Any) -> Any:
+def alone(loader: Loader, source: str | Path, **options: object) -> Any:
     """What ``loader`` gives while nothing else loads."""
     with LOADING:
-        # Said, because on a terminal transformers would ask whether to run the folder's code.
+        # Explicit, because on a terminal transformers would ask whether to run the folder's code.
         return loader.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **options)
 
 
-def pretrained_tokenizer(source: str | Path, **options: Any) -> Any:
+def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of ``source``. Raises as ``pretrained``."""
     refuse_strange(str(source))
-    return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
+    return AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local_files_only)
 
 
 @cache
@@ -67,7 +83,7 @@ def unreachable(source: str) -> bool:
     try:
         get_hf_file_metadata(hf_hub_url(source, "config.json"))
     except (HfHubHTTPError, ValueError):
-        return False  # it answers, or is no id at all: loading it says what is wrong
+        return False  # it answers, or this is no id: loading reports what is wrong
     except Exception:
         return True  # of the transport, whose classes differ between versions; or HF_HUB_OFFLINE
     return False
@@ -95,7 +111,7 @@ def refuse_strange(source: str) -> None:
 
 
 def _found(source: str, name: str) -> Iterator[Path]:
-    """A file of a folder or of a hub id, which is fetched; nothing where there is none."""
+    """The path of a file of a folder or a hub id (fetched), if there is one."""
     path = cached_file(
         source,
         name,
@@ -109,12 +125,12 @@ def _found(source: str, name: str) -> Iterator[Path]:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Files of the folder have to be there, or where a hub's cache keeps them: snapshots/X -> blobs."""
-    own = folder.resolve()
-    homes = [own]
-    if own.parent.name == "snapshots" and own.parent.parent.name.startswith("models--"):
-        homes.append(own.parent.parent / "blobs")
-    for path in sorted(own.iterdir()):
+    """Refuse links that leave the folder, except into a hub cache's blobs: snapshots/X -> blobs."""
+    root = folder.resolve()
+    homes = [root]
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        homes.append(root.parent.parent / "blobs")
+    for path in sorted(root.iterdir()):
         target = path.resolve()
         if path.is_symlink() and not any(target.is_relative_to(home) for home in homes):
             if target.is_file() or path.name == "additional_chat_templates":
@@ -135,7 +151,7 @@ def _refuse_config(path: Path) -> None:
             raise ValueError(f"{path}: {key} {value!r} is code from a hub, which is not run")
 
 
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
+def _items(value: object) -> Iterator[tuple[str, object]]:
     for key, inner in value.items() if isinstance(value, dict) else ():
         yield key, inner
         yield from _items(inner)
@@ -150,7 +166,7 @@ def _refuse_index(path: Path, folder: Path | None) -> None:
             raise ValueError(f"{path}: {name} is missing")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -158,7 +174,78 @@ def _read(path: Path) -> dict[str, Any]:
     return _object(value, str(path))
 
 
-def _object(value: Any, what: str) -> dict[str, Any]:
+def _object(value: object, what: str) -> dict[str, object]:
     if isinstance(value, dict):
         return value
     raise ValueError(f"{what} is not a JSON object")
+
+
+def _check_intact(folder: Path) -> None:
+    """Raise ConfigError if a folder that covey wrote is not as it was written; others have no manifest."""
+    if (folder / MANIFEST).is_file() and (problem := damage(folder, ("config.json",))):
+        raise ConfigError(
+            f"model: {problem}. Put the file back; if you changed it yourself, remove {folder / MANIFEST}"
+        )
+
+
+def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
+    """Raise ConfigError, before memory is taken, if the model does not fit or its files are too small."""
+    for name, largest in LARGEST.items():
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not 0 < value <= largest:
+            raise ConfigError(f"model: {folder / 'config.json'}: {name} is {value}, not 1 to {largest}")
+    with torch.device("meta"):
+        skeleton: PreTrainedModel = loader.from_config(config)
+    count = sum(p.numel() for p in skeleton.parameters())
+    if 4 * count > (memory := available_memory()):
+        raise ConfigError(
+            f"model: {folder} has {count:,} weights, {4 * count / 1e9:,.0f} GB while they are loaded, and "
+            f"this machine has {memory / 1e9:,.0f} GB. Take a smaller model"
+        )
+    held = sum(p.stat().st_size for p in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    if held and count * LEAST_BYTES > held:
+        raise ConfigError(
+            f"model: {folder / 'config.json'} describes {count:,} weights and its weight files have "
+            f"{held:,} bytes. They are not of the same model"
+        )
+
+
+def _check_whole(model: PreTrainedModel, found: Mapping[str, set[Any]], source: str) -> None:
+    """Raise ConfigError unless every weight came from the files, none was left over, all are finite."""
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"model: {source}: {_named(missing)} missing from its weights, and would be random. Get the "
+            "whole model, or a config.json that fits"
+        )
+    if found["mismatched_keys"]:
+        name, held, wanted = min(found["mismatched_keys"])
+        raise ConfigError(
+            f"model: {source}: {name} has shape {tuple(held)} in its weights and {tuple(wanted)} by its "
+            "config.json. They are not of the same model"
+        )
+    kinds = {_kind(name) for name in model.state_dict()}
+    further = sorted(name for name in found["unexpected_keys"] if _kind(name) in kinds)
+    if further:
+        raise ConfigError(
+            f"model: {source}: its config.json has no place for {_named(further)} in its weights: there are "
+            "more layers than it says"
+        )
+    check_finite(model, source)
+
+
+def check_finite(model: PreTrainedModel, source: str) -> None:
+    """Raise ConfigError if a weight is not a number."""
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not bool(weight.isfinite().all()):
+            raise ConfigError(f"model: {source}: {name} has values that are not finite")
+
+
+def _kind(name: str) -> str:
+    """A weight's name without the number of its layer."""
+    return re.sub(r"\d+", "#", name)
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}"

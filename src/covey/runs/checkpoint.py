@@ -13,7 +13,7 @@ from covey.errors import CheckpointError, OutOfRoom, disk_error, system_error
 from covey.fault_injection import Faults
 from covey.integrity import read_record, sealed
 from covey.learner.learner import Learner
-from covey.models.load import save_policy
+from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder
 from covey.runs.folder import Logged, RunFolder
 

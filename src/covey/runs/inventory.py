@@ -21,7 +21,8 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.integrity import digest_of
 from covey.models.given import checked_model
-from covey.models.load import model_files, weights_hash
+from covey.models.load import model_files
+from covey.models.policy import weights_hash
 from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from covey.types import Completion
-
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens cannot be drawn, so that log-probs are those of what is left."""
+        """Whether some tokens cannot be drawn, so that log-probs are renormalized over the others."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
 
@@ -67,7 +65,6 @@ class Sampler(Protocol):
     @property
     def bit_exact(self) -> bool:
         """Whether the log-probs it records are the bits that the trained policy's ``score`` finds."""
-        ...
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on."""
@@ -75,35 +72,3 @@ class Sampler(Protocol):
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order."""
-        ...
-
-
-class Moves(NamedTuple):
-    """How rows move up when some leave, so that those that stay stand first."""
-
-    sources: list[int]
-    targets: list[int]
-    left: int
-    """How many stay."""
-
-    @classmethod
-    def after(cls, leaving: Collection[int], count: int) -> Moves:
-        """Of ``count`` rows some leave; rows from the end take their places.
-
-        >>> Moves.after([1, 3], 5)
-        Moves(sources=[4], targets=[1], left=3)
-        """
-        left = count - len(leaving)
-        sources = [row for row in range(left, count) if row not in leaving]
-        return cls(sources, [row for row in leaving if row < left], left)
-
-    def of(self, rows: Sequence[Row]) -> list[Row]:
-        """A list after them.
-
-        >>> Moves.after([1, 3], 5).of("abcde")
-        ['a', 'e', 'c']
-        """
-        after = list(rows)
-        for source, target in zip(self.sources, self.targets, strict=True):
-            after[target] = rows[source]
-        return after[: self.left]

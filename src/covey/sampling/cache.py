@@ -1,15 +1,14 @@
 """Our decoding engine: a key/value cache in slots under our own decoder forward.
 
 A prompt is prefilled once for all its completions. The cache comes in two forms: for the compiled
-operations, which read the prompt's keys where they lie, and in plain torch, where each slot has a copy.
-Shapes: B running slots, P prompt tokens, S own tokens, K key/value heads, E head width, V vocabulary.
+operations, which share one copy of the prompt's keys, and in plain torch, where each slot has its own.
+Shapes: B running slots, P prompt tokens, S completion tokens, K key/value heads, E head width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from covey.models.forward import Attend, Decoder
 from covey.models.ops import Heads
 from covey.models.packing import pack
 from covey.models.policy import Policy
-from covey.sampling.base import Moves
+from covey.sampling.compaction import Compaction
 from covey.sampling.graphs import Replayed, Step, cuda_recorder
 
 PREFILL_TOKENS = 16_384
@@ -35,11 +34,11 @@ class CacheEngine:
     """Logits for completions in slots."""
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> None:
-        assert policy.decoder is not None, "the modules engine serves architectures we do not know"
+        assert policy.decoder is not None, "the modules engine serves all other architectures"
         self.policy, self.decoder, self.prompts, self.slots = policy, policy.decoder, prompts, slots
-        kind = _CompiledCache if policy.decoder.ops.exact else _TorchCache
+        kind = _CompiledCache if policy.decoder.ops.bit_exact else _TorchCache
         longest = max(map(len, prompts), default=0)
-        self.cache: _Cache = kind(policy.decoder, slots, longest, max_tokens)
+        self.cache = kind(policy.decoder, slots, longest, max_tokens)
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
@@ -48,11 +47,11 @@ class CacheEngine:
         self.lengths: list[int] = []
         self.logits: dict[int, Tensor] = {}
 
-    def room(self, running: int) -> int:
-        """Free slots."""
+    def free_slots(self, running: int) -> int:
+        """How many completions may be admitted now."""
         return self.slots - running
 
-    def join(self, requests: Sequence[int]) -> Tensor:
+    def admit(self, requests: Sequence[int]) -> Tensor:
         """Start a completion of each request in the next slots. -> first logits (n, V)."""
         new = [r for r in dict.fromkeys(requests) if r not in self.logits]
         for chunk in self._chunks(new):
@@ -64,25 +63,25 @@ class CacheEngine:
         first = torch.stack([self.logits[r] for r in requests])
         # Requests come in order: only the last one may still have completions waiting.
         self.logits = {requests[-1]: self.logits[requests[-1]]}
-        self._forget()
+        self._forget_prompts()
         return first
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
         self.lengths = [n + 1 for n in self.lengths]
         logits = self.step(tokens, max(self.lengths))
-        self.cache.grow(len(self.owners))
+        self.cache.advance(len(self.owners))
         return logits
 
-    def leave(self, moves: Moves) -> None:
+    def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""
-        if moves.sources:
-            self.cache.move(moves.sources, moves.targets)
-        self.owners, self.lengths = moves.of(self.owners), moves.of(self.lengths)
-        self._forget()
+        if compaction.sources:
+            self.cache.move(compaction.sources, compaction.targets)
+        self.owners, self.lengths = compaction.apply(self.owners), compaction.apply(self.lengths)
+        self._forget_prompts()
 
-    def _forget(self) -> None:
-        self.cache.keep(Counter(self.owners).keys() | self.logits.keys())
+    def _forget_prompts(self) -> None:
+        self.cache.keep_prompts(Counter(self.owners).keys() | self.logits.keys())
 
     def _chunks(self, requests: list[int]) -> Iterator[list[int]]:
         chunk, tokens = list[int](), 0
@@ -100,11 +99,11 @@ class CacheEngine:
         packed = pack(prompts, [[] for _ in prompts]).to(self.policy.device)
         rotation, ops = self.decoder.rotation(packed.positions), self.decoder.ops
         attention = ops.attention(packed.sequences)
-        kept: list[tuple[Tensor, Tensor]] = []
+        layers: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
             q, k, v = ops.split_heads(qkv, heads, rotation)
-            kept.append((k, v))
+            layers.append((k, v))
             return attention(q, k, v).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
@@ -112,7 +111,7 @@ class CacheEngine:
         logits = self.policy.head(hidden[torch.from_numpy(ends - 1).to(hidden.device)])
         for r, prompt, end, first in zip(requests, prompts, ends, logits, strict=True):
             span = slice(end - len(prompt), end)
-            self.cache.place(r, [(k[span], v[span]) for k, v in kept])
+            self.cache.add_prompt(r, [(k[span], v[span]) for k, v in layers])
             self.logits[r] = first
 
 
@@ -120,65 +119,48 @@ def _rounded(count: int) -> int:
     return -(-count // ROUNDING) * ROUNDING
 
 
-def _step(policy: Policy, decoder: Decoder, cache: _Cache) -> Step:
+def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache) -> Step:
     # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
-    return lambda tokens, reach: policy.head(decoder(tokens, cache.step(len(tokens), reach)))
-
-
-class _Cache(Protocol):
-    def place(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
-        """Take a prompt's keys and values, (P, K, E) each per layer."""
-        ...
-
-    def start(self, slot: int, request: int) -> None:
-        """A completion of a placed prompt begins in a slot."""
-        ...
-
-    def step(self, rows: int, reach: int) -> Attend:
-        """Attention of a new token in each of the first slots, over at most ``reach`` positions."""
-        ...
-
-    def grow(self, rows: int) -> None:
-        """The first slots are a token longer."""
-        ...
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Completions change their slots."""
-        ...
-
-    def keep(self, requests: set[int]) -> None:
-        """Forget all other prompts."""
-        ...
+    return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
 
 
 class _TorchCache:
-    """Keys and values (layers, slots, P + S, K, E), each slot with its own copy of the prompt."""
+    """Keys and values (layers, slots, P + S, K, E), each slot with its own copy of the prompt.
+
+    ``_CompiledCache`` has the same methods.
+    """
 
     def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
-        heads, weight = decoder.layers[0].heads, decoder.embed.weight
-        reach = _rounded(longest + max_tokens)
-        shape = (len(decoder.layers), slots, reach, heads.keys, heads.width)
+        heads, weight = decoder.heads, decoder.embed.weight
+        kv_length = _rounded(longest + max_tokens)
+        shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
         # Zeros, not empty: a masked position weighs 0, and 0 times a stray NaN would be NaN.
         self.keys, self.values = weight.new_zeros(shape), weight.new_zeros(shape)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
-        self.span = torch.arange(reach, device=weight.device)
-        self.ops, self.tables = decoder.ops, decoder.rotation(self.lengths, reach)
+        self.positions = torch.arange(kv_length, device=weight.device)
+        self.ops, self.tables = decoder.ops, decoder.rotation(self.lengths, kv_length)
         self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def place(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
+    def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
+        """Store a prompt's keys and values, (P, K, E) each per layer."""
         self.prompts[request] = layers
 
     def start(self, slot: int, request: int) -> None:
+        """Start a completion of a stored prompt in a slot."""
         layers = self.prompts[request]
         length = len(layers[0][0])
         for i, (k, v) in enumerate(layers):
             self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
         self.lengths[slot] = length
 
-    def step(self, rows: int, reach: int) -> Attend:
+    def attention(self, rows: int, kv_length: int) -> Attend:
+        """Write a new token into each of the first slots and attend over at most ``kv_length`` positions.
+
+        Lengths stay as they are until ``advance``, so that a step can be repeated.
+        """
         slots, position = self.rows[:rows], self.lengths[:rows]
-        visible = (self.span[:reach] <= position[:, None])[:, None, None]
+        visible = (self.positions[:kv_length] <= position[:, None])[:, None, None]
         rotation = self.tables._replace(positions=position)
 
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
@@ -186,79 +168,93 @@ class _TorchCache:
             keys, values = self.keys[layer], self.values[layer]
             keys[slots, position], values[slots, position] = k, v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
-            keys, values = (x[:rows, :reach].transpose(1, 2) for x in (keys, values))
+            keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
             return F.scaled_dot_product_attention(together, keys, values, visible).flatten(1)
 
         return attend
 
-    def grow(self, rows: int) -> None:
+    def advance(self, rows: int) -> None:
         self.lengths[:rows] += 1
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         lengths = self.lengths[sources]
-        seen = int(lengths.max())
+        longest = int(lengths.max())
         for store in (self.keys, self.values):
-            store[:, targets, :seen] = store[:, sources, :seen]
+            store[:, targets, :longest] = store[:, sources, :longest]
         self.lengths[targets] = lengths
 
-    def keep(self, requests: set[int]) -> None:
+    def keep_prompts(self, requests: set[int]) -> None:
         self.prompts = {r: p for r, p in self.prompts.items() if r in requests}
 
 
 class _CompiledCache:
-    """The layout of the compiled operation: keys as columns, prompts once for all their completions."""
+    """The layout of the compiled operation: prompts once for all their completions, keys as columns.
+
+    A completion's keys lie in two blocks, its prompt's and its own, and the operation attends over both:
+
+        prompt_keys        (layers, pages, K, E, P)    page = one prompt, shared by its completions
+        prompt_values      (layers, pages, K, P, E)
+        completion_keys    (layers, slots, K, E, S)    slot = one running completion
+        completion_values  (layers, slots, K, S, E)
+        metadata           (3, slots)                  page, prompt length, tokens of the completion so far
+
+    Keys are transposed: the scores of 16 neighbouring positions are then one vector, sum_e q_e k[e, p:p+16],
+    and the values' rows add up as vectors too. P and S are rounded up, so that the last vector may read on.
+    """
 
     def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
-        heads, weight = decoder.layers[0].heads, decoder.embed.weight
+        heads, weight = decoder.heads, decoder.embed.weight
         p, s = _rounded(max(longest, 1)), _rounded(max_tokens)
         layers, k, e = len(decoder.layers), heads.keys, heads.width
-        places = slots + 1  # one more than runs at once: the last prompt waits for its other completions
+        pages = slots + 1  # one more than can run: the last prompt may wait for its other completions
         # In float32 whatever the model's dtype: converting at every read costs more than the memory.
-        self.prompt_keys = torch.zeros(layers, places, k, e, p)
-        self.prompt_values = torch.zeros(layers, places, k, p, e)
-        self.own_keys = torch.zeros(layers, slots, k, e, s)
-        self.own_values = torch.zeros(layers, slots, k, s, e)
-        self.facts = torch.zeros(3, slots, dtype=torch.int64)
-        self.prompt, self.prompt_length, self.drawn = self.facts
-        self.tables = decoder.rotation(self.prompt, reach=longest + max_tokens)
+        self.prompt_keys = torch.zeros(layers, pages, k, e, p)
+        self.prompt_values = torch.zeros(layers, pages, k, p, e)
+        self.completion_keys = torch.zeros(layers, slots, k, e, s)
+        self.completion_values = torch.zeros(layers, slots, k, s, e)
+        self.metadata = torch.zeros(3, slots, dtype=torch.int64)
+        self.page, self.prompt_length, self.length = self.metadata
+        self.tables = decoder.rotation(self.page, length=longest + max_tokens)
         self.sizes, self.scale, self.dtype = (p, s), e**-0.5, weight.dtype
-        self.places: dict[int, tuple[int, int]] = {}
-        self.free = list(range(places))
+        self.prompts: dict[int, tuple[int, int]] = {}
+        """Page and length of each stored prompt."""
+        self.free_pages = list(range(pages))
 
-    def place(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
-        at, length = self.free.pop(), len(layers[0][0])
-        self.places[request] = (at, length)
+    def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
+        page, length = self.free_pages.pop(), len(layers[0][0])
+        self.prompts[request] = (page, length)
         for (k, v), keys, values in zip(layers, self.prompt_keys, self.prompt_values, strict=True):
-            keys[at, :, :, :length] = k.permute(1, 2, 0)
-            values[at, :, :length] = v.transpose(0, 1)
+            keys[page, :, :, :length] = k.permute(1, 2, 0)
+            values[page, :, :length] = v.transpose(0, 1)
 
     def start(self, slot: int, request: int) -> None:
-        self.prompt[slot], self.prompt_length[slot] = self.places[request]
-        self.drawn[slot] = 0
+        self.page[slot], self.prompt_length[slot] = self.prompts[request]
+        self.length[slot] = 0
 
-    def step(self, rows: int, _reach: int) -> Attend:
+    def attention(self, rows: int, _kv_length: int) -> Attend:
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
             out = qkv.new_empty(rows, heads.queries * heads.width)
             norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
-            eps = heads.query_norm.eps if heads.query_norm else 0.0
-            who = (self.prompt, self.prompt_length, self.drawn)
-            shared = (self.prompt_keys[layer], self.prompt_values[layer])
-            own = (self.own_keys[layer], self.own_values[layer])
+            eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
+            slot = (self.page, self.prompt_length, self.length)
+            prompt = (self.prompt_keys[layer], self.prompt_values[layer])
+            completion = (self.completion_keys[layer], self.completion_values[layer])
             sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes)
-            inputs = (qkv, *norms, eps, self.tables.cos, self.tables.sin, *who, *shared, *own)
+            inputs = (qkv, *norms, eps, self.tables.cos, self.tables.sin, *slot, *prompt, *completion)
             call("decode_attend", *inputs, self.scale, out, *sizes, dtype=self.dtype)
             return out
 
         return attend
 
-    def grow(self, rows: int) -> None:
-        self.drawn[:rows] += 1
+    def advance(self, rows: int) -> None:
+        self.length[:rows] += 1
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        drawn = int(self.drawn[sources].max())
-        for store in (self.own_keys[..., :drawn], self.own_values[..., :drawn, :], self.facts):
+        longest = int(self.length[sources].max())
+        keys, values = self.completion_keys[..., :longest], self.completion_values[..., :longest, :]
+        for store in (keys, values, self.metadata):
             store[:, targets] = store[:, sources]
 
-    def keep(self, requests: set[int]) -> None:
-        for request in [r for r in self.places if r not in requests]:
-            self.free.append(self.places.pop(request)[0])
+    def keep_prompts(self, requests: set[int]) -> None:
+        for request in [r for r in self.prompts if r not in requests]:
+            self.free_pages.append(self.prompts.pop(request)[0])

@@ -26,7 +26,7 @@ class Drawn(NamedTuple):
 def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
     """The first token whose cumulative probability exceeds the uniform; the likeliest if greedy.
 
-    logits (B, V), uniform (B,) in [0, 1). What top_k and top_p leave out gets a logit without a chance, so
+    logits (B, V), uniform (B,) in [0, 1). Tokens that top_k and top_p exclude get the logit ``EXCLUDED``, so
     that the log-prob is computed as the trainer computes it under the same mask.
     """
     kept = None
@@ -48,21 +48,13 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
 def _draw_compiled(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
     inverse = 1.0 / temperature if temperature else 0.0
-    call(
-        "draw",
-        logits.contiguous(),
-        uniform.contiguous(),
-        inverse,
-        tokens,
-        logprobs,
-        *logits.shape,
-        dtype=logits.dtype,
-    )
+    inputs = (logits.contiguous(), uniform.contiguous(), inverse)
+    call("draw", *inputs, tokens, logprobs, *logits.shape, dtype=logits.dtype)
     return tokens, logprobs
 
 
 def kept_tokens(logits: Tensor, params: SamplingParams) -> Tensor:
-    """What top_k leaves, and of that top_p; ties with the last one stay. (B, V) -> (B, V) bool."""
+    """What top_k keeps, and of that top_p; ties with the last kept token stay. (B, V) -> (B, V) bool."""
     kept = torch.ones_like(logits, dtype=torch.bool)
     if params.top_k > 0:
         kth = logits.topk(min(params.top_k, logits.shape[-1])).values[:, -1:]
@@ -75,9 +67,9 @@ def kept_tokens(logits: Tensor, params: SamplingParams) -> Tensor:
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
     """The likeliest tokens until they hold ``top_p``. (B, V) -> (B, V) bool.
 
-    All tokens that are no likelier than (1 - top_p) / V together hold at most 1 - top_p, so that only the
-    others need to be sorted: of a large vocabulary a few thousand. Ties are told apart by nothing, so that
-    a row's set does not depend on how many candidates another row has.
+    All tokens with at most the probability (1 - top_p) / V together hold at most 1 - top_p, so only the
+    others need sorting: a few thousand of a large vocabulary. Ties are all kept, so that a row's set does
+    not depend on how many candidates another row has.
     """
     least = (1 - top_p) / probs.shape[-1]
     ordered = probs.topk(candidates(probs, least)).values
@@ -87,8 +79,8 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def candidates(probs: Tensor, least: float) -> int:
-    """How many of the likeliest tokens hold all that are likelier than ``least``.
+    """How many tokens of a row are likelier than ``least``, at most.
 
-    A GPU sorts everything faster than it could be asked for that number and waited for.
+    On a GPU everything is sorted: that is faster than waiting for this number.
     """
     return max(int((probs > least).sum(-1).max()), 1) if probs.device.type == "cpu" else probs.shape[-1]

@@ -13,36 +13,36 @@ import torch
 from torch import Tensor
 
 Step = Callable[[Tensor, int], Tensor]
-"""(a token per slot (B,), the most positions that one of them sees) -> logits (B, V).
+"""(a token per slot (B,), the longest KV length among them) -> logits (B, V).
 
-Doing it twice must be doing it once.
+The step must be idempotent: the first call of a bucket runs it twice, to warm up and to replay.
 """
 Work = Callable[[], Tensor]
-FEWEST_ROWS, SHORTEST_REACH = 8, 256
+FEWEST_SLOTS, SHORTEST_KV = 8, 256
 """The smallest buckets; each is twice the one before."""
 
 
 class Replayed:
-    """A step whose slots and reach are rounded up to a bucket. Its result lasts until the next call.
+    """A step whose slots and KV length are rounded up to a bucket. Its result lasts until the next call.
 
-    The slots that this adds compute what nobody reads; they must hold something finite.
+    Padding slots produce unused results; their contents must be finite.
     """
 
     def __init__(
-        self, step: Step, record: Callable[[Work], Work], slots: int, reach: int, device: torch.device
+        self, step: Step, record: Callable[[Work], Work], slots: int, kv_length: int, device: torch.device
     ) -> None:
-        self.step, self.record, self.most = step, record, (slots, reach)
+        self.step, self.record, self.most = step, record, (slots, kv_length)
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
         self.recorded: dict[tuple[int, int], Work] = {}
 
-    def __call__(self, tokens: Tensor, reach: int) -> Tensor:
+    def __call__(self, tokens: Tensor, kv_length: int) -> Tensor:
         """As ``step``."""
         self.tokens[: len(tokens)] = tokens
-        rows = bucket(len(tokens), FEWEST_ROWS, self.most[0])
-        seen = bucket(reach, SHORTEST_REACH, self.most[1])
-        if (rows, seen) not in self.recorded:
-            self.recorded[rows, seen] = self.record(partial(self.step, self.tokens[:rows], seen))
-        return self.recorded[rows, seen]()[: len(tokens)]
+        rows = bucket(len(tokens), FEWEST_SLOTS, self.most[0])
+        length = bucket(kv_length, SHORTEST_KV, self.most[1])
+        if (rows, length) not in self.recorded:
+            self.recorded[rows, length] = self.record(partial(self.step, self.tokens[:rows], length))
+        return self.recorded[rows, length]()[: len(tokens)]
 
 
 def bucket(count: int, least: int, most: int) -> int:
@@ -55,16 +55,16 @@ def bucket(count: int, least: int, most: int) -> int:
 
 
 def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
-    """Records work on fixed buffers as CUDA graphs, which share their memory: -> what does it again."""
+    """Turns work on fixed buffers into a CUDA graph and returns its replay. The graphs share their memory."""
     with torch.cuda.device(device):
         stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def record(work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), _as_they_come():
+        with torch.cuda.device(device), _nondeterministic():
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                work()  # libraries prepare themselves at their first call, which cannot be recorded
+                work()  # libraries initialize at their first call, which cannot be recorded
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 result = work()
 
@@ -79,8 +79,8 @@ def cuda_recorder(device: torch.device) -> Callable[[Work], Work]:
 
 
 @contextmanager
-def _as_they_come() -> Iterator[None]:
-    """Without torch's deterministic forms: they would sort the cache's writes, which never collide."""
+def _nondeterministic() -> Iterator[None]:
+    """Without torch's deterministic algorithms: they would sort the cache's writes, which never collide."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("default")
     try:

@@ -6,14 +6,14 @@ Prompts are left-padded and repeated; a batch runs until all its completions hav
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from covey.models.policy import Policy
-from covey.sampling.base import Moves
+from covey.sampling.compaction import Compaction
 
 
 class ModulesEngine:
@@ -21,14 +21,14 @@ class ModulesEngine:
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, _max_tokens: int) -> None:
         self.policy, self.prompts, self.slots = policy, prompts, slots
-        self.order: list[int] = []
-        self.cache: Any = None
+        self.rows: list[int] = []
+        self.cache: Cache | None = None
 
-    def room(self, running: int) -> int:
-        """A new batch starts when the last one is done."""
+    def free_slots(self, running: int) -> int:
+        """All or none: a new batch starts when the last one is done."""
         return 0 if running else self.slots
 
-    def join(self, requests: Sequence[int]) -> Tensor:
+    def admit(self, requests: Sequence[int]) -> Tensor:
         """Prefill one row per completion. -> first logits (n, V)."""
         longest = max(len(self.prompts[r]) for r in requests)
         shape, device = (len(requests), longest), self.policy.device
@@ -38,16 +38,17 @@ class ModulesEngine:
             tokens[row, longest - len(self.prompts[r]) :] = torch.from_numpy(self.prompts[r])
             self.seen[row, longest - len(self.prompts[r]) :] = 1
         self.cache = None
-        self.order = list(range(len(requests)))
+        self.rows = list(range(len(requests)))
         return self._forward(tokens.to(device), (self.seen.cumsum(-1) - 1).clamp(min=0))
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
-        if len(self.order) < len(self.seen):
-            rows = torch.tensor(self.order, device=self.seen.device)
+        if len(self.rows) < len(self.seen):
+            rows = torch.tensor(self.rows, device=self.seen.device)
+            assert self.cache is not None, "completions are admitted before they are decoded"
             self.cache.batch_select_indices(rows)
             self.seen = self.seen[rows]
-            self.order = list(range(len(rows)))
+            self.rows = list(range(len(rows)))
         self.seen = torch.cat((self.seen, self.seen.new_ones(len(tokens), 1)), dim=1)
         return self._forward(tokens[:, None], self.seen.sum(-1, keepdim=True) - 1)
 
@@ -63,6 +64,6 @@ class ModulesEngine:
         self.cache = out.past_key_values
         return out.logits[:, -1]
 
-    def leave(self, moves: Moves) -> None:
-        """Free the slots of completions that have ended."""
-        self.order = moves.of(self.order)
+    def evict(self, compaction: Compaction) -> None:
+        """Free the slots of completions that have ended; the next ``decode`` drops their rows."""
+        self.rows = compaction.apply(self.rows)

@@ -19,7 +19,7 @@ from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
-from covey.models.load import weights_hash
+from covey.models.policy import weights_hash
 from covey.rollout import Rollouts
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
@@ -86,7 +86,7 @@ def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch
         f"relative difference {difference:.1e} between one piece and {len(batch)}",
     )
     alone, together = (_logprobs(learner, objective, batch, tokens) for tokens in (1, WHOLE))
-    exact = learner.policy.exact
+    exact = learner.policy.bit_exact
     ratio = float((alone - together).where(batch.mask, 0.0).abs().max())
     yield Claim(
         "the importance ratio is 1 at the first inner step, whatever else is in the micro-batch",

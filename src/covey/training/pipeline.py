@@ -20,7 +20,7 @@ from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge
 from covey.integrity import damage, read_record, sealed
 from covey.models.given import lent, take_weights
-from covey.models.load import save_policy
+from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint

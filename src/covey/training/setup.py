@@ -17,8 +17,8 @@ from covey.integrity import sealed
 from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.machine import available_threads
-from covey.models.load import Reference, load_policy
-from covey.models.whole import memory_there
+from covey.models.load import device_memory, load_policy
+from covey.models.reference import Reference
 from covey.prompts import encode, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns, check_golds, rehearse
@@ -142,7 +142,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     """
     config, learner = run.loaded.config, run.learner
     device = learner.policy.device
-    shape, there = shape_of(learner.policy), memory_there(device)
+    shape, there = shape_of(learner.policy), device_memory(device)
     copied = learner.reference is not None and learner.reference.has_weights
     program = program_bytes(device, shape.parameters * shape.number * (1 + copied))
     longest = max(len(p.tokens) for p in run.train_set)
