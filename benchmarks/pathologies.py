@@ -110,7 +110,10 @@ CASES: dict[str, Case] = {
             "format 1, answer .1": {"rewards": [answer(0.1), {"answer_format": 1.0}]},
             "format .1, answer 1": {"rewards": [answer(1.0), {"answer_format": 0.1}]},
             "format 1 if right": {
-                "rewards": [answer(0.1), {"answer_format": {"weight": 1.0, "gated_by": "math_answer:right"}}]
+                "rewards": [
+                    answer(0.1),
+                    {"answer_format": {"weight": 1.0, "gated_by": "math_answer:correct"}},
+                ]
             },
         },
         ("reward/answer_format/mean", "accuracy"),

@@ -19,6 +19,7 @@ from covey.cli import app
 from covey.config.load import load_config
 from covey.config.schema import Sandbox, Scoring
 from covey.errors import CoveyError
+from covey.learned import LEARNED
 from covey.rewards.base import load_rewards
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,7 +132,9 @@ def config_problems(blocks: list[Block]) -> Iterator[Line]:
             try:
                 for stage in load_config(file).stages():
                     if rewards := stage.config.rewards:  # nothing is run, so nothing has to be confined
-                        _ = load_rewards(rewards, stage.folder, Scoring(), Sandbox(unsafe_local=True)).verdict
+                        _ = load_rewards(
+                            rewards, stage.folder, Scoring(), Sandbox(unsafe_local=True), LEARNED
+                        ).verdict
             except CoveyError as error:
                 yield start, str(error).replace(f"{folder}/", "")
 

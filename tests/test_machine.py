@@ -29,8 +29,8 @@ def test_the_variable_that_others_respect_is_respected(value: str, threads: int 
 def test_affinity_is_respected() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from covey.machine import available_threads; from covey.rewards.lanes import SHARED_WIDTH\n"
-        "print(available_threads({}), SHARED_WIDTH)"
+        "from covey.machine import available_threads; from covey.rewards.threads import SHARED_SIZE\n"
+        "print(available_threads({}), SHARED_SIZE)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["1", "2"]

@@ -20,7 +20,7 @@ from harness import CONFIGS, fingerprint, report, write_config
 
 WORKERS = """
 import covey.rewards.scorer, sys
-covey.rewards.scorer.SHARED_WIDTH = int(sys.argv[1])
+covey.rewards.scorer.SHARED_SIZE = int(sys.argv[1])
 from covey.cli import main
 sys.exit(main(["train", *sys.argv[2:], "--json"]))
 """

@@ -13,6 +13,7 @@ from covey.estimates import Evaluation
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import Rule, extract
+from covey.rewards.scorer import Scorer
 from covey.rng import key
 from covey.rollout import Progress, score_all
 from covey.sampling.base import Request, Sampler, SamplingParams
@@ -28,7 +29,7 @@ def evaluate(
     seed: int,
     progress: Progress,
 ) -> Evaluation:
-    """Sample each problem greedily and ``samples`` times. The verdict above 1/2 means right.
+    """Sample each problem greedily and ``samples`` times. The verdict above 1/2 means correct.
 
     The draws are keyed by seed and problem alone, so two policies meet the same luck.
     """
@@ -37,7 +38,7 @@ def evaluate(
         requests = [
             Request(p.tokens, [key(seed, "eval", p.problem.id, s) for s in range(count)]) for p in problems
         ]
-        return score_all(problems, requests, sampler, params, rewards, progress)
+        return score_all(problems, requests, sampler, params, Scorer(rewards), progress)
 
     verdict = rewards.verdict
     drawn, greedy = groups(samples, params), groups(1, replace(params, temperature=0.0))

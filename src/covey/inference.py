@@ -11,6 +11,7 @@ from covey.console import RunConsole
 from covey.errors import ConfigError, DataError
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
+from covey.learned import LEARNED
 from covey.models.given import lent
 from covey.models.load import load_policy
 from covey.prompts import encode, texts_of, unseen_by_model
@@ -29,7 +30,8 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     source = load_problems(loaded)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
-    rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
+    named = config.rewards or source.rewards
+    rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED)
     console.say(rewards.criterion)
     check_columns(source.test, rewards)
     with lent(config.model):

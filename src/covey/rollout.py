@@ -6,7 +6,6 @@ follow from the seed, so a run that resumes at a cursor continues exactly as it 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,8 +19,9 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
-from covey.rewards.canaries import watch
-from covey.rewards.scorer import Pending, turned_over
+from covey.rewards.canaries import ask_canaries, count_failures
+from covey.rewards.groups import with_label_noise
+from covey.rewards.scorer import Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, allocate
@@ -43,12 +43,10 @@ class RolloutBatch:
     """Where the data is after this batch, as JSON: what ``Rollouts.after`` continues from."""
     version: int
     """Optimizer steps that the sampling policy had seen."""
-    reward_seconds: float
-    """Waited for reward functions after the last completion had ended."""
+    scoring: ScoringStats
+    """What the reward functions took and logged."""
     metrics: Mapping[str, float]
     """What was counted on the way."""
-    logged: Mapping[str, Sequence[float]]
-    """What reward functions have logged themselves, by name."""
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
@@ -82,51 +80,51 @@ class Rollouts:
 
         A batch that is not finished leaves no trace: what it would have changed travels with it.
         """
-        cursor, difficulty = int(position.get("cursor", 0)), Difficulty(len(self.problems))
+        difficulty = Difficulty(len(self.problems))
         difficulty.load(position.get("difficulty", {}))
         for number in count(step):
-            batch = self._sample(number, cursor, difficulty, progress)
-            cursor = batch.position["cursor"]
+            batch = self._sample(number, position, difficulty, progress)
+            position = batch.position
             yield batch
 
-    def _sample(self, step: int, cursor: int, difficulty: Difficulty, progress: Progress) -> RolloutBatch:
+    def _sample(
+        self, step: int, position: Mapping[str, Any], difficulty: Difficulty, progress: Progress
+    ) -> RolloutBatch:
         """The groups of a step. Filtered ones are replaced in at most ``max_refills`` rounds."""
-        wanted = self.rollout.prompts_per_step
-        self.rewards.trainer_state.global_step = step
+        wanted, cursor = self.rollout.prompts_per_step, int(position.get("cursor", 0))
+        scorer = Scorer(self.rewards, step)
         seen: dict[int, Group] = {}
         kept: list[Group] = []
         filtered: list[Group] = []
         used, refills = 0, -1
-        calls, judged, waited = self.rewards.calls, self.rewards.judged, self.rewards.waited
         while len(kept) < wanted and refills < self.rollout.max_refills:
             left = wanted - len(kept)
             chosen = self._choose(step, cursor, used, left, list(seen), difficulty)
-            groups = self._round(step, chosen, difficulty, progress)
+            groups = self._round(step, chosen, difficulty, scorer, progress)
             used, refills = used + len(chosen), refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
                 (kept if self._wanted(group) else filtered).append(group)
-        watch(self.rewards, [*kept, *filtered])
-        self.rewards.end_step([*kept, *filtered])
+        groups = [*kept, *filtered]
+        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.get("refused", {}))
+        unjudged = count_failures(position.get("unjudged", ()), groups, self.rewards.max_infra)
         for index, group in seen.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
             "rollout/refills": float(refills),
             "rollout/rejected": float(len(filtered)),
-            "rollout/reward_calls": float(self.rewards.calls - calls),
-            "rollout/judged": float(self.rewards.judged - judged),
-            **_kept_tokens([*kept, *filtered]),
+            "rollout/reward_calls": float(scorer.calls),
+            "rollout/judged": float(scorer.completions),
+            **_kept_tokens(groups),
             **(difficulty.metrics() if self._remembers else {}),
         }
-        return RolloutBatch(
-            kept,
-            filtered,
-            {"cursor": cursor + used, "difficulty": difficulty.state() if self._remembers else {}},
-            self.sampler.version,
-            self.rewards.waited - waited,
-            metrics,
-            self.rewards.take_logged(),
-        )
+        after = {
+            "cursor": cursor + used,
+            "difficulty": difficulty.state() if self._remembers else {},
+            "unjudged": list(unjudged),
+            "refused": dict(refused),
+        }
+        return RolloutBatch(kept, filtered, after, self.sampler.version, scorer.stats, metrics)
 
     def _choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Sequence[int], difficulty: Difficulty
@@ -153,7 +151,12 @@ class Rollouts:
         return allocate(difficulty.rates[indices].tolist(), size * len(indices), most=8 * size)
 
     def _round(
-        self, step: int, chosen: Sequence[tuple[int, int]], difficulty: Difficulty, progress: Progress
+        self,
+        step: int,
+        chosen: Sequence[tuple[int, int]],
+        difficulty: Difficulty,
+        scorer: Scorer,
+        progress: Progress,
     ) -> list[Group]:
         """Sample and score some problems, (number, epoch) each."""
         problems, requests = [], []
@@ -164,10 +167,10 @@ class Rollouts:
             problems.append(prompted)
             requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(size)]))
         params = sampling_params(self.rollout)
-        groups = self._scored(problems, requests, params, progress)
+        groups = self._scored(problems, requests, params, scorer, progress)
         if "greedy_reward" in self.algorithm.needs:
             alone = [replace(r, streams=[key(r.streams[0], "greedy")]) for r in requests]
-            greedy = self._scored(problems, alone, replace(params, temperature=0.0), progress)
+            greedy = self._scored(problems, alone, replace(params, temperature=0.0), scorer, progress)
             groups = [
                 replace(g, greedy_reward=float(b.rewards[0])) for g, b in zip(groups, greedy, strict=True)
             ]
@@ -178,13 +181,15 @@ class Rollouts:
         problems: Sequence[Prompted],
         requests: Sequence[Request],
         params: SamplingParams,
+        scorer: Scorer,
         progress: Progress,
     ) -> list[Group]:
-        groups = score_all(problems, requests, self.sampler, params, self.rewards, progress)
-        if not self.rewards.noise:
+        groups = score_all(problems, requests, self.sampler, params, scorer, progress)
+        noise, rewards = self.rewards.noise, self.rewards.rewards
+        if not noise:
             return groups
         pairs = zip(groups, requests, strict=True)
-        return [turned_over(group, self.rewards, request.streams) for group, request in pairs]
+        return [with_label_noise(group, rewards, noise, request.streams) for group, request in pairs]
 
 
 def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
@@ -199,7 +204,7 @@ def score_all(
     requests: Sequence[Request],
     sampler: Sampler,
     params: SamplingParams,
-    rewards: Rewards,
+    scorer: Scorer,
     progress: Progress,
 ) -> list[Group]:
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
@@ -207,11 +212,8 @@ def score_all(
     Results stand in the order of the requests, whatever order completions end in.
     """
     sizes = [len(request.streams) for request in requests]
-    pending = [Pending(rewards, p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
+    groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
     for done, sampled in enumerate(sampler.sample(requests, params), start=1):
         progress(done, sum(sizes))
-        pending[sampled.request].add(sampled.sample, sampled.completion)
-    started = time.perf_counter()
-    groups = [p.group() for p in pending]
-    rewards.waited += time.perf_counter() - started
-    return groups
+        groups[sampled.request].add(sampled.sample, sampled.completion)
+    return [group.result() for group in groups]

@@ -1,8 +1,8 @@
 """Attacks on reward functions, before training: what they pay and should not.
 
-No model, seconds. Every function has to pay a right completion in full and nothing for the battery:
-empty and junk texts, answers of other rows, wrong answers made from the right one, templates without
-content, bombs, injections, a right answer in the wrong place, programs that play with their tests. A
+No model, seconds. Every function has to pay a correct completion in full and nothing for the battery:
+empty and junk texts, answers of other rows, wrong answers made from the correct one, templates without
+content, bombs, injections, a correct answer in the wrong place, programs that play with their tests. A
 user's function is attacked in a process of its own: an attack that ends, holds or breaks it is a finding.
 """
 
@@ -18,10 +18,10 @@ from fractions import Fraction
 import numpy as np
 
 from covey.errors import RewardError
-from covey.rewards.answers import FORMS, gold_of
+from covey.rewards.answers import FORMS, reference_of
 from covey.rewards.contract import Reward
 from covey.rewards.notation import number
-from covey.rewards.scorer import Pending, Rewards
+from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem
 
 ROWS = 3
@@ -114,8 +114,8 @@ def FUNCTION(*a, **k): return open(__file__ if '__file__' in globals() else 'can
 
 
 @dataclass(frozen=True)
-class Finding:
-    """An attack that was paid, a right completion that was not, or a text a function stumbled over."""
+class StressFinding:
+    """An attack that was paid, a correct completion that was not, or a text a function stumbled over."""
 
     reward: str
     attack: str
@@ -134,14 +134,14 @@ class Report:
     """What a stress test found."""
 
     tried: int
-    findings: tuple[Finding, ...]
+    findings: tuple[StressFinding, ...]
     notes: tuple[str, ...]
     """What could not be tested."""
 
 
-def stress(problems: Sequence[Problem], rewards: Rewards) -> Report:
+def attack_rewards(problems: Sequence[Problem], rewards: Rewards) -> Report:
     """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all."""
-    findings: list[Finding] = []
+    findings: list[StressFinding] = []
     notes: list[str] = []
     tried = 0
     chosen = _different(problems)
@@ -150,41 +150,41 @@ def stress(problems: Sequence[Problem], rewards: Rewards) -> Report:
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
         for problem in chosen:
-            right, form = right_completion(reward, problem, tested)
-            attacks = list(_shapes(problem))
-            if not reward.options.shape:
+            correct, form = correct_completion(reward, problem, tested)
+            attacks = list(_formats(problem))
+            if not reward.options.format_only:
                 bombs = BOMBS if problem is chosen[0] else ()  # each may take seconds
-                attacks += _answers(problem, chosen, right, form, bombs)
+                attacks += _answers(problem, chosen, correct, form, bombs)
             tried += len(attacks)
             for found in _judge(tested, reward, problem, attacks):
                 if found.status in (STUCK[:1] if reward.ours else STUCK):
                     findings.append(replace(found, attack=f"{found.attack} (the function failed)"))
                 elif (found.value or 0.0) > 0:
                     findings.append(found)
-            if right is None:
+            if correct is None:
                 notes.append(f"{reward.name} on {problem.id}: no completion is known that it has to pay")
             elif not gate:
-                (found,) = _judge(tested, reward, problem, [("the right answer is not paid", right)])
+                (found,) = _judge(tested, reward, problem, [("the correct answer is not paid", correct)])
                 if (found.value or 0.0) < 1.0:
                     findings.append(found)
     return Report(tried, tuple(findings), tuple(dict.fromkeys(notes)))
 
 
-def right_completion(reward: Reward, problem: Problem, tested: Rewards) -> tuple[str | None, str | None]:
-    """A completion that has to be paid, and the form its answer stands in.
+def correct_completion(reward: Reward, problem: Problem, tested: Rewards) -> tuple[str | None, str | None]:
+    """A completion that has to be paid, and the form of its answer.
 
-    The function's own example; else the form of the gold, or the worked answer, that it pays best.
+    The function's own example; else the form of the reference, or the worked answer, that it pays best.
     """
-    settings = {k: v for k, v in reward.settings.items() if k != "sandbox"}
+    settings = reward.plain_settings
     form = FORMS.get(str(settings.get("rule")))
     if reward.options.example is not None:
         parameter = reward.parameters.get("rule")
         return reward.options.example(problem.columns, **settings), form or (
             FORMS.get(str(parameter.default)) if parameter else None
         )
-    if "answer" not in problem.columns or reward.options.shape:
+    if "answer" not in problem.columns or reward.options.format_only:
         return None, None
-    texts = {f: f.format(gold_of(problem.columns["answer"])) for f in FORMS.values()}
+    texts = {f: f.format(reference_of(problem.columns["answer"])) for f in FORMS.values()}
     values = [f.value or 0.0 for f in _judge(tested, reward, problem, list(texts.items()))]
     form = list(texts)[int(np.argmax(values))]
     worked = problem.columns.get("completion")
@@ -195,26 +195,27 @@ def right_completion(reward: Reward, problem: Problem, tested: Rewards) -> tuple
 
 def _judge(
     rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[tuple[str, str]]
-) -> list[Finding]:
+) -> list[StressFinding]:
     """What ``reward`` gives, its gate applied, for each (name, text)."""
-    judged = [Pending.of_text(rewards, problem, text) for _, text in texts]
+    scorer = Scorer(rewards)
+    begun = [scorer.text(problem, text) for _, text in texts]
     found = []
-    for pending, (name, text) in zip(judged, texts, strict=True):
+    for scored, (name, text) in zip(begun, texts, strict=True):
         try:
-            group = pending.group()
+            group = scored.result()
         except RewardError:  # it returned what no reward may return
-            found.append(Finding(reward.name, name, problem.id, None, "infra_error", text))
+            found.append(StressFinding(reward.name, name, problem.id, None, "infra_error", text))
             continue
         value, status = float(group.components[reward.name][0]), group.scores[reward.name][0].status
         given = None if np.isnan(value) else value
-        found.append(Finding(reward.name, name, problem.id, given, status, text))
+        found.append(StressFinding(reward.name, name, problem.id, given, status, text))
     return found
 
 
 def _different(problems: Sequence[Problem]) -> list[Problem]:
-    """A few problems with different golds."""
-    by_gold = {json.dumps(p.columns.get("answer", p.id), default=str): p for p in reversed(problems)}
-    return list(by_gold.values())[::-1][:ROWS]
+    """A few problems with different reference answers."""
+    by_answer = {json.dumps(p.columns.get("answer", p.id), default=str): p for p in reversed(problems)}
+    return list(by_answer.values())[::-1][:ROWS]
 
 
 def _prompt(problem: Problem) -> str:
@@ -222,8 +223,8 @@ def _prompt(problem: Problem) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in prompt)
 
 
-def _shapes(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Texts that no reward may pay, not even one for shape."""
+def _formats(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Texts that no reward may pay, not even one for the format."""
     yield "empty", ""
     yield "whitespace", " \n\t " * 50
     yield "the prompt again", _prompt(problem)
@@ -273,15 +274,17 @@ def written(value: Fraction) -> str:
 
 
 def _answers(
-    problem: Problem, others: Sequence[Problem], right: str | None, form: str | None, bombs: Sequence[str]
+    problem: Problem, others: Sequence[Problem], correct: str | None, form: str | None, bombs: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Texts that a reward for truth may not pay."""
     columns = problem.columns
     forms = [form] if form else list(FORMS.values())
-    gold = gold_of(columns["answer"]) if "answer" in columns else None
+    gold = reference_of(columns["answer"]) if "answer" in columns else None
     guesses = dict.fromkeys(("0", "1", "yes", "no", "A", "B", "C", "D", "None", "[]"), "a constant guess")
     guesses |= {} if gold is None else dict(derived(gold))
-    guesses |= {gold_of(o.columns["answer"]): "another row's answer" for o in others if "answer" in o.columns}
+    guesses |= {
+        reference_of(o.columns["answer"]): "another row's answer" for o in others if "answer" in o.columns
+    }
     guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
     guesses |= {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
     for guess, name in guesses.items():
@@ -290,13 +293,13 @@ def _answers(
             yield from ((name, form_.format(guess)) for form_ in forms)
     if gold is not None and form:
         wrong = next((g for g in (*guesses, "17") if g.isdigit() and g != gold), "17")
-        yield "right only inside unfinished reasoning", f"<think>so it is {form.format(gold)}"
-        yield "right, then contradicted", f"{form.format(gold)}\n{form.format(wrong)}"
-        yield "right or wrong", form.format(f"{gold} or {wrong}")
-        yield "right and wrong", form.format(f"{wrong}, {gold}")
+        yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(gold)}"
+        yield "correct, then contradicted", f"{form.format(gold)}\n{form.format(wrong)}"
+        yield "correct or wrong", form.format(f"{gold} or {wrong}")
+        yield "correct and wrong", form.format(f"{wrong}, {gold}")
         yield "a chain of equations", form.format(f"{wrong} = {gold}")
-    if right is not None:
-        yield "right inside unfinished reasoning", f"<think>{right}"
+    if correct is not None:
+        yield "correct inside unfinished reasoning", f"<think>{correct}"
     if columns.get("entry_point"):
         for hack in HACKS.strip().split("\n\n"):
             name, _, program = hack.partition("\n")

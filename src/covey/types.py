@@ -131,12 +131,12 @@ Status = Literal[
     "too_large",
     "timeout",
     "crashed",
-    "bad_gold",
+    "bad_reference",
     "not_applicable",
     "infra_error",
 ]
 """Why a reward gave what it gave. From `no_answer` to `crashed` it is the model's fault, and it gets
-a value; with `bad_gold` and later nobody can know, and the value is None."""
+a value; with `bad_reference` and later nobody can know, and the value is None."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Score:
     status: Status = "ok"
     extracted: str | None = None
     """The answer that was found."""
-    parts: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Further numbers, logged as means."""
     steps: Sequence[tuple[int, int, float]] | None = None
     """Process rewards: (first token, token after the last, value) of each reasoning step, perhaps none.

@@ -11,7 +11,8 @@ import yaml
 from covey.cli import main
 from covey.config.schema import Config, Sandbox
 from covey.errors import SandboxUnavailable
-from covey.rewards.base import BUILT_IN, LEARNED, load_rewards
+from covey.learned import LEARNED
+from covey.rewards.base import BUILT_IN, load_rewards
 from covey.sandbox.choice import choose
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,7 +39,7 @@ def test_configs_can_be_used(block: str, project: Path) -> None:
         except SandboxUnavailable as error:
             pytest.skip(str(error))
     if config.rewards:
-        assert load_rewards(config.rewards, project).verdict.name in block
+        assert load_rewards(config.rewards, project, learned=LEARNED).verdict.name in block
     assert isinstance(config.sandbox, Sandbox)
 
 

@@ -16,8 +16,9 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.cli import main
 from covey.errors import ConfigError
+from covey.learned import LEARNED
+from covey.learned.reward_models import AT_ONCE, loaded
 from covey.models.pretrained import alone
-from covey.models.reward import AT_ONCE, loaded
 from covey.models.tiny import build_tokenizer
 from covey.rewards.base import load_rewards
 from covey.types import Completion, Group, Problem
@@ -49,13 +50,13 @@ def saved(folder: Path, kind: str, outputs: int = 1) -> Any:
 def judged(folder: Path, kind: str, texts: list[str], prompt: Any = "1+2+4=", **settings: Any) -> Group:
     """A group under a config in ``folder`` whose model stands beside it."""
     tokenizer = build_tokenizer([WORKED] * 3)
-    rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder)
-    rewards.extra["decode"] = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+    rewards = load_rewards([{kind: {"model": "judge", **settings}}], folder, learned=LEARNED)
+    rewards.decode = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
     completions = []
     for text in texts:
         tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
         completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
-    return rewards.judge(Problem("p", prompt), np.array([1]), completions, strict=True)
+    return rewards.score_group(Problem("p", prompt), np.array([1]), completions, strict=True)
 
 
 @pytest.mark.parametrize("prompt", ["1+2+4=", CHAT], ids=["text", "chat"])

@@ -10,16 +10,12 @@ from tests.fakes import completion
 
 from covey.errors import RewardError
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.rewards.canaries import PATIENCE, canaries, verdict_metrics, watch
+from covey.rewards.canaries import PATIENCE, ask_canaries, canaries, score_metrics
 from covey.rewards.contract import Reward, reward
-from covey.rewards.scorer import Rewards
+from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem, Score
 
 PROBLEM = Problem("p", "2+2=", {"answer": "4"})
-
-
-def group(rewards: Rewards, *texts: str, problem: Problem = PROBLEM):
-    return rewards.judge(problem, np.array([1]), [completion(t) for t in texts])
 
 
 class Verifier:
@@ -27,7 +23,9 @@ class Verifier:
 
     def __init__(self) -> None:
         self.verdict: float | None = None
-        self.function = reward(example=lambda row: row["answer"], wrong=lambda row: "canary")(self._judge())
+        self.function = reward(example=lambda row: row["answer"], counterexample=lambda row: "canary")(
+            self._judge()
+        )
 
     def _judge(self):
         def judge(completion, answer):
@@ -39,22 +37,24 @@ class Verifier:
 def test_a_verifier_that_pays_everything_is_found_at_once() -> None:
     verifier = Verifier()
     rewards = Rewards([Reward("judge", verifier.function)])
-    groups = [group(rewards, "4", "5")]
-    watch(rewards, groups)
+    assert ask_canaries(Scorer(rewards), PROBLEM, {}) == {"judge": 0}
     verifier.verdict = 1.0
-    with pytest.raises(RewardError, match="known to be wrong: 'canary'"):
-        watch(rewards, groups)
+    with pytest.raises(RewardError, match="known to be incorrect: 'canary'"):
+        ask_canaries(Scorer(rewards), PROBLEM, {})
 
 
 def test_one_that_pays_nothing_any_more_is_found_after_a_while() -> None:
     verifier = Verifier()
     rewards = Rewards([Reward("judge", verifier.function)])
-    groups = [group(rewards, "4")]
     verifier.verdict = 0.0
-    for _ in range(PATIENCE - 1):
-        watch(rewards, groups)
-    with pytest.raises(RewardError, match="known to be right: '4'"):
-        watch(rewards, groups)
+    refused: dict[str, int] = {}
+    for times in range(1, PATIENCE):
+        refused = ask_canaries(Scorer(rewards), PROBLEM, refused)
+        assert refused == {"judge": times}
+    with pytest.raises(RewardError, match="known to be correct: '4'"):
+        ask_canaries(Scorer(rewards), PROBLEM, refused)
+    verifier.verdict = None
+    assert ask_canaries(Scorer(rewards), PROBLEM, refused) == {"judge": 0}
 
 
 ROWS = {
@@ -74,8 +74,8 @@ def test_built_in_verifiers_have_canaries_and_pass(name: str) -> None:
     problem = Problem("p", "?", ROWS[name])
     rewards = load_rewards([name], Path())
     assert BUILT_IN[name] is rewards[0].function
-    assert [kind for kind, _ in canaries(rewards[0], problem)] == ["right", "wrong"]
-    watch(rewards, [group(rewards, "x", problem=problem)])
+    assert [kind for kind, _ in canaries(rewards[0], problem)] == ["correct", "incorrect"]
+    assert ask_canaries(Scorer(rewards), problem, {}) == {name: 0}
 
 
 def test_programs_that_go_on_have_canaries_of_their_own() -> None:
@@ -86,7 +86,7 @@ def test_programs_that_go_on_have_canaries_of_their_own() -> None:
         "tests": [{"input": [3], "output": 9}],
     }
     rewards = load_rewards([{"code_tests": {"form": "continue"}}], Path())
-    watch(rewards, [group(rewards, "    return 1\n", problem=Problem("p", "?", row))])
+    assert ask_canaries(Scorer(rewards), Problem("p", "?", row), {}) == {"code_tests": 0}
 
 
 def test_statuses_parts_and_logged_numbers_become_metrics() -> None:
@@ -94,10 +94,14 @@ def test_statuses_parts_and_logged_numbers_become_metrics() -> None:
         log_metric("length", len(completion))
         if completion == "none":
             return Score(0.0, "no_answer")
-        return Score(1.0, parts={"effort": 0.5})
+        return Score(1.0, metrics={"effort": 0.5})
 
     rewards = Rewards([Reward("rich", rich)])
-    groups = [group(rewards, "none", "some"), group(rewards, "some", "some")]
-    metrics = verdict_metrics(groups, rewards.take_logged())
+    scorer, groups = Scorer(rewards), []
+    for texts in (("none", "some"), ("some", "some")):
+        group = scorer.group(PROBLEM, np.array([1]), 2)
+        for sample, text in enumerate(texts):
+            group.add(sample, completion(text))
+        groups.append(group.result())
+    metrics = score_metrics(groups, scorer.stats.logged)
     assert metrics == {"reward/rich/no_answer": 0.25, "reward/rich/effort": 0.5, "user/length": 4.0}
-    assert rewards.take_logged() == {}

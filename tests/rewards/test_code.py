@@ -13,8 +13,8 @@ import pytest
 from covey.errors import ConfigError, DataError, SandboxUnavailable
 from covey.rewards.base import load_rewards
 from covey.rewards.code import bad_tests, cases_of, code_tests, compiles, same_output
-from covey.rewards.preflight import check_golds
-from covey.sandbox.base import Result, Sandbox
+from covey.rewards.preflight import check_references
+from covey.sandbox.base import Outcome, SandboxBackend
 from covey.sandbox.choice import choose
 from covey.sandbox.confine import Limits
 from covey.stress import HACKS
@@ -25,7 +25,7 @@ RIGHT = "def f(x):\n    return x * x"
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
+def sandbox() -> SandboxBackend:
     try:
         return choose().sandbox
     except SandboxUnavailable as error:
@@ -36,11 +36,11 @@ def fenced(code: str) -> str:
     return f"<think>hm</think>Here:\n```python\n{code}\n```\n"
 
 
-def judged(sandbox: Sandbox, code: str, tests: Any = SQUARE, **settings: Any) -> Score:
+def judged(sandbox: SandboxBackend, code: str, tests: Any = SQUARE, **settings: Any) -> Score:
     return code_tests(fenced(code), sandbox=sandbox, tests=tests, **{"entry_point": "f", **settings})
 
 
-def test_all_tests_have_to_pass_unless_points_say_otherwise(sandbox: Sandbox) -> None:
+def test_all_tests_have_to_pass_unless_points_say_otherwise(sandbox: SandboxBackend) -> None:
     almost = "def f(x):\n    return x * x if x < 3 else 0"
     weighted = [{**t, "weight": 1.0 if i < 3 else 7.0} for i, t in enumerate(SQUARE)]
     assert judged(sandbox, RIGHT).value == 1.0
@@ -49,7 +49,7 @@ def test_all_tests_have_to_pass_unless_points_say_otherwise(sandbox: Sandbox) ->
     assert judged(sandbox, almost, weighted, points="weighted").value == 0.3
 
 
-def test_the_whole_check_has_one_clock_and_a_hang_is_nothing(sandbox: Sandbox) -> None:
+def test_the_whole_check_has_one_clock_and_a_hang_is_nothing(sandbox: SandboxBackend) -> None:
     stuck = [(([n], {})) for n in range(12)]
     limits = Limits(wall=1.0, cpu=2)
     found = list(sandbox.calls("def f(x):\n    while True: pass", "f", stuck, limits, 0.4))
@@ -61,10 +61,10 @@ def test_the_whole_check_has_one_clock_and_a_hang_is_nothing(sandbox: Sandbox) -
 
         name, given = "slow", 0.0
 
-        def script(self, code: str, stdin: str, limits: Limits) -> Result:
+        def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
             self.given += limits.wall
             time.sleep(limits.wall)
-            return Result("timeout")
+            return Outcome("timeout")
 
     slow, tests = Slow(), [{"input": "1", "output": "2", "visible": n < 4} for n in range(8)]
     for points in ("fraction", "weighted"):
@@ -77,7 +77,7 @@ def test_the_whole_check_has_one_clock_and_a_hang_is_nothing(sandbox: Sandbox) -
         judged(sandbox, RIGHT, total_seconds=900.0)
 
 
-def test_every_end_has_its_status(sandbox: Sandbox) -> None:
+def test_every_end_has_its_status(sandbox: SandboxBackend) -> None:
     for code, status in (
         (RIGHT, "ok"),
         ("def f(x): return 7", "ok"),
@@ -95,12 +95,12 @@ def test_every_end_has_its_status(sandbox: Sandbox) -> None:
         assert (score.value, score.status) == (0.0, "no_answer")
 
 
-def test_the_last_block_counts(sandbox: Sandbox) -> None:
+def test_the_last_block_counts(sandbox: SandboxBackend) -> None:
     both = fenced("def f(x): return 0") + fenced(RIGHT).partition("</think>")[2]
     assert code_tests(both, sandbox=sandbox, tests=SQUARE, entry_point="f").value == 1.0
 
 
-def test_types_are_part_of_the_answer(sandbox: Sandbox) -> None:
+def test_types_are_part_of_the_answer(sandbox: SandboxBackend) -> None:
     identity = "def f(x): return x"
     for given, expected, value in (
         (9, 9, 1.0),
@@ -120,17 +120,17 @@ def test_types_are_part_of_the_answer(sandbox: Sandbox) -> None:
     assert judged(sandbox, "def f(): return (1, 2)", [{"input": [], "output": [1, 2]}]).value == 1.0
 
 
-def test_special_casing_the_visible_tests_shows_as_a_gap(sandbox: Sandbox) -> None:
+def test_special_casing_the_visible_tests_shows_as_a_gap(sandbox: SandboxBackend) -> None:
     tests = [{**t, "visible": i < 2} for i, t in enumerate(SQUARE)]
     cheat = "def f(x): return {0: 0, 1: 1}.get(x)"
     score = judged(sandbox, cheat, tests, points="fraction")
     assert score.value == 0.0
-    assert score.parts == {"visible": 1.0, "hidden": 0.0, "gap": 1.0, "suspicious": 0.0}
-    assert judged(sandbox, RIGHT, tests).parts["gap"] == 0.0
+    assert score.metrics == {"visible": 1.0, "hidden": 0.0, "gap": 1.0, "suspicious": 0.0}
+    assert judged(sandbox, RIGHT, tests).metrics["gap"] == 0.0
 
 
 @pytest.mark.parametrize("hack", HACKS.strip().split("\n\n"), ids=lambda h: h.partition("\n")[0])
-def test_no_verdict_can_be_forged(sandbox: Sandbox, hack: str) -> None:
+def test_no_verdict_can_be_forged(sandbox: SandboxBackend, hack: str) -> None:
     code = hack.partition("\n")[2].replace("FUNCTION", "f")
     assert judged(sandbox, code).value == 0.0
     test = "def check(candidate):\n    for n in range(4): assert candidate(n) == n * n\n"
@@ -140,7 +140,7 @@ def test_no_verdict_can_be_forged(sandbox: Sandbox, hack: str) -> None:
     assert judged(sandbox, code + "\nf(3)", stdio, mode="stdio").value == 0.0
 
 
-def test_programs_talk_by_standard_input_and_output(sandbox: Sandbox) -> None:
+def test_programs_talk_by_standard_input_and_output(sandbox: SandboxBackend) -> None:
     tests = json.dumps([{"input": "1 2\n", "output": "3\n"}, {"input": "5 6", "output": "11"}])
     assert judged(sandbox, "print(sum(map(int, input().split())))", tests, mode="stdio").value == 1.0
     assert judged(sandbox, "print(3)", tests, mode="stdio").value == 0.0
@@ -179,7 +179,7 @@ HUMAN = {
 }
 
 
-def test_tests_written_as_code_see_values_and_exceptions(sandbox: Sandbox) -> None:
+def test_tests_written_as_code_see_values_and_exceptions(sandbox: SandboxBackend) -> None:
     settings = {
         "sandbox": sandbox,
         "mode": "check",
@@ -193,9 +193,9 @@ def test_tests_written_as_code_see_values_and_exceptions(sandbox: Sandbox) -> No
     assert (hang.value, hang.status) == (0.0, "timeout")
 
 
-def test_a_test_that_never_calls_the_function_judges_nobody(sandbox: Sandbox) -> None:
+def test_a_test_that_never_calls_the_function_judges_nobody(sandbox: SandboxBackend) -> None:
     score = judged(sandbox, RIGHT, None, mode="check", test="def check(candidate): pass")
-    assert (score.value, score.status) == (None, "bad_gold")
+    assert (score.value, score.status) == (None, "bad_reference")
 
 
 @pytest.mark.parametrize(
@@ -218,14 +218,14 @@ def test_tests_that_decide_nothing_are_found_before_training(row: Any, mode: Any
     assert complaint is not None and says in complaint
 
 
-def test_preflight_lists_the_rows_or_refuses(sandbox: Sandbox) -> None:
+def test_preflight_lists_the_rows_or_refuses(sandbox: SandboxBackend) -> None:
     rewards = load_rewards(["code_tests"], Path())
     problems = [Problem(f"t:{i}", "p", {"tests": SQUARE if i else [], "entry_point": "f"}) for i in range(4)]
-    kept, bad = check_golds(problems, rewards, most=0.5)
+    kept, bad = check_references(problems, rewards, most=0.5)
     assert [p.id for p in kept] == ["t:1", "t:2", "t:3"]
     assert list(bad) == ["t:0"]
     with pytest.raises(DataError, match="t:0: code_tests: column 'tests'"):
-        check_golds(problems, rewards, most=0.1)
+        check_references(problems, rewards, most=0.1)
 
 
 def test_test_code_needs_a_backend_that_can_talk() -> None:
@@ -233,10 +233,10 @@ def test_test_code_needs_a_backend_that_can_talk() -> None:
         name, interactive, layers = "batch", False, ()
 
         def script(self, code, stdin, limits):
-            return Result("ok", "")
+            return Outcome("ok", "")
 
         def calls(self, code, entry, inputs, limits, each):
-            yield from [Result("lost", text="no service")] * len(inputs)
+            yield from [Outcome("lost", text="no service")] * len(inputs)
 
     with pytest.raises(SandboxUnavailable, match="cannot run in the batch sandbox"):
         judged(Batch(), RIGHT, None, mode="check", test="def check(c): pass")
@@ -249,7 +249,7 @@ def test_weights_and_visibility_are_read() -> None:
     assert (case.weight, case.visible) == (2.0, True)
 
 
-def test_a_candidate_cannot_end_the_loops_of_its_test(sandbox: Sandbox) -> None:
+def test_a_candidate_cannot_end_the_loops_of_its_test(sandbox: SandboxBackend) -> None:
     tests = (
         "for got, want in zip(map(candidate, [1, 2]), [1, 4]):\n    assert got == want",
         "assert all(got == 1 for got in map(candidate, [1]))",
@@ -264,7 +264,7 @@ def test_a_candidate_cannot_end_the_loops_of_its_test(sandbox: Sandbox) -> None:
     assert judged(sandbox, "def f(x): raise ValueError", None, mode="check", test=catches).value == 1.0
 
 
-def test_a_deep_reply_is_a_wrong_answer_and_no_fault_of_the_judge(sandbox: Sandbox) -> None:
+def test_a_deep_reply_is_a_wrong_answer_and_no_fault_of_the_judge(sandbox: SandboxBackend) -> None:
     forged = """
 import os, struct
 def f(x):
@@ -280,7 +280,7 @@ def f(x):
         assert score.value == 0.0, (levels, score)
 
 
-def test_a_compiler_accepts_or_refuses_and_nothing_is_run(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_a_compiler_accepts_or_refuses_and_nothing_is_run(sandbox: SandboxBackend, tmp_path: Path) -> None:
     witness = tmp_path / "witness"
     for code, value in ((RIGHT, 1.0), ("def f(:", 0.0), ("(" * 5000, 0.0), (f"open('{witness}', 'w')", 1.0)):
         assert compiles(fenced(code), sandbox=sandbox).value == value
@@ -299,7 +299,7 @@ def test_a_compiler_accepts_or_refuses_and_nothing_is_run(sandbox: Sandbox, tmp_
     assert compiles("no code", sandbox=sandbox).status == "no_answer"
 
 
-def test_c_is_checked_by_a_compiler_in_the_sandbox(sandbox: Sandbox) -> None:
+def test_c_is_checked_by_a_compiler_in_the_sandbox(sandbox: SandboxBackend) -> None:
     def value(code: str) -> float | None:
         try:
             return compiles(f"```c\n{code}\n```", sandbox=sandbox, language="c").value

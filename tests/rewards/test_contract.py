@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.fakes import completion
 
 from covey.errors import ConfigError, DataError
-from covey.rewards.base import Reward, RewardError, load_rewards, score
+from covey.rewards.base import Reward, RewardError, load_rewards
 from covey.rewards.contract import reward
+from covey.rewards.groups import combine
 from covey.rewards.preflight import check_columns
-from covey.rewards.scorer import combine
+from covey.rewards.scorer import Scorer
 from covey.types import Problem, Score, StepRewards
 
 PROBLEM = Problem("p1", "2+2=", {"answer": "4", "completion": "the worked answer"})
@@ -26,7 +27,7 @@ COMPLETIONS = [completion("4"), completion("5")]
 
 def judged(*functions):
     rewards = load_rewards(functions, Path())
-    return score(PROBLEM, np.array([1]), COMPLETIONS, rewards)
+    return rewards.score_group(PROBLEM, np.array([1]), COMPLETIONS, strict=True)
 
 
 def test_both_forms_get_what_their_signature_asks_for() -> None:
@@ -139,8 +140,12 @@ def test_only_what_a_strict_signature_accepts_is_passed() -> None:
         return [float(trainer_state.global_step)] * 2
 
     rewards = load_rewards([strict, trl], Path())
-    assert score(PROBLEM, np.array([1]), COMPLETIONS, rewards).rewards.tolist() == [1.0, 0.0]
-    assert rewards.logged == {"seen": [2.0]}
+    scorer = Scorer(rewards)
+    group = scorer.group(PROBLEM, np.array([1]), 2)
+    for sample, one in enumerate(COMPLETIONS):
+        group.add(sample, one)
+    assert group.result().rewards.tolist() == [1.0, 0.0]
+    assert scorer.stats.logged == {"seen": [2.0]}
 
 
 def test_completions_have_the_form_of_their_prompt() -> None:
@@ -149,7 +154,7 @@ def test_completions_have_the_form_of_their_prompt() -> None:
         return [1.0, 0.0]
 
     problem = Problem("p", [{"role": "user", "content": "2+2="}])
-    group = score(problem, np.array([1]), COMPLETIONS, load_rewards([chat], Path()))
+    group = load_rewards([chat], Path()).score_group(problem, np.array([1]), COMPLETIONS, strict=True)
     assert group.rewards.tolist() == [1.0, 0.0]
 
 
@@ -162,7 +167,7 @@ def test_scores_carry_status_extraction_and_parts() -> None:
     group = judged(rich)
     assert [s.status for s in group.scores["rich"]] == ["ok", "no_answer"]
     assert group.scores["rich"][0].extracted == "4"
-    assert group.scores["rich"][1].parts == {"effort": 0.5}
+    assert group.scores["rich"][1].metrics == {"effort": 0.5}
 
 
 def test_score_steps_become_step_rewards() -> None:
@@ -199,7 +204,7 @@ def test_a_status_that_there_is_not_is_an_error() -> None:
     [
         lambda: 10**400,
         lambda: -(10**5000),
-        lambda: Score(1.0, parts={"a": "b"}),
+        lambda: Score(1.0, metrics={"a": "b"}),
         lambda: Score(1.0, steps=((0, 1),)),
         lambda: StepRewards([10**400], [0]),
         lambda: StepRewards([math.inf, -math.inf], [0, 1]),
@@ -249,7 +254,10 @@ def test_each_call_has_a_row_of_its_own() -> None:
         return float(answer == ["a", {"b": [1]}] and prompt[0]["content"] == "?" and len(kept) == 1)
 
     rewards = load_rewards([spoils, {sees: {"kept": []}}], Path())
-    assert score(problem, np.array([1]), COMPLETIONS, rewards).rewards.tolist() == [2.0, 2.0]
+    assert rewards.score_group(problem, np.array([1]), COMPLETIONS, strict=True).rewards.tolist() == [
+        2.0,
+        2.0,
+    ]
     assert problem.columns["answer"] == ["a", {"b": [1]}]
 
 
@@ -273,7 +281,8 @@ def test_objects_and_async_objects_are_functions_too() -> None:
 
     length, later = Length(), Later()
     rewards = [Reward("length", length), Reward("later", later)]
-    assert score(PROBLEM, np.array([1]), COMPLETIONS, load_rewards(rewards, Path())).rewards.tolist() == [
+    loaded = load_rewards(rewards, Path())
+    assert loaded.score_group(PROBLEM, np.array([1]), COMPLETIONS, strict=True).rewards.tolist() == [
         2.0,
         2.0,
     ]
@@ -289,12 +298,12 @@ def bonus(completion):
 
 @pytest.mark.parametrize(
     ("gate", "expected"),
-    [("right", [1, 1, 0]), ("right:right", [1, 0, 0]), ("right:wrong", [0, 1, 1]), (None, [1, 1, 1])],
+    [("right", [1, 1, 0]), ("right:correct", [1, 0, 0]), ("right:incorrect", [0, 1, 1]), (None, [1, 1, 1])],
 )
 def test_a_gate_opens_for_an_answer_a_right_or_a_wrong_one(gate, expected) -> None:
     rewards = load_rewards([right, {bonus: {"weight": 0.5, "gated_by": gate}}], Path())
     completions = [completion(t) for t in ("4", "5", "nothing")]
-    group = score(PROBLEM, np.array([1]), completions, rewards)
+    group = rewards.score_group(PROBLEM, np.array([1]), completions, strict=True)
     assert group.components["bonus"].tolist() == expected
 
 
@@ -302,9 +311,12 @@ def test_a_gate_stays_closed_where_nobody_can_know() -> None:
     def unknown(completion):
         return None
 
-    for gate in ("unknown", "unknown:right", "unknown:wrong"):
+    for gate in ("unknown", "unknown:correct", "unknown:incorrect"):
         rewards = load_rewards([unknown, {bonus: {"gated_by": gate}}], Path())
-        assert score(PROBLEM, np.array([1]), COMPLETIONS, rewards).rewards.tolist() == [0.0, 0.0]
+        assert rewards.score_group(PROBLEM, np.array([1]), COMPLETIONS, strict=True).rewards.tolist() == [
+            0.0,
+            0.0,
+        ]
 
 
 def test_a_function_used_twice_needs_two_names() -> None:
@@ -322,7 +334,7 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ({"math_answer": "high"}, "must be a number"),
         ({"math_answer": True}, "must be a number"),
         ({"think_format": {"gated_by": "nobody"}}, "gated_by 'nobody'"),
-        ({"think_format": {"gated_by": "think_format:maybe"}}, "name:right or name:wrong"),
+        ({"think_format": {"gated_by": "think_format:maybe"}}, "name:correct or name:incorrect"),
         (lambda text: 1.0, "neither `completions`"),
     ],
 )

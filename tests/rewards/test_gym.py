@@ -45,7 +45,7 @@ def test_the_oracle_is_paid_and_nothing_near_it(name: str, tmp_path: Path) -> No
         oracle = str(problem.columns["answer"])
         answers = (oracle, "1" + oracle, f"open('{witness}', 'w')", "")
         texts = [completion(f"<answer>{a}</answer>") for a in answers]
-        assert rewards.judge(problem, np.array([1]), texts).rewards.tolist() == [1.0, 0.0, 0.0, 0.0]
+        assert rewards.score_group(problem, np.array([1]), texts).rewards.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert not witness.exists()
 
 

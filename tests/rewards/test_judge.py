@@ -84,7 +84,7 @@ def test_the_value_is_the_weighted_share_of_criteria(stub: Stub) -> None:
     stub.replies = [verdicts(True, False)]
     score = ask(stub, criteria={"Is it right?": 3.0, "Is it short?": 1.0})
     assert score.value == 0.75
-    assert score.parts == {"Is it right?": 1.0, "Is it short?": 0.0}
+    assert score.metrics == {"Is it right?": 1.0, "Is it short?": 0.0}
 
 
 def test_the_judge_is_told_what_is_untrusted(stub: Stub) -> None:
@@ -278,11 +278,11 @@ def test_a_group_is_judged_at_once_and_failures_are_left_out(stub: Stub) -> None
     settings = {"url": stub.url, "model": "m", "patience": {**PATIENCE, "tries": 2}}
     rewards = load_rewards([{"judge": settings}], Path())
     completions = [completion(f"{ANSWER} number {n}") for n in range(12)]
-    group = rewards.judge(Problem("p", "2+2="), np.array([1]), completions)
+    group = rewards.score_group(Problem("p", "2+2="), np.array([1]), completions)
     assert group.rewards.tolist() == [1.0] * 12
     stub.replies = ["nonsense"]
     others = [completion(f"{ANSWER} indeed {n}") for n in range(3)]
-    group = rewards.judge(Problem("p", "2+2="), np.array([1]), others)
+    group = rewards.score_group(Problem("p", "2+2="), np.array([1]), others)
     assert np.isnan(group.rewards).all()
     assert {s.status for s in group.scores["judge"]} == {"infra_error"}
 

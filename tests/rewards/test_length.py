@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from covey.errors import ConfigError
-from covey.rewards.base import load_rewards, score
+from covey.rewards.base import load_rewards
 from covey.rewards.length import cosine_length, repetition, soft_overlong
 from covey.types import Completion, Problem
 
@@ -43,15 +43,15 @@ def test_cosine_length_can_punish_the_limit() -> None:
 
 
 def test_a_function_used_twice_pays_brevity_when_right_and_effort_when_wrong() -> None:
-    right = {"limit": 4, "gated_by": "math_answer:right"}
-    wrong = {"limit": 4, "short": -1.0, "long": -0.5, "gated_by": "math_answer:wrong", "name": "effort"}
+    right = {"limit": 4, "gated_by": "math_answer:correct"}
+    wrong = {"limit": 4, "short": -1.0, "long": -0.5, "gated_by": "math_answer:incorrect", "name": "effort"}
     rewards = load_rewards(["math_answer", {"cosine_length": right}, {"cosine_length": wrong}], Path())
     problem = Problem("1", "1 + 1", {"answer": "2"})
     texts = {"\\boxed{2}": 2, "\\boxed{3}": 4}
     completions = [
         Completion(np.zeros(n, np.int64), np.zeros(n, np.float32), text, "stop") for text, n in texts.items()
     ]
-    group = score(problem, np.zeros(1, np.int64), completions, rewards)
+    group = rewards.score_group(problem, np.zeros(1, np.int64), completions, strict=True)
     assert group.components["cosine_length"].tolist() == [0.75, 0.0]
     assert group.components["effort"].tolist() == [0.0, -0.5]
     with pytest.raises(ConfigError, match="give one a `name:`"):

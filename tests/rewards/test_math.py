@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.rewards import answers
-from covey.rewards.answers import bad_golds, exact_answer, math_answer
+from covey.rewards.answers import bad_references, exact_answer, math_answer
 from covey.rewards.notation import number
 from covey.rewards.once import Once
-from covey.sandbox.base import Result
+from covey.sandbox.base import Outcome
 from covey.sandbox.confine import Limits
 
 pytest.importorskip("latex2sympy2_extended")
@@ -300,7 +300,7 @@ def test_a_worked_solution_is_a_gold() -> None:
 def test_a_gold_that_is_no_answer_judges_nobody() -> None:
     for gold in ("", "see the figure on the left"):
         score = boxed("4", gold)
-        assert (score.value, score.status) == (None, "bad_gold")
+        assert (score.value, score.status) == (None, "bad_reference")
 
 
 def test_a_bomb_that_is_seen_costs_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,10 +313,10 @@ def test_equal_answers_to_a_problem_cost_one_child(monkeypatch: pytest.MonkeyPat
     calls = []
 
     class Server:
-        def call(self, function: str, *pair: str, **_: object) -> Result:
+        def call(self, function: str, *pair: str, **_: object) -> Outcome:
             calls.append(pair)
             time.sleep(0.05)  # so that the others ask while it is asked
-            return Result("lost" if "lost" in pair[1] else "timeout")
+            return Outcome("lost" if "lost" in pair[1] else "timeout")
 
     monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
     monkeypatch.setattr(answers, "ASKED", Once(10, kept=answers.ASKED.kept))
@@ -358,33 +358,33 @@ def test_golds_that_are_no_answers_are_found_before_training() -> None:
     golds = [None, math.nan, "null", "N/A", r"\text{None}", "Answers may vary.", r"\text{Answers may vary}"]
     golds += ["see a figure", r"\text{see a figure}", r"5 \text{ answers may vary}", r"9^{9^{9}}"]
     assert [
-        g for g, c in zip(golds, bad_golds([{"answer": g} for g in golds]), strict=True) if c is None
+        g for g, c in zip(golds, bad_references([{"answer": g} for g in golds]), strict=True) if c is None
     ] == []
     for gold in golds:
-        assert boxed("5", str(gold)).status == "bad_gold"
+        assert boxed("5", str(gold)).status == "bad_reference"
     fine = ["no", r"\text{no solution}", "infinity", "undefined", "1e308", r"5\text{ packs of gum}", "x y z"]
     fine += [r"\text{Alice, Bob, and Carol}", "New York", r"\text{(B)}", "1e-05"]
-    assert bad_golds([{"answer": g} for g in fine]) == [None] * len(fine)
+    assert bad_references([{"answer": g} for g in fine]) == [None] * len(fine)
 
 
 def test_a_gold_that_hangs_takes_its_own_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
     granted = []
 
     class Server:
-        def call(self, function: str, golds: list[str], limits: Limits) -> Result:
+        def call(self, function: str, golds: list[str], limits: Limits) -> Outcome:
             hangs = "x+7" in golds
             granted.append(limits.cpu if hangs else 0)
-            return Result("timeout") if hangs else Result("ok", [True] * len(golds))
+            return Outcome("timeout") if hangs else Outcome("ok", [True] * len(golds))
 
     monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
-    complaints = bad_golds([{"answer": f"x+{n}"} for n in range(50)])
+    complaints = bad_references([{"answer": f"x+{n}"} for n in range(50)])
     assert [n for n, c in enumerate(complaints) if c] == [7]
     assert sum(granted) <= 3 * answers.LIMITS.cpu
 
 
-def test_bad_golds_are_found_before_training() -> None:
+def test_bad_references_are_found_before_training() -> None:
     golds = ["42", r"\frac{1}{2}", "", "see the figure on the left", "9" * 500, r"\frac{1", "x+1", "yes"]
-    complaints = bad_golds([{"answer": g} for g in golds])
+    complaints = bad_references([{"answer": g} for g in golds])
     assert [c is not None for c in complaints] == [False, False, True, True, True, True, False, False]
     assert "empty" in str(complaints[2])
     assert "sentence" in str(complaints[3])
@@ -392,13 +392,13 @@ def test_bad_golds_are_found_before_training() -> None:
 
 def test_a_second_opinion_is_logged_and_never_paid() -> None:
     pytest.importorskip("math_verify")
-    assert boxed("1/2", "0.5", second=1.0).parts == {"second_disagrees": 0.0}
+    assert boxed("1/2", "0.5", second=1.0).metrics == {"second_disagrees": 0.0}
     score = boxed("2^{-98}", "2^{-99}", second=1.0)  # math-verify rounds
-    assert (score.value, score.parts) == (0.0, {"second_disagrees": 1.0})
-    assert boxed("1/2", "0.5").parts == {}
-    asked = [bool(boxed(str(n), "7", second=0.25).parts) for n in range(40)]
+    assert (score.value, score.metrics) == (0.0, {"second_disagrees": 1.0})
+    assert boxed("1/2", "0.5").metrics == {}
+    asked = [bool(boxed(str(n), "7", second=0.25).metrics) for n in range(40)]
     assert 2 < sum(asked) < 20
-    assert asked == [bool(boxed(str(n), "7", second=0.25).parts) for n in range(40)]
+    assert asked == [bool(boxed(str(n), "7", second=0.25).metrics) for n in range(40)]
 
 
 def test_exact_answers_are_folded_but_never_numbers_made_equal() -> None:

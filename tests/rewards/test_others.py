@@ -13,9 +13,9 @@ from tests.fakes import completion
 
 from covey.errors import ConfigError
 from covey.rewards.answers import exact_answer
-from covey.rewards.base import load_rewards, score
-from covey.rewards.children import strict_json
+from covey.rewards.base import load_rewards
 from covey.rewards.formats import answer_format, regex_match, think_format
+from covey.rewards.isolated import strict_json
 from covey.rewards.language import identifier, language_consistency
 from covey.rewards.structured import json_schema, tool_calls
 from covey.types import Problem
@@ -244,7 +244,6 @@ def test_format_pays_only_where_an_answer_was_found() -> None:
         "<think>so</think><answer>5</answer>",
         "<answer></answer>",
     )
-    group = score(
-        Problem("p", "2+2=", {"answer": "4"}), completion().tokens, [completion(t) for t in texts], rewards
-    )
+    problem = Problem("p", "2+2=", {"answer": "4"})
+    group = rewards.score_group(problem, completion().tokens, [completion(t) for t in texts])
     assert group.rewards == pytest.approx([1.1, 0.1, 0.0])

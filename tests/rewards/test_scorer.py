@@ -15,10 +15,12 @@ from tests.fakes import completion
 
 from covey.errors import RewardError
 from covey.rewards.base import load_rewards
+from covey.rewards.canaries import count_failures
 from covey.rewards.contract import Reward, reward
-from covey.rewards.lanes import Task
+from covey.rewards.groups import with_label_noise
 from covey.rewards.preflight import rehearse
-from covey.rewards.scorer import Pending, Rewards, turned_over
+from covey.rewards.scorer import Rewards, Scorer, ScoringStats
+from covey.rewards.threads import Call
 from covey.signals import StopSignal
 from covey.types import Problem, Score
 
@@ -27,7 +29,7 @@ TOKENS = np.array([1])
 
 
 def judged(rewards: Rewards, *texts: str):
-    return rewards.judge(PROBLEM, TOKENS, [completion(t) for t in texts])
+    return rewards.score_group(PROBLEM, TOKENS, [completion(t) for t in texts])
 
 
 def of(*functions, **settings) -> Rewards:
@@ -41,10 +43,10 @@ def test_results_stand_by_sample_whatever_arrives_first() -> None:
         return float(completion)
 
     rewards = of(slower_for_early_ones)
-    pending = Pending(rewards, PROBLEM, TOKENS, 4)
+    pending = Scorer(rewards).group(PROBLEM, TOKENS, 4)
     for sample in (2, 0, 3, 1):
         pending.add(sample, completion(str(sample)))
-    group = pending.group()
+    group = pending.result()
     assert group.rewards.tolist() == [0.0, 1.0, 2.0, 3.0]
     assert [c.text for c in group.completions] == ["0", "1", "2", "3"]
 
@@ -60,11 +62,11 @@ def test_judging_starts_before_the_group_is_whole() -> None:
         assert len(completions) == 2
         return [1.0, 1.0]
 
-    pending = Pending(of(early, group_of_two), PROBLEM, TOKENS, 2)
+    pending = Scorer(of(early, group_of_two)).group(PROBLEM, TOKENS, 2)
     pending.add(0, completion("a"))
     assert seen.wait(2.0)
     pending.add(1, completion("b"))
-    assert pending.group().rewards.tolist() == [2.0, 2.0]
+    assert pending.result().rewards.tolist() == [2.0, 2.0]
 
 
 def test_a_plain_function_never_meets_itself_and_a_concurrent_one_does() -> None:
@@ -108,7 +110,7 @@ def test_one_that_hangs_costs_its_own_samples_only(capsys) -> None:
 
 
 def test_a_suspended_process_has_not_hung() -> None:
-    task = Task(lambda: None, limit=10.0)
+    task = Call[None](limit=10.0)
     assert not task.late()
     task.started = time.monotonic() - 20
     assert task.late()
@@ -138,12 +140,13 @@ def test_a_run_whose_judging_keeps_failing_is_stopped(capsys) -> None:
             raise OSError("judge is down")
         return 1.0
 
-    rewards = of(flaky, max_infra=0.4, steps=3)
-    for _ in range(2):
-        rewards.end_step([judged(rewards, "good", "good", "bad")])
-    rewards.end_step([judged(rewards, "good", "good", "bad")])  # a third, less than 40 %
+    rewards, before = of(flaky), []
+    for step in range(3):  # a third, less than 40 %
+        before = count_failures(before, [judged(rewards, "good", "good", "bad")], max_infra=0.4, window=3)
+        assert before == [(1, 3)] * (step + 1)
     with pytest.raises(RewardError, match="judge is down"):
-        rewards.end_step([judged(rewards, "bad", "bad")])
+        count_failures(before, [judged(rewards, "bad", "bad")], max_infra=0.4, window=3)
+    assert count_failures(before, [judged(rewards, "good")], 0.4, window=3) == [(1, 3), (1, 3), (0, 1)]
 
 
 def test_a_step_in_which_nothing_could_be_judged_stops_at_once(capsys) -> None:
@@ -152,7 +155,28 @@ def test_a_step_in_which_nothing_could_be_judged_stops_at_once(capsys) -> None:
 
     rewards = of(down)
     with pytest.raises(RewardError, match="could not be made"):
-        rewards.end_step([judged(rewards, "a", "b")])
+        count_failures([], [judged(rewards, "a", "b")], max_infra=0.2)
+
+
+def test_two_scorings_at_once_count_and_log_each_for_itself() -> None:
+    def logs(completion, log_metric, trainer_state):
+        log_metric("step", trainer_state.global_step)
+        return 1.0
+
+    rewards = of(logs)
+    scorers = [Scorer(rewards, step) for step in (3, 4)]
+    groups = [scorer.group(PROBLEM, TOKENS, 2) for scorer in scorers]
+    for sample in range(2):
+        for group in groups[: 2 - sample]:
+            group.add(sample, completion("a"))
+    groups[0].result()
+    groups[1].add(1, completion("a"))
+    groups[1].result()
+    for scorer in scorers:
+        stats = scorer.stats
+        assert stats.waited > 0
+        step = float(scorer.context.step)
+        assert stats == ScoringStats(2, 2, stats.waited, {"step": [step, step]})
 
 
 def test_a_rehearsal_finds_a_broken_function_before_training() -> None:
@@ -194,31 +218,31 @@ def test_an_unreliable_judge_is_wrong_about_its_share_of_verdicts_and_steps() ->
     def process(completion):
         return Score({"half": 0.75, "far": -3.0, "lost": None}[completion], steps=((0, 1, 1.0), (1, 3, -0.5)))
 
-    rewards = of(process, noise=0.3)
+    rewards = of(process)
     streams = range(400)
-    half = turned_over(judged(rewards, *["half"] * 400), rewards, streams)
+    half = with_label_noise(judged(rewards, *["half"] * 400), rewards, 0.3, streams)
     steps = np.array([s.values for s in half.steps])
     turned = np.stack([half.rewards == 0.25, steps[:, 0] == -1.0, steps[:, 1] == 0.5])
     assert set(half.rewards) == {0.75, 0.25} and set(steps.flat) == {1.0, -1.0, -0.5, 0.5}
     assert (abs(turned.mean(1) - 0.3) < 0.1).all()
     assert (abs(np.corrcoef(turned)) < 0.2).sum() == 6, "each has a draw of its own"
-    parts = [s.parts["turned_over"] for s in half.scores["process"]]
+    parts = [s.metrics["flipped"] for s in half.scores["process"]]
     np.testing.assert_allclose(parts, turned.mean(0))
-    alone = turned_over(judged(rewards, "half"), rewards, streams[7:8])
+    alone = with_label_noise(judged(rewards, "half"), rewards, 0.3, streams[7:8])
     assert alone.scores["process"][0] == half.scores["process"][7]
-    far = turned_over(judged(rewards, *["far"] * 400), rewards, streams)
+    far = with_label_noise(judged(rewards, *["far"] * 400), rewards, 0.3, streams)
     assert set(far.rewards) == {-3.0}
-    lost = turned_over(judged(rewards, "lost", "half"), rewards, streams[:2])
+    lost = with_label_noise(judged(rewards, "lost", "half"), rewards, 0.3, streams[:2])
     assert lost.scores["process"][0].value is None
 
 
-def test_what_is_turned_over_opens_and_shuts_the_gates_of_others() -> None:
+def test_flipped_labels_open_and_shut_the_gates_of_others() -> None:
     def right(completion):
         return float(completion == "4")
 
     def praise(completion):
         return 2.0  # outside 0..1, so that it is left alone
 
-    rewards = Rewards([Reward("right", right), Reward("praise", praise, gated_by="right:right")], noise=0.5)
-    group = turned_over(judged(rewards, *["4"] * 50), rewards, range(50))
+    rewards = Rewards([Reward("right", right), Reward("praise", praise, gated_by="right:correct")])
+    group = with_label_noise(judged(rewards, *["4"] * 50), rewards, 0.5, range(50))
     assert set(group.rewards) == {0.0, 3.0}

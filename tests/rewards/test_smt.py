@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tests.fakes import completion
 
 from covey.rewards.base import load_rewards
-from covey.rewards.canaries import watch
+from covey.rewards.canaries import ask_canaries
+from covey.rewards.scorer import Scorer
 from covey.rewards.smt import smt
 from covey.types import Problem
 
@@ -66,10 +65,10 @@ def test_what_cannot_be_decided_ends_in_time_and_a_broken_gold_is_no_verdict(imp
     monkeypatch.setattr("covey.rewards.smt.LIMITS", impatient)
     cubes = "(= (+ (* x x x) (* y y y)) (+ 33 (* (- 8866128975287528) (* x y))))"
     assert judged("false", cubes)[0] == 0.0
-    assert judged("p", "(and p") == (None, "bad_gold")
+    assert judged("p", "(and p") == (None, "bad_reference")
 
 
 def test_it_has_canaries() -> None:
     row = {"declarations": DECLARED, "formula": FORMULA}
     rewards, problem = load_rewards(["smt"], Path()), Problem("p", "?", row)
-    watch(rewards, [rewards.judge(problem, np.array([1]), [completion("x")])])
+    assert ask_canaries(Scorer(rewards), problem, {}) == {"smt": 0}

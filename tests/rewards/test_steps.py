@@ -16,8 +16,8 @@ from tests.fakes import completion
 from covey.models.tiny import build_tokenizer
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import token_ends
-from covey.rewards.preflight import check_golds
-from covey.rewards.steps import calculated, calculations, right, split, step_labels, token_spans
+from covey.rewards.preflight import check_references
+from covey.rewards.steps import calculated, calculations, is_correct, split, step_labels, token_spans
 from covey.types import Completion, Problem, StepRewards
 
 WORKED = "48/2 = <<48/2=24>>24 clips\n48+24 = <<48+24=72>>72 clips\n#### 72"
@@ -103,8 +103,8 @@ def test_arithmetic_is_exact(a, b, c) -> None:
 
 
 def test_results_are_right_up_to_their_decimals() -> None:
-    assert right("1/3", "0.33") and right("2/3", ".67") and right("1/3", "1/3")
-    assert not right("1/3", "0.34") and not right("1/3", "0") and not right("5/2", "2")
+    assert is_correct("1/3", "0.33") and is_correct("2/3", ".67") and is_correct("1/3", "1/3")
+    assert not is_correct("1/3", "0.34") and not is_correct("1/3", "0") and not is_correct("5/2", "2")
 
 
 def test_annotations_are_checked_step_by_step() -> None:
@@ -117,13 +117,13 @@ def test_annotations_are_checked_step_by_step() -> None:
 def test_steps_reach_the_group_as_token_ends() -> None:
     tokenizer = build_tokenizer([WORKED] * 3, vocab_size=300)
     rewards = load_rewards(["calculations"], Path())
-    rewards.extra["decode"] = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
+    rewards.decode = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True)
     texts = (WORKED, WORKED.replace("=72>>", "=73>>"), "no steps")
     completions = []
     for text in texts:
         tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id])
         completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
-    group = rewards.judge(Problem("p", "?"), np.array([1]), completions)
+    group = rewards.score_group(Problem("p", "?"), np.array([1]), completions)
     assert group.rewards.tolist() == [1.0, 0.0, 0.0]
     assert group.steps is not None
     assert [list(s.values) for s in group.steps] == [[1, 1, 0], [1, -1, 0], []]
@@ -137,7 +137,7 @@ LABELS = {"48/2 = <<48/2=24>>24 clips": 1, "48+24 =  <<48+24=72>>72 clips": -1, 
 
 def test_labels_of_people_are_found_by_the_text_of_a_step() -> None:
     score = step_labels(WORKED, LABELS, [20, 50, len(WORKED)], total="mean")
-    assert (score.value, score.parts) == (0.5, {"steps": 3.0})
+    assert (score.value, score.metrics) == (0.5, {"steps": 3.0})
     assert [value for *_, value in score.steps] == [1.0, -1.0, 0.0]
     assert step_labels(WORKED, {"#### 72": 1}, []).value == 1.0
     unknown = step_labels("nobody has seen this", LABELS, [20])
@@ -148,12 +148,12 @@ def test_labels_of_people_are_found_by_the_text_of_a_step() -> None:
 def test_labels_that_are_none_are_found_before_training(labels: object) -> None:
     good = Problem("good", "?", {"step_labels": LABELS})
     bad = Problem("bad", "?", {"step_labels": labels})
-    _, found = check_golds([good, bad], load_rewards(["step_labels"], Path()), most=0.5)
+    _, found = check_references([good, bad], load_rewards(["step_labels"], Path()), most=0.5)
     assert list(found) == ["bad"] and "-1, 0 or 1" in found["bad"]
 
 
 def test_without_a_tokenizer_there_are_no_steps_but_a_value() -> None:
-    group = load_rewards(["calculations"], Path()).judge(
+    group = load_rewards(["calculations"], Path()).score_group(
         Problem("p", "?"), np.array([1]), [completion(WORKED)]
     )
     assert group.rewards.tolist() == [1.0]

@@ -9,7 +9,7 @@ import pytest
 
 from covey.cli import main
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.stress import HACKS, stress
+from covey.stress import HACKS, attack_rewards
 from covey.types import Problem
 
 PROBLEMS = [Problem(f"p{n}", f"{n}+{n}=", {"answer": str(2 * n)}) for n in (2, 8, 21)]
@@ -31,7 +31,7 @@ BAD = {
         "def pays_tags(completion):\n    return float('<think>' in completion and '</think>' in completion)",
         "empty template",
     ),
-    "never_pays": ("def never_pays(completion, answer):\n    return 0.0", "the right answer is not paid"),
+    "never_pays": ("def never_pays(completion, answer):\n    return 0.0", "the correct answer is not paid"),
     "ignores_the_sign": (
         (
             "def ignores_the_sign(completion, answer):\n"
@@ -121,7 +121,7 @@ def test_one_that_is_held_by_an_attack_is_a_finding(tmp_path: Path, monkeypatch)
         "def held(completion, answer):\n"
         "    return float(len(completion) > 40_000 and re.match(r'(x+)+$', 'x' * 40 + '!') is not None)\n"
     )
-    report = stress(PROBLEMS[:1], load_rewards(["held.py:held"], tmp_path))
+    report = attack_rewards(PROBLEMS[:1], load_rewards(["held.py:held"], tmp_path))
     held = [f for f in report.findings if f.attack.startswith("junk")]
     assert [f.status for f in held] == ["infra_error"]
 
@@ -178,19 +178,19 @@ CALLS = [Problem("t", "weather", {"tool_calls": [{"name": "weather", "arguments"
     ids=lambda v: None if isinstance(v, list) else str(v),
 )
 def test_built_in_rewards_withstand_the_battery(problems, spec, impatient) -> None:
-    report = stress(problems, load_rewards([spec], Path()))
+    report = attack_rewards(problems, load_rewards([spec], Path()))
     assert report.findings == ()
     assert report.tried >= 9
 
 
 def test_hacks_of_the_tester_are_part_of_it() -> None:
     assert len(HACKS.strip().split("\n\n")) >= 12
-    report = stress(CODE, load_rewards(["code_tests"], Path()))
+    report = attack_rewards(CODE, load_rewards(["code_tests"], Path()))
     assert report.tried >= 2 * 12
 
 
 def test_what_cannot_be_tested_is_said(capsys) -> None:
     assert BUILT_IN["language_consistency"]
-    report = stress(PROBLEMS, load_rewards([{"regex_match": {"pattern": r"\d+ apples"}}], Path()))
+    report = attack_rewards(PROBLEMS, load_rewards([{"regex_match": {"pattern": r"\d+ apples"}}], Path()))
     assert report.findings == ()
     assert len(report.notes) == 3

@@ -75,7 +75,7 @@ def test_symbolic_answers(tmp_path: Path) -> None:
         {"prompt": f"(x+{n})^2=", "completion": f"\\boxed{{x^2+{2 * n}x+{n * n}}}", "answer": f"(x+{n})^2"}
         for n in range(1, 5)
     ]
-    gated = {"repetition": {"weight": 0.1, "gated_by": "math_answer:right"}}
+    gated = {"repetition": {"weight": 0.1, "gated_by": "math_answer:correct"}}
     metrics, rollouts, _ = trained(tmp_path, rows, rewards=["math_answer", gated])
     right = [r for r in rollouts if r["components"]["math_answer"] == 1.0]
     assert right and len(right) < len(rollouts)

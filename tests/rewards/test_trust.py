@@ -13,10 +13,10 @@ EVALUATING = {"eval", "exec", "sympify", "parse_expr", "parse_latex", "literal_e
 UNPICKLING = {"pickle", "dill", "cloudpickle", "marshal", "shelve"}
 ALLOWED = {
     "sandbox/driver.py": {"exec", "compile", "__import__"},  # the confined child itself
-    "rewards/children.py": {"compile"},  # in a child, and what it compiles is never run
+    "rewards/isolated.py": {"compile"},  # in a child, and what it compiles is never run
 }
 IN_CHILDREN_ONLY = {"sympy", "latex2sympy2_extended", "math_verify", "reasoning_gym"}
-CHILDREN = {"rewards/symbolic.py", "rewards/children.py"}
+CHILDREN = {"rewards/symbolic.py", "rewards/isolated.py"}
 
 
 @cache

@@ -19,7 +19,7 @@ from covey.evaluation import evaluate
 from covey.objective.diagnostics import group_metrics
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import reward
-from covey.rewards.scorer import combine
+from covey.rewards.groups import combine
 from covey.rollout import Rollouts
 from covey.sampling.base import SamplingParams
 from covey.types import Problem, Score
@@ -169,11 +169,11 @@ def test_step_rewards_of_all_functions_count_with_weight_and_gate() -> None:
         return Score(1.0, steps=[(0, 3, 4.0)])
 
     gate: Any = {ANSWER_NAME: {"rule": "whole"}}
-    specs = [{lines: 0.5}, {whole: {"gated_by": f"{ANSWER_NAME}:right"}}, gate]
+    specs = [{lines: 0.5}, {whole: {"gated_by": f"{ANSWER_NAME}:correct"}}, gate]
     problem = Problem("p", "2+2=", {"answer": "4"})
     for order in itertools.permutations(specs):
         rewards = load_rewards(list(order), Path())
-        group = rewards.judge(problem, np.array([1]), [completion("4"), completion("5")])
+        group = rewards.score_group(problem, np.array([1]), [completion("4"), completion("5")])
         right, wrong = group.steps or ()
         assert (right.ends, right.values) == ([1, 2], [0.5, 3.5])
         assert (wrong.ends, wrong.values) == ([1, 2], [0.5, -0.5])
@@ -184,7 +184,7 @@ ANSWER_NAME = "exact_answer"
 
 def test_a_group_of_several_rewards_does_not_guess() -> None:
     rewards = load_rewards([ANSWER, "think_format"], Path())
-    group = rewards.judge(Problem("p", "2+2=", {"answer": "4"}), np.array([1]), [completion("4")])
+    group = rewards.score_group(Problem("p", "2+2=", {"answer": "4"}), np.array([1]), [completion("4")])
     assert group.verdict == ANSWER_NAME
     with pytest.raises(AssertionError, match="which of"):
         _ = replace(group, verdict="").correct

@@ -16,9 +16,10 @@ from tests.fakes import completion
 
 from covey.errors import RewardError
 from covey.rewards.base import load_rewards
-from covey.rewards.canaries import watch
+from covey.rewards.canaries import ask_canaries, count_failures
+from covey.rewards.contract import Reward
 from covey.rewards.preflight import rehearse
-from covey.rewards.scorer import Rewards
+from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem, Score
 
 COLUMNS = {"answer": "4", "parts": [1, (2.5, b"x")], "odd": float("inf"), "empty": None}
@@ -107,7 +108,7 @@ def load(project: Path, *names: str, timeout: float = 60.0) -> Rewards:
 
 
 def judged(rewards: Rewards, *texts: str, strict: bool = False):
-    return rewards.judge(PROBLEM, np.array([1]), [completion(t) for t in texts], strict)
+    return rewards.score_group(PROBLEM, np.array([1]), [completion(t) for t in texts], strict)
 
 
 def test_a_pattern_that_holds_the_interpreter_ends_at_its_timeout(project: Path, capsys) -> None:
@@ -127,7 +128,7 @@ def test_one_that_ends_its_process_costs_its_own_sample(project: Path, capsys) -
     assert scores[3].detail == "it ended its own process (exit status -11)"
     assert scores[4].detail.startswith("SystemExit: 0") and scores[5].detail.startswith("KeyboardInterrupt")
     with pytest.raises(RewardError, match="ended its own process"):
-        rewards.end_step([judged(rewards, "exit", "exit")])
+        count_failures([], [judged(rewards, "exit", "exit")], max_infra=0.2)
     with pytest.raises(RewardError, match=r"leaves on problem p: it ended its own process"):
         judged(rewards, "exit", strict=True)
 
@@ -138,18 +139,22 @@ def test_its_state_is_kept_between_calls(project: Path) -> None:
 
 def test_it_says_what_it_would_say_in_the_trainer(project: Path) -> None:
     names = ("everything", "rich")
-    worker, inline = load(project, *names), load(project, *names)
-    for reward in list(inline):
-        inline.put(type(reward)(reward.name, reward.function))
+    worker = load(project, *names)
+    inline = Rewards([Reward(r.name, r.function) for r in worker])
     assert (worker.inline, inline.inline) == ([], list(names))
+    groups, logged = [], []
     for rewards in (worker, inline):
-        rewards.trainer_state.global_step = 3
-    texts = ("steps", "none", "verl", "else")
-    ours, theirs = judged(worker, *texts), judged(inline, *texts)
+        scorer = Scorer(rewards, step=3)
+        group = scorer.group(PROBLEM, np.array([1]), 4)
+        for sample, text in enumerate(("steps", "none", "verl", "else")):
+            group.add(sample, completion(text))
+        groups.append(group.result())
+        logged.append(scorer.stats.logged)
+    ours, theirs = groups
     assert ours.scores == theirs.scores
     assert ours.rewards.tobytes() == theirs.rewards.tobytes()
     assert ours.scores["rich"][3] == Score(0.5, "ambiguous", "it", {"length": 1 / 3}, ((0, 1, 0.7),), "why")
-    assert worker.take_logged() == inline.take_logged() == {"seen": [4.0]}
+    assert logged == [{"seen": [4.0]}] * 2
 
 
 def test_async_and_concurrent_functions_run_together_there(project: Path) -> None:
@@ -196,7 +201,7 @@ def test_no_reward_changes_the_row_that_others_see(project: Path) -> None:
 def test_what_cannot_be_sent_is_said(project: Path) -> None:
     problem = Problem("p", "?", {"parts": [date(2026, 1, 1)]})
     with pytest.raises(RewardError, match=r"column 'parts' holds a date.*inline"):
-        load(project, "sees").judge(problem, np.array([1]), [completion("a")])
+        load(project, "sees").score_group(problem, np.array([1]), [completion("a")])
 
 
 def test_a_file_that_fails_to_import_there_is_an_error(project: Path) -> None:
@@ -210,7 +215,8 @@ def test_threads_and_processes_do_not_grow_from_step_to_step(project: Path) -> N
     rewards = load_rewards(["math_answer", "users.py:counts"], project)
 
     def step() -> int:
-        watch(rewards, [judged(rewards, "4", "5")])
+        judged(rewards, "4", "5")
+        ask_canaries(Scorer(rewards), PROBLEM, {})
         return threading.active_count()
 
     first = [step(), step()][-1]
@@ -239,7 +245,7 @@ def test_a_killed_trainer_leaves_no_worker(project: Path) -> None:
         "from covey.rewards.base import load_rewards; from covey.types import *\n"
         "rewards = load_rewards(['users.py:where'], Path(sys.argv[1]))\n"
         "done = Completion(np.zeros(1, np.int64), np.zeros(1, np.float32), 'a', 'stop')\n"
-        "print(int(rewards.judge(Problem('p', '?'), np.array([1]), [done]).rewards[0]), flush=True)\n"
+        "print(int(rewards.score_group(Problem('p', '?'), np.array([1]), [done]).rewards[0]), flush=True)\n"
         "time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, project], stdout=subprocess.PIPE, text=True) as run:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covey.sandbox.base import Sandbox
+from covey.sandbox.base import SandboxBackend
 from covey.sandbox.confine import Limits
 
 LIMITS = Limits(wall=3.0, cpu=2, memory=512 << 20, output=1 << 20)
@@ -447,7 +447,7 @@ def processes_below(pid: int) -> set[int]:
     return children.union(*map(processes_below, children))
 
 
-def assault(sandbox: Sandbox, attack: Attack, bait: Bait, limits: Limits = LIMITS) -> dict[str, Any]:
+def assault(sandbox: SandboxBackend, attack: Attack, bait: Bait, limits: Limits = LIMITS) -> dict[str, Any]:
     """Run one attack; ``problems`` says what it achieved, empty if nothing."""
     stdin = bait.setup + "\n" + ("x" * (5 << 20) if attack.name == "never reads its input" else "")
     mine = processes_below(os.getpid())

@@ -23,7 +23,7 @@ from covey.sandbox.client import ForkServer
 from covey.sandbox.confine import Limits
 from covey.sandbox.probe import holes
 from covey.sandbox.process import ProcessSandbox
-from covey.sandbox.wire import decode
+from covey.sandbox.wire import decode_value
 
 LIMITS = Limits(wall=3.0, cpu=2)
 
@@ -56,7 +56,7 @@ def f(x):
     inputs = [([x], {}) for x in (1, "hang", "raise", "die", [])]
     results = list(sandbox.calls(code, "f", inputs, LIMITS, each=0.3))
     assert [r.kind for r in results] == ["ok", "timeout", "error", "crashed", "ok"]
-    assert decode(results[0].value) == (1, {1: {2}}, 2.0)
+    assert decode_value(results[0].value) == (1, {1: {2}}, 2.0)
     assert results[2].text.startswith("KeyError")
 
 
@@ -106,7 +106,7 @@ def test_a_killed_server_is_a_lost_result_and_comes_back(sandbox: ProcessSandbox
 def test_a_server_that_is_killed_between_calls_loses_none() -> None:
     server = ForkServer(landlock=False, syscalls=False)
     for _ in range(4):
-        assert server.call("covey.rewards.children:python_accepts", "x = 1", limits=LIMITS).value is True
+        assert server.call("covey.rewards.isolated:python_accepts", "x = 1", limits=LIMITS).value is True
         assert server.process is not None
         server.process.kill()
     server.close()

@@ -14,7 +14,7 @@ import pytest
 
 from covey.errors import SandboxUnavailable
 from covey.rewards.code import code_tests
-from covey.sandbox.base import Result
+from covey.sandbox.base import Outcome
 from covey.sandbox.choice import choose
 from covey.sandbox.confine import Limits
 from covey.sandbox.portable import Remote
@@ -86,7 +86,7 @@ def judged(service: Service, text: str = SQUARE) -> Any:
 
 def test_programs_and_calls_are_run_there(service: Service) -> None:
     remote = Remote(service.url)
-    assert remote.script("print(int(input()) + 1)", "41\n", LIMITS) == Result("ok", "42\n")
+    assert remote.script("print(int(input()) + 1)", "41\n", LIMITS) == Outcome("ok", "42\n")
     assert remote.script("raise SystemExit(3)", "", LIMITS).kind == "crashed"
     assert service.orders[0]["language"] == "python" and service.orders[0]["run_timeout"] == LIMITS.wall
     assert judged(service).value == 1.0

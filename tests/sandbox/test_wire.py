@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.sandbox.wire import BadFrame, decode, encode, frame, read_frame, same
+from covey.sandbox.wire import BadFrame, decode_value, encode_value, frame, read_frame, same
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 HASHABLE = st.integers() | st.text() | st.tuples(st.integers(), st.text())
@@ -35,9 +35,9 @@ def reader(data: bytes):
 
 @given(VALUES)
 def test_values_come_back_as_they_were(value) -> None:
-    sent = read_frame(reader(frame(encode(value))), 1 << 20)
-    assert same(encode(value), sent)
-    back = decode(sent)
+    sent = read_frame(reader(frame(encode_value(value))), 1 << 20)
+    assert same(encode_value(value), sent)
+    back = decode_value(sent)
     assert back == value and type(back) is type(value)
 
 
@@ -49,7 +49,7 @@ def test_hostile_bytes_are_an_error_of_a_known_kind(data: bytes) -> None:
 
 @given(VALUES, VALUES)
 def test_what_is_same_is_equal(a, b) -> None:
-    if same(encode(a), encode(b)):
+    if same(encode_value(a), encode_value(b)):
         assert list(a) == list(b) if isinstance(a, list | tuple) else a == b
 
 
@@ -67,7 +67,7 @@ def test_what_is_same_is_equal(a, b) -> None:
     ],
 )
 def test_nothing_equals_another_type_or_nan(expected, got) -> None:
-    assert not same(encode(expected), encode(got))
+    assert not same(encode_value(expected), encode_value(got))
 
 
 def test_objects_arrive_as_names_and_equal_nothing() -> None:
@@ -83,9 +83,9 @@ def test_objects_arrive_as_names_and_equal_nothing() -> None:
 
         __hash__ = int.__hash__
 
-    assert encode(Equal()) == {"o": "Equal"}
-    assert not same(encode(Equal()), encode(Equal()))
-    assert not same(encode(4), encode(Liar(5)))
+    assert encode_value(Equal()) == {"o": "Equal"}
+    assert not same(encode_value(Equal()), encode_value(Equal()))
+    assert not same(encode_value(4), encode_value(Liar(5)))
 
 
 def test_what_is_nested_too_deeply_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     for _ in range(200):
         nest = [nest]
     with pytest.raises(ValueError, match="nested"):
-        encode(nest)
+        encode_value(nest)
     with pytest.raises(BadFrame):
         read_frame(reader(len(b"[" * 100_000).to_bytes(4, "big") + b"[" * 100_000), 1 << 20)
 
@@ -110,7 +110,7 @@ def test_the_deepest_value_that_can_be_encoded_crosses() -> None:
     nest: dict = {}
     for _ in range(31):
         nest = {1: nest}
-    sent = read_frame(reader(frame({"value": encode(nest)})), 1 << 20)
-    assert same(encode(nest), sent["value"])
+    sent = read_frame(reader(frame({"value": encode_value(nest)})), 1 << 20)
+    assert same(encode_value(nest), sent["value"])
     wide = [[n] for n in range(1000)]
-    assert read_frame(reader(frame(encode(wide))), 1 << 20) == wide
+    assert read_frame(reader(frame(encode_value(wide))), 1 << 20) == wide

@@ -365,8 +365,7 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     assert read(tmp_path / "whole", "events.jsonl") == read(tmp_path / "parts", "events.jsonl")
     loaded = load_config(values={**FAST, "output": tmp_path / "refused"})
     run = set_up(loaded, RunConsole(quiet=True), StopSignal())
-    run.rewards.refused["varied"] = 2
-    run.advance(1)
+    run.advance(1, refused={"varied": 2})
     run.save()
     run.journal.folder.close()
     again = set_up(loaded, RunConsole(quiet=True), StopSignal())

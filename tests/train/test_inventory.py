@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from covey.models.reward import reward_model
 from safetensors.torch import load_file, save_file
 from tests.conftest import policy_of
 
 from covey.cli import main
 from covey.config.load import load_config
 from covey.models.policy import save_policy
-from covey.models.reward import reward_model
 from covey.rewards.base import BUILT_IN, Reward, Rewards
 from covey.runs.inventory import inventory
 

@@ -212,16 +212,16 @@ def test_an_unreliable_judge_is_announced_repeatable_and_kept_out_of_evaluations
     settings: dict[str, Any] = {"algorithm": "remax", "rewards": (coin,)}
     noisy: dict[str, Any] = {**settings, "scoring": {"noise": 0.4}}
     start(tmp_path / "exact", **settings)
-    assert not any("turned over" in text for text, _ in said)
+    assert not any("flipped" in text for text, _ in said)
     start(tmp_path / "whole", **noisy)
-    assert said.count(("40 % of the verdicts are turned over (scoring.noise)", "yellow")) == 1
+    assert said.count(("40 % of the labels are flipped (scoring.noise)", "yellow")) == 1
     interrupted(tmp_path / "cut", 60, **noisy)
     start(tmp_path / "cut", **noisy)
     assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
     first = [(tmp_path / n / "evals.jsonl").read_text().splitlines()[0] for n in ("exact", "whole")]
     assert first[0] == first[1]
     metrics = [json.loads(x) for x in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    assert 0.2 < np.mean([m["reward/coin/turned_over"] for m in metrics]) < 0.6
+    assert 0.2 < np.mean([m["reward/coin/flipped"] for m in metrics]) < 0.6
 
 
 def test_a_judge_that_is_wrong_more_often_than_right_is_refused() -> None:

@@ -242,9 +242,9 @@ def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     :param rewards: Built-in names or module.py:function; needed with a data file.
     """
     from covey.scoring import load_for_stress
-    from covey.stress import stress as attack
+    from covey.stress import attack_rewards
 
-    report = attack(*load_for_stress(file, rewards))
+    report = attack_rewards(*load_for_stress(file, rewards))
     _tell(as_json, (f"not tested: {note}" for note in report.notes))
     accepted = [vars(f) for f in report.findings]
     value = {"tried": report.tried, "accepted": accepted, "notes": report.notes}

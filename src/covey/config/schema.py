@@ -178,11 +178,17 @@ class Scoring(Section):
     max_infra: float = Field(
         0.2, ge=0, le=1, description="Stop if a larger share of the last 5 steps' scores could not be made."
     )
-    max_bad_golds: float = Field(
-        0.01, ge=0, le=1, description="Refuse data with a larger share of golds no answer can equal."
+    max_bad_references: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Refuse data with a larger fraction of reference answers that no answer can equal.",
     )
     noise: float = Field(
-        0.0, ge=0, le=0.5, description="Share of verdicts turned over in training, to see what a run bears."
+        0.0,
+        ge=0,
+        le=0.5,
+        description="Fraction of labels flipped in training (label noise), to see what a run bears.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Rewards for final answers: mathematics and plain text, compared with the gold in column `answer`."""
+"""Rewards for final answers: mathematics and plain text, compared with the reference in column `answer`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 from covey.rewards.compare import compare, exact
-from covey.rewards.contract import fault, reward
-from covey.rewards.extract import Completion, Rule, extract, hash4
+from covey.rewards.contract import reward, unfinished
+from covey.rewards.extract import Rule, TextOrMessages, extract, hash4
 from covey.rewards.magnitude import monstrous
 from covey.rewards.notation import Node, Percent, clean, parse, too_large, value
 from covey.rewards.once import Once
 from covey.rewards.units import HEDGES, NO_NOUNS
-from covey.sandbox.base import Result
+from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.types import Score, Status
@@ -26,9 +26,9 @@ from covey.types import Score, Status
 LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
 AT_ONCE = 50
-"""Golds that one child checks, in twice the time of one."""
-ASKED: Once[Result] = Once(2048, kept=lambda result: result.kind != "lost")
-"""What children said: equal answers to a problem cost one child, also when its time ran out."""
+"""Reference answers that one subprocess checks, in twice the time of one."""
+ASKED: Once[Outcome] = Once(2048, kept=lambda result: result.kind != "lost")
+"""Outcomes of subprocesses: equal answers to a problem cost one subprocess, also when its time ran out."""
 NO_ANSWER = frozenset(
     """nan|none|null|n/a|n.a|nil|tbd|tba|unknown|unspecified|varies|answers vary|answer varies|not available
     |not applicable|no answer|see solution|see figure|see above""".replace("\n    ", "").split("|")
@@ -42,49 +42,51 @@ FORMS = {
     "choice": "({})",
     "whole": "{}",
 }
-"""How a right completion ends under each rule."""
+"""How a correct completion ends under each rule."""
 
 
-def gold_of(answer: Any) -> str:
-    """The gold of a row; a worked solution that ends in `#### number` counts as that number."""
+def reference_of(answer: object) -> str:
+    """The reference answer of a row; a worked solution that ends in `#### number` counts as that number."""
     text = str(answer)
     return hash4(text) or text.strip()
 
 
-def example(row: Mapping[str, Any], rule: Rule = "boxed", **_: Any) -> str:
-    """A completion with the right answer."""
-    return FORMS[rule].format(gold_of(row["answer"]))
+def _example(row: Mapping[str, object], rule: Rule = "boxed", **_: object) -> str:
+    """A completion with the correct answer."""
+    return FORMS[rule].format(reference_of(row["answer"]))
 
 
-def bad_golds(rows: Sequence[Mapping[str, Any]], percent: Percent = "ignored", **_: Any) -> list[str | None]:
-    """Golds that no answer can equal: empty, or neither number nor word nor formula."""
-    golds = [gold_of(row["answer"]) for row in rows]
-    read = [_read_gold(gold, percent) for gold in golds]
+def bad_references(
+    rows: Sequence[Mapping[str, object]], percent: Percent = "ignored", **_: object
+) -> list[str | None]:
+    """Reference answers that no answer can equal: empty, or neither number nor word nor formula."""
+    golds = [reference_of(row["answer"]) for row in rows]
+    read = [_read_reference(gold, percent) for gold in golds]
     wrong = [found if isinstance(found, str) else None for found in read]
     formulas = [i for i, found in enumerate(read) if isinstance(found, Node) and not _is_plain(found)]
     if formulas and not has_algebra():
-        needs = "the gold is a formula; comparing it needs SymPy: pip install 'covey[math]'"
+        needs = "the reference answer is a formula; comparing it needs SymPy: pip install 'covey[math]'"
         return [needs if i in formulas else w for i, w in enumerate(wrong)]
     for start in range(0, len(formulas), AT_ONCE):
         some = formulas[start : start + AT_ONCE]
         for i, readable in zip(some, _readable([golds[i] for i in some]), strict=True):
-            wrong[i] = None if readable else f"the gold cannot be read: {golds[i][:60]!r}"
+            wrong[i] = None if readable else f"the reference answer cannot be read: {golds[i][:60]!r}"
     return wrong
 
 
 @lru_cache(4096)
-def _read_gold(gold: str, percent: Percent) -> Node | str:
-    """A gold's structure, or what is wrong with it."""
+def _read_reference(gold: str, percent: Percent) -> Node | str:
+    """A reference answer's structure, or what is wrong with it."""
     shown = repr(gold[:60])
     if not gold:
-        return "the gold is empty"
+        return "the reference answer is empty"
     if too_large(gold) or monstrous(cleaned := clean(gold, percent)):
-        return f"the gold is too large: {shown}"
+        return f"the reference answer is too large: {shown}"
     node = parse(cleaned)
     if gold == "NA" or node.text.casefold().strip(" .?!") in NO_ANSWER:
-        return f"the gold is no answer: {shown}"
+        return f"the reference answer is no answer: {shown}"
     if any(map(_is_sentence, _texts(node))):
-        return f"the gold is a sentence, no answer: {shown}"
+        return f"the reference answer is a sentence, no answer: {shown}"
     return node
 
 
@@ -107,7 +109,7 @@ def _is_sentence(text: str) -> bool:
 
 
 def _readable(golds: list[str]) -> list[bool]:
-    """Whether each can be parsed; one that takes its child down is found by asking one by one."""
+    """Whether each can be parsed; one that takes its subprocess down is found by asking one by one."""
     more = min(2, len(golds))
     limits = Limits(LIMITS.wall * more, LIMITS.cpu * more, LIMITS.memory)
     result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:readable", golds, limits=limits)
@@ -116,28 +118,34 @@ def _readable(golds: list[str]) -> list[bool]:
     return [False] if len(golds) == 1 else [r for gold in golds for r in _readable([gold])]
 
 
-def wrong(_: Mapping[str, Any], rule: Rule = "boxed", **__: Any) -> str:
+def _counterexample(_: Mapping[str, object], rule: Rule = "boxed", **__: object) -> str:
     """A completion whose answer is none."""
     return FORMS[rule].format("canary")
 
 
-@reward(concurrent=True, verdict=True, check_golds=bad_golds, example=example, wrong=wrong)
+@reward(
+    concurrent=True,
+    verdict=True,
+    check_references=bad_references,
+    example=_example,
+    counterexample=_counterexample,
+)
 def math_answer(
-    completion: Completion,
-    answer: Any,
+    completion: TextOrMessages,
+    answer: object,
     *,
     rule: Rule = "boxed",
     percent: Percent = "ignored",
     second: float = 0.0,
 ) -> Score:
-    """1 if the answer that ``rule`` finds equals the gold, else 0; None if the gold is no answer.
+    """1 if the answer that ``rule`` finds equals the reference answer, else 0; None if that is no answer.
 
     Numbers are compared exactly, and tuples, sets, intervals, matrices and relations part by part;
-    what is left is algebra, done by SymPy in a killable child. With ``percent`` `ignored` 50% equals 50,
-    with `hundredths` it equals 0.5. Of the share ``second`` of all answers math-verify is asked as well;
+    what is left is algebra, done by SymPy in a killable subprocess. With ``percent`` `ignored` 50% equals 50,
+    with `hundredths` it equals 0.5. Of the fraction ``second`` of all answers math-verify is asked as well;
     how often it disagrees is logged, its opinion never paid.
     """
-    gold = gold_of(answer)
+    gold = reference_of(answer)
     score = _judged(gold, extract(completion, rule), percent)
     found = score.extracted
     asked = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
@@ -150,7 +158,7 @@ def math_answer(
     other = _ask("second_opinion", gold, found)
     if other.kind != "ok":
         return score
-    return replace(score, parts={"second_disagrees": float(other.value != (score.value == 1.0))})
+    return replace(score, metrics={"second_disagrees": float(other.value != (score.value == 1.0))})
 
 
 def _judged(gold: str, found: str | None, percent: Percent) -> Score:
@@ -159,9 +167,9 @@ def _judged(gold: str, found: str | None, percent: Percent) -> Score:
         return Score(0.0, "no_answer")
     if found.isascii() and found.isdigit() and gold.isascii() and gold.isdigit() and len(found) <= 400:
         return Score(float(int(found) == int(gold)), extracted=found)
-    ours = _read_gold(gold, percent)
+    ours = _read_reference(gold, percent)
     if isinstance(ours, str):
-        return Score(None, "bad_gold", found, detail=ours)
+        return Score(None, "bad_reference", found, detail=ours)
     if too_large(found) or monstrous(cleaned := clean(found, percent)):
         return Score(0.0, "too_large", found[:200])
     theirs = parse(cleaned)
@@ -176,13 +184,13 @@ def _judged(gold: str, found: str | None, percent: Percent) -> Score:
 
 
 def _hedges(gold: Node, answer: Node, found: str) -> bool:
-    """Whether a wrong answer names several values for one, or takes back what it says."""
+    """Whether an incorrect answer names several values for one, or takes back what it says."""
     several = answer.kind in ("list", "set") and gold.kind in ("leaf", "text", "chain")
     return several or any(word in HEDGES for word in re.findall(r"[^\W\d_]+", found.casefold()))
 
 
-def _ask(function: str, gold: str, found: str, *more: str) -> Result:
-    """What a function of ``symbolic`` says of a pair. Each pair is asked about once."""
+def _ask(function: str, gold: str, found: str, *more: str) -> Outcome:
+    """What a function of ``symbolic`` returns for a pair. Each pair is asked about once."""
     server = verifier_server(SYMBOLIC)
     question = (function, gold, found, *more)
     return ASKED.get(
@@ -194,17 +202,17 @@ def _by_algebra(gold: str, found: str, ours: Node, percent: Percent) -> Score:
     if not has_algebra():
         if _is_plain(ours):
             return Score(0.0, "unparsable", found, detail="only covey[math] could read it")
-        return Score(None, "not_applicable", found, detail="the gold needs covey[math]")
+        return Score(None, "not_applicable", found, detail="the reference answer needs covey[math]")
     result = _ask("equal", gold, found, percent)
     if result.kind != "ok":
-        return Score(None if result.kind == "lost" else 0.0, fault(result), found, detail=result.text)
-    verdicts: dict[Any, tuple[float, Status]] = {
+        return unfinished(result, found)
+    verdicts: dict[object, tuple[float, Status]] = {
         "equal": (1.0, "ok"),
         "different": (0.0, "ok"),
         "answer": (0.0, "unparsable"),
     }
     if result.value not in verdicts:
-        return Score(None, "bad_gold", found)
+        return Score(None, "bad_reference", found)
     return Score(*verdicts[result.value], found)
 
 
@@ -225,12 +233,16 @@ def has_algebra() -> bool:
     concurrent=True,
     verdict=True,
     example=lambda row, rule="answer_tag", **_: FORMS[rule].format(row["answer"]),
-    wrong=lambda row, rule="answer_tag", **_: wrong(row, rule),
+    counterexample=lambda row, rule="answer_tag", **_: _counterexample(row, rule),
 )
 def exact_answer(
-    completion: Completion, answer: Any, *, rule: Rule = "answer_tag", fold: Literal["case", "none"] = "case"
+    completion: TextOrMessages,
+    answer: object,
+    *,
+    rule: Rule = "answer_tag",
+    fold: Literal["case", "none"] = "case",
 ) -> Score:
-    """1 if the extracted text equals the gold up to width, spaces and (unless ``fold`` is none) case."""
+    """1 if the extracted text equals the reference up to width, spaces and (unless ``fold`` is none) case."""
     found = extract(completion, rule)
     if found is None:
         return Score(0.0, "no_answer")

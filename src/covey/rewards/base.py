@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from covey.config.algorithm import hint
 from covey.config.schema import Sandbox as SandboxConfig
-from covey.config.schema import Scoring
+from covey.config.schema import Scoring as ScoringConfig
 from covey.config.usercode import load_function, name_of
 from covey.errors import ConfigError, RewardError
 from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
-from covey.rewards.contract import PROVIDED, Reward
-from covey.rewards.scorer import Rewards, verdict_of
+from covey.rewards.contract import PROVIDED, Reward, verdict_of
+from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
-from covey.types import Completion, Group, Problem
 
-__all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards", "score"]
+__all__ = ["BUILT_IN", "Reward", "RewardError", "Rewards", "load_rewards"]
 
-BUILT_IN: Mapping[str, Callable[..., Any]] = {
+BUILT_IN: Mapping[str, Callable[..., object]] = {
     f.__name__: f
     for f in (
         answers.math_answer,
@@ -49,30 +44,35 @@ BUILT_IN: Mapping[str, Callable[..., Any]] = {
         length.majority_vote,
     )
 }
-LEARNED = dict.fromkeys(("reward_model", "process_reward_model"), "covey.models.reward")
-"""Rewards that load torch, and where they live: imported when a config names one."""
+Function = Callable[..., object]
 
 
 def load_rewards(
-    specs: Sequence[Any], folder: Path, scoring: Scoring | None = None, sandbox: SandboxConfig | None = None
+    specs: Sequence[object],
+    folder: Path,
+    scoring: ScoringConfig | None = None,
+    sandbox: SandboxConfig | None = None,
+    learned: Mapping[str, Callable[[], Function]] | None = None,
+    wrap: Callable[[Function], Function] = lambda function: function,
 ) -> Rewards:
     """Rewards from a config's list. Raises ConfigError naming the entry and the nearest name.
 
-    Raises SandboxUnavailable if one of them runs model code and no sandbox holds.
+    ``learned``: further names and what imports their functions. ``wrap`` may put another function in the
+    place of each. Raises SandboxUnavailable if one of them runs model code and no sandbox holds.
     """
     if not specs:
         raise ConfigError("rewards: nothing judges the completions; name at least one reward function")
-    rewards = [_load(spec, folder) for spec in specs]
+    rewards = [_wrapped(_load(spec, folder, learned or {}), wrap) for spec in specs]
     names = [r.name for r in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
     record = None
     for reward in rewards:
         gate, _, verdict = (reward.gated_by or names[0]).partition(":")
-        if gate not in names or verdict not in ("", "right", "wrong"):
+        if gate not in names or verdict not in ("", "correct", "incorrect"):
             raise ConfigError(
                 f"rewards: {reward.name} is gated_by {reward.gated_by!r}; it takes the name of another "
-                f"reward of this run, or name:right or name:wrong{hint(gate, names)}"
+                f"reward of this run, or name:correct or name:incorrect{hint(gate, names)}"
             )
         if "sandbox" in reward.parameters:
             chosen = choose(**(sandbox or SandboxConfig()).model_dump())
@@ -80,15 +80,8 @@ def load_rewards(
             rewards[names.index(reward.name)] = replace(
                 reward, settings={**reward.settings, "sandbox": chosen.sandbox}
             )
-    rewards = _with_verdict(rewards)
-    loaded = Rewards(rewards, **(scoring or Scoring()).model_dump(include={"timeout", "max_infra", "noise"}))
-    loaded.sandbox = record
-    return loaded
-
-
-def score(problem: Problem, prompt: np.ndarray, completions: Sequence[Completion], rewards: Rewards) -> Group:
-    """Judge completions of a problem; a function that raises is an error. Raises RewardError."""
-    return rewards.judge(problem, prompt, completions, strict=True)
+    settings = (scoring or ScoringConfig()).model_dump(include={"timeout", "max_infra", "noise"})
+    return Rewards(_with_verdict(rewards), **settings, sandbox=record)
 
 
 def _with_verdict(rewards: list[Reward]) -> list[Reward]:
@@ -105,12 +98,18 @@ def _with_verdict(rewards: list[Reward]) -> list[Reward]:
     return [replace(r, verdict=r.name == verdict) for r in rewards]
 
 
-def _load(spec: Any, folder: Path) -> Reward:
+def _wrapped(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
+    function = wrap(reward.function)
+    # Another process would load the config's own function.
+    return reward if function is reward.function else replace(reward, function=function, home=None)
+
+
+def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Reward:
     if isinstance(spec, Reward):
         return spec
     target, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, {})
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
-    function = _function(target, folder)
+    function = _function(target, folder, learned)
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
     reward = Reward(str(settings.pop("name", name_of(function))), function, home=home)
     weight = settings.pop("weight", reward.options.weight)
@@ -136,14 +135,14 @@ def _load(spec: Any, folder: Path) -> Reward:
     return reward
 
 
-def _function(target: Any, folder: Path) -> Callable[..., Any]:
+def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Function:
     if callable(target):
         return target
     if isinstance(target, str) and ":" in target:
         return load_function(target, folder)
     if isinstance(target, str) and target in BUILT_IN:
         return BUILT_IN[target]
-    if isinstance(target, str) and target in LEARNED:
-        return getattr(importlib.import_module(LEARNED[target]), target)
-    known = (*BUILT_IN, *LEARNED)
+    if isinstance(target, str) and target in learned:
+        return learned[target]()
+    known = (*BUILT_IN, *learned)
     raise ConfigError(f"rewards: {target!r} is unknown{hint(str(target), known)}; or module.py:function")

@@ -18,12 +18,12 @@ from itertools import chain
 from typing import Any, Literal
 
 from covey.errors import ConfigError, SandboxUnavailable
-from covey.rewards.contract import fault, in_child, reward
-from covey.rewards.extract import Completion, after_reasoning, code_block, text_of
-from covey.sandbox.base import Result, Sandbox, too_long
+from covey.rewards.contract import fault, in_subprocess, reward
+from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, text_of
+from covey.sandbox.base import Outcome, SandboxBackend, too_long
 from covey.sandbox.confine import Limits
 from covey.sandbox.process import ProcessSandbox
-from covey.sandbox.wire import encode, same
+from covey.sandbox.wire import encode_value, same
 from covey.types import Score
 
 Mode = Literal["function", "stdio", "check"]
@@ -41,15 +41,15 @@ NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re
 class Case:
     """One test: what goes in and what has to come out."""
 
-    args: Sequence[Any]
-    settings: Mapping[str, Any]
-    expected: Any
+    args: Sequence[object]
+    settings: Mapping[str, object]
+    expected: object
     """Encoded (``wire``); for `stdio` the text of the output."""
     weight: float = 1.0
     visible: bool = False
 
 
-def cases_of(tests: Any, mode: Mode) -> list[Case]:
+def cases_of(tests: object, mode: Mode) -> list[Case]:
     """The tests of a row. Raises ValueError saying which one is wrong and why."""
     rows = json.loads(tests) if isinstance(tests, str) else tests
     if not isinstance(rows, Sequence) or not rows:
@@ -63,7 +63,7 @@ def cases_of(tests: Any, mode: Mode) -> list[Case]:
             raise ValueError(f"test {number}: with mode stdio input and output are texts")
         if mode == "function" and not isinstance(given, list | Mapping):
             raise ValueError(f"test {number}: 'input' is the list of arguments, or a mapping by name")
-        encoded = expected if mode == "stdio" else encode(expected)
+        encoded = expected if mode == "stdio" else encode_value(expected)
         if not same(encoded, encoded) and mode == "function":
             raise ValueError(f"test {number}: the expected output does not equal itself (NaN?)")
         args, settings = ([], given) if isinstance(given, Mapping) else (given, {})
@@ -73,7 +73,7 @@ def cases_of(tests: Any, mode: Mode) -> list[Case]:
     return found
 
 
-def bad_tests(rows: Sequence[Mapping[str, Any]], mode: Mode = "function", **_: Any) -> list[str | None]:
+def bad_tests(rows: Sequence[Mapping[str, Any]], mode: Mode = "function", **_: object) -> list[str | None]:
     """Rows whose tests cannot decide anything."""
     complaints: list[str | None] = []
     for row in rows:
@@ -92,7 +92,7 @@ def bad_tests(rows: Sequence[Mapping[str, Any]], mode: Mode = "function", **_: A
     return complaints
 
 
-def example(row: Mapping[str, Any], form: Form = "block", **_: Any) -> str | None:
+def _example(row: Mapping[str, object], form: Form = "block", **_: object) -> str | None:
     """The row's own solution, if it has one."""
     solution = row.get("solution") or row.get("canonical_solution")
     if not isinstance(solution, str):
@@ -100,7 +100,7 @@ def example(row: Mapping[str, Any], form: Form = "block", **_: Any) -> str | Non
     return solution if form == "continue" else f"```python\n{row.get('setup') or ''}{solution}\n```"
 
 
-def wrong(row: Mapping[str, Any], form: Form = "block", **_: Any) -> str:
+def _counterexample(row: Mapping[str, object], form: Form = "block", **_: object) -> str:
     """A program that passes no test."""
     if form == "continue":
         return "    return 'canary'\n"
@@ -108,12 +108,19 @@ def wrong(row: Mapping[str, Any], form: Form = "block", **_: Any) -> str:
     return f"```python\nprint('canary')\nclass {name}:\n    def __init__(self, *_, **__): pass\n```"
 
 
-@reward(concurrent=True, verdict=True, timeout=600.0, check_golds=bad_tests, example=example, wrong=wrong)
+@reward(
+    concurrent=True,
+    verdict=True,
+    timeout=600.0,
+    check_references=bad_tests,
+    example=_example,
+    counterexample=_counterexample,
+)
 def code_tests(
-    completion: Completion,
+    completion: TextOrMessages,
     *,
-    sandbox: Sandbox,
-    tests: Any = None,
+    sandbox: SandboxBackend,
+    tests: object = None,
     test: str = "",
     setup: str = "",
     entry_point: str = "",
@@ -125,7 +132,7 @@ def code_tests(
     total_seconds: float = 30.0,
     memory_mb: int = 1024,
 ) -> Score:
-    """1 if the program passes all tests (``points``: or a share of them), 0 otherwise.
+    """1 if the program passes all tests (``points``: or a fraction of them), 0 otherwise.
 
     `function` calls ``entry_point`` with each input of ``tests``, `stdio` runs the program on each,
     `check` runs the code in ``test`` against it. If some tests are marked `visible`, only the others
@@ -148,12 +155,12 @@ def code_tests(
             raise SandboxUnavailable(f"tests written as code cannot run in the {sandbox.name} sandbox")
         result = sandbox.check(code, entry_point, setup, test, limits)
         if result.kind == "ok" and not result.value:
-            return Score(None, "bad_gold", detail="the test never calls the function")
+            return Score(None, "bad_reference", detail="the test never calls the function")
         return _verdict(result, float(result.kind == "ok"), code, suspicious)
     cases = cases_of(tests, mode)
     shown, hidden = [c for c in cases if c.visible], [c for c in cases if not c.visible]
     ends = time.monotonic() + total_seconds
-    shares, worst = {}, Result("ok")
+    fractions, worst = {}, Outcome("ok")
     for name, some in (("visible", shown), ("hidden", hidden)):
         if some:
             left = ends - time.monotonic()
@@ -163,34 +170,33 @@ def code_tests(
                 if mode == "function"
                 else _scripts(sandbox, code, some, limits, ends, tolerance)
             )
-            shares[name], result = _tally(run, some, points)
+            fractions[name], result = _tally(run, some, points)
             worst = result if worst.kind == "ok" else worst
-    if len(shares) == 2:
-        shares["gap"] = shares["visible"] - shares["hidden"]
-    value = shares["hidden" if hidden else "visible"]
-    return _verdict(worst, value, code, {**shares, **suspicious})
+    if len(fractions) == 2:
+        fractions["gap"] = fractions["visible"] - fractions["hidden"]
+    value = fractions["hidden" if hidden else "visible"]
+    return _verdict(worst, value, code, {**fractions, **suspicious})
 
 
-def program(completion: Completion, language: str) -> str | None:
+def program(completion: TextOrMessages, language: str) -> str | None:
     """The last complete fenced block after the reasoning."""
-    spoken = after_reasoning(text_of(completion))
-    return None if spoken is None else code_block(spoken, language)
+    answer = after_reasoning(text_of(completion))
+    return None if answer is None else code_block(answer, language)
 
 
 MOST_SECONDS = 300.0
 """Of a check: well below the reward's own limit, so that a program that hangs is 0 and never None."""
-Outcome = tuple[bool, Result]
 
 
 def _calls(
-    sandbox: Sandbox,
+    sandbox: SandboxBackend,
     code: str,
     entry: str,
     cases: Sequence[Case],
     limits: Limits,
     each: float,
     tolerance: float,
-) -> Iterator[Outcome]:
+) -> Iterator[tuple[bool, Outcome]]:
     if limits.wall <= 0:
         yield from [(False, too_long())] * len(cases)
         return
@@ -200,19 +206,21 @@ def _calls(
 
 
 def _scripts(
-    sandbox: Sandbox, code: str, cases: Sequence[Case], limits: Limits, ends: float, tolerance: float
-) -> Iterator[Outcome]:
+    sandbox: SandboxBackend, code: str, cases: Sequence[Case], limits: Limits, ends: float, tolerance: float
+) -> Iterator[tuple[bool, Outcome]]:
     for case in cases:
         left = ends - time.monotonic()
         within = replace(limits, wall=min(limits.wall, left))
         result = sandbox.script(code, str(case.args[0]), within) if left > 0 else too_long()
-        yield result.kind == "ok" and same_output(case.expected, str(result.value), tolerance), result
+        yield result.kind == "ok" and same_output(str(case.expected), str(result.value), tolerance), result
 
 
-def _tally(outcomes: Iterator[Outcome], cases: Sequence[Case], points: Points) -> tuple[float, Result]:
+def _tally(
+    outcomes: Iterator[tuple[bool, Outcome]], cases: Sequence[Case], points: Points
+) -> tuple[float, Outcome]:
     """What the passed tests are worth, and the first thing that went wrong with the machinery or limits."""
     weights = [c.weight if points == "weighted" else 1.0 for c in cases]
-    earned, worst = 0.0, Result("ok")
+    earned, worst = 0.0, Outcome("ok")
     for (passed, result), weight in zip(outcomes, weights, strict=False):
         earned += weight * passed
         if not passed and worst.kind == "ok":
@@ -223,11 +231,11 @@ def _tally(outcomes: Iterator[Outcome], cases: Sequence[Case], points: Points) -
     return (float(whole) if points == "all" else earned / sum(weights)), worst
 
 
-def _verdict(result: Result, value: float, code: str, parts: Mapping[str, float]) -> Score:
+def _verdict(result: Outcome, value: float, code: str, metrics: Mapping[str, float]) -> Score:
     if result.kind == "lost":
         return Score(None, "infra_error", code[:2000], detail=result.text)
     status = fault(result) if result.kind not in ("ok", "error") else "ok"
-    return Score(value, status, code[:2000], parts, detail=result.text)
+    return Score(value, status, code[:2000], metrics, detail=result.text)
 
 
 def same_output(expected: str, got: str, tolerance: float = 0.0) -> bool:
@@ -252,9 +260,9 @@ def _close(expected: str, got: str, tolerance: float) -> bool:
         return False
 
 
-@reward(concurrent=True, shape=True)
+@reward(concurrent=True, format_only=True)
 def compiles(
-    completion: Completion, *, sandbox: Sandbox, language: Literal["python", "c"] = "python"
+    completion: TextOrMessages, *, sandbox: SandboxBackend, language: Literal["python", "c"] = "python"
 ) -> Score:
     """1 if the last code block is accepted by a compiler, 0 otherwise. It is never run."""
     code = program(completion, language)
@@ -264,7 +272,7 @@ def compiles(
     if language == "c" and not NO_CODE.sub("", code).strip():
         return Score(0.0, "no_answer", detail="there is no code in the block")
     if language == "python":
-        result = in_child("python_accepts", code)
+        result = in_subprocess("python_accepts", code)
         value = float(result.value is True)
     else:
         if not isinstance(sandbox, ProcessSandbox) or shutil.which("gcc") is None:
@@ -273,5 +281,5 @@ def compiles(
         result = sandbox.compile(gcc, code, limits)
         value = float(result.kind == "ok")
         if result.kind == "crashed":  # how a compiler says no
-            result = Result("error", text=str(result.value)[:500])
+            result = Outcome("error", text=str(result.value)[:500])
     return _verdict(result, value, code, {})

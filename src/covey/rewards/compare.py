@@ -1,6 +1,6 @@
-"""Whether an answer equals the gold: by structure first, number by number, type by type.
+"""Whether an answer equals the reference answer (gold): by structure first, number by number, type by type.
 
-Three-valued: None means that only algebra can tell. Who knows algebra (``symbolic``, in a child)
+Three-valued: None means that only algebra can tell. Who knows algebra (``symbolic``, in a subprocess)
 passes a ``leaf`` that decides; the exact one here knows numbers and words.
 """
 

@@ -25,25 +25,26 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
-from covey.errors import RewardError
-from covey.sandbox.base import Result
+from covey.errors import ConfigError, RewardError
+from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.types import Completion, Problem, Score, Status, StepRewards
 
-GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
+GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", *FROM_TRAINER}
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "solution_str", "ground_truth", "data_source", "extra_info"
 }  # fmt: skip
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
-CHILDREN = "covey.rewards.children"
+ISOLATED = "covey.rewards.isolated"
 SERVING = "covey.rewards.serving"
 MARK = "__covey_reward__"
 """Attribute of a function that holds what it declares."""
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
-"""Of a verifier in a child."""
-F = TypeVar("F", bound=Callable[..., Any])
+"""Of a verifier in a subprocess."""
+F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -52,26 +53,51 @@ class Options:
 
     weight: float = 1.0
     columns: tuple[str, ...] = ()
-    """Columns it needs beside those in its signature."""
+    """Columns it needs besides those in its signature."""
     timeout: float | None = None
     """Seconds a call may take; None: the config's."""
     isolate: Literal["worker", "process", "inline"] = "worker"
-    """`worker`: in a process of its own that keeps its state and is killed if a call hangs. `process`:
-    each call in a child of its own, with limits on time and memory. `inline`: in the trainer itself."""
+    """`worker`: in a process that keeps its state and is killed if a call hangs. `process`:
+    each call in a process of its own, with limits on time and memory. `inline`: in the trainer itself."""
     requires: tuple[str, ...] = ()
     """Modules that have to be installed."""
     concurrent: bool = False
     """Whether several threads may be in it at once; otherwise its calls queue up."""
-    shape: bool = False
-    """Whether it judges form only, so that well-formed nonsense may be paid; `covey stress` asks."""
+    format_only: bool = False
+    """Whether it judges the format only, so that well-formed nonsense may be paid; `covey stress` asks."""
     verdict: bool | None = None
-    """Whether it says if an answer is correct; None: unknown, but not if it judges form only."""
-    check_golds: Callable[..., list[str | None]] | None = None
-    """(rows, **settings) -> for each row what is wrong with its gold, found before training."""
+    """Whether it says if an answer is correct; None: unknown, but not if it judges the format only."""
+    check_references: Callable[..., list[str | None]] | None = None
+    """(rows, **settings) -> for each row what is wrong with its reference answer, found before training."""
     example: Callable[..., str | None] | None = None
     """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
-    wrong: Callable[..., str | None] | None = None
+    counterexample: Callable[..., str | None] | None = None
     """(row, **settings) -> one that must be paid nothing. Both are asked about in every step."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a function that asks for TRL's ``trainer_state`` gets."""
+
+    global_step: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the calls of one scoring get from the trainer, and what they log."""
+
+    step: int = 0
+    decode: Callable[[Sequence[int]], str] = lambda _: ""
+    logged: dict[str, list[float]] = field(default_factory=dict)
+
+    def log_metric(self, name: object, value: float) -> None:
+        """TRL's."""
+        self.logged.setdefault(str(name), []).append(float(value))
+
+    def provided(self, reward: Reward) -> dict[str, object]:
+        """The arguments among FROM_TRAINER that a function asks for."""
+        values = (TrainerState(self.step), lambda *_: None, self.log_metric)
+        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if n in reward.parameters}
 
 
 def reward(**options: Any) -> Callable[[F], F]:
@@ -93,8 +119,8 @@ class Reward:
     weight: float = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     gated_by: str | None = None
-    """Name of the reward that has to find an answer (`name`), a right one (`name:right`) or a wrong one
-    (`name:wrong`) for this one to count."""
+    """Name of the reward that has to find an answer (`name`), a correct one (`name:correct`) or an incorrect
+    one (`name:incorrect`) for this one to count."""
     home: tuple[str, str] | None = None
     """How the config names it, and the folder from which that is found; None of an object from Python."""
     isolate: Literal["worker", "process", "inline"] | None = None
@@ -125,10 +151,15 @@ class Reward:
         return getattr(self.function, MARK, Options())
 
     @property
+    def plain_settings(self) -> dict[str, object]:
+        """Its settings without the sandbox: those of its example and its checks."""
+        return {name: value for name, value in self.settings.items() if name != "sandbox"}
+
+    @property
     def may_be_verdict(self) -> bool:
         """Whether its name and declarations leave it possible that it says what is correct."""
         declared = self.options.verdict if self.verdict is None else self.verdict
-        return not self.options.shape if declared is None else declared
+        return not self.options.format_only if declared is None else declared
 
     @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -162,7 +193,7 @@ class Reward:
         return None
 
     def arguments(
-        self, problem: Problem, completions: Sequence[Completion], extra: Mapping[str, Any]
+        self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, Any]:
         """What a call gets: only what the signature accepts. Settings win over columns."""
         texts = [_as_prompted(problem, c.text) for c in completions]
@@ -186,13 +217,12 @@ class Reward:
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
         if "token_ends" in self.parameters:
-            ends = [token_ends(c.tokens.tolist(), extra["decode"]) for c in completions]
+            ends = [token_ends(c.tokens.tolist(), context.decode) for c in completions]
             available["token_ends"] = ends[0] if self.per_sample else ends
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
-        asked = {n: v for n, v in extra.items() if n in self.parameters and n in PROVIDED}
         given = {**available, **self.settings}
-        return {**(given if self.ours else own_copy(given)), **asked}
+        return {**(given if self.ours else own_copy(given)), **context.provided(self)}
 
     def scores(self, problem: Problem, returned: Any, count: int) -> list[Score]:
         """What a call returned, as one Score per completion. Raises RewardError."""
@@ -227,14 +257,14 @@ class Reward:
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,
                 None if score.extracted is None else str(score.extracted),
-                {str(name): float(part) for name, part in score.parts.items()},
+                {str(name): float(value) for name, value in score.metrics.items()},
                 None if score.steps is None else tuple(map(_step, score.steps)),
                 str(score.detail),
             )
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise self.broken(problem, f"returned {error}") from None
 
-    def _number(self, value: Any) -> float | None:
+    def _number(self, value: object) -> float | None:
         if value is None:
             return None
         if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
@@ -265,13 +295,18 @@ def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) ->
     return ends
 
 
-def in_child(name: str, *arguments: Any) -> Result:
-    """Call one of ``children``'s functions in a killable child."""
-    return verifier_server(CHILDREN).call(f"{CHILDREN}:{name}", *arguments, limits=LIMITS)
+def in_subprocess(name: str, *arguments: object) -> Outcome:
+    """Call one of ``isolated``'s functions in a process that can be killed."""
+    return verifier_server(ISOLATED).call(f"{ISOLATED}:{name}", *arguments, limits=LIMITS)
 
 
-def fault(result: Result) -> Status:
-    """What a child's end means for a verifier of ours: what it stumbles over is the text."""
+def unfinished(result: Outcome, extracted: str | None = None) -> Score:
+    """What a completion gets whose verifier's subprocess came to no result."""
+    return Score(None if result.kind == "lost" else 0.0, fault(result), extracted, detail=result.text)
+
+
+def fault(result: Outcome) -> Status:
+    """What a subprocess's end means for a verifier of ours: what it stumbles over is the text."""
     statuses: dict[str, Status] = {"timeout": "timeout", "crashed": "crashed", "lost": "infra_error"}
     if result.text.startswith(("MemoryError", "RecursionError")) or result.kind == "flood":
         return "too_large"
@@ -314,7 +349,7 @@ def _step(step: Sequence[Any]) -> tuple[int, int, float]:
     return int(first), int(after), float(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         text = str(value)[:60]
     except Exception:  # of an integer of 4,300 digits and more
@@ -322,6 +357,26 @@ def _shown(value: Any) -> str:
     return f"{type(value).__name__} {text!r}"
 
 
-def _as_prompted(problem: Problem, text: str) -> Any:
+def _as_prompted(problem: Problem, text: str) -> object:
     """A completion in the form of its prompt: text, or a list of one assistant message."""
     return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def verdict_of(rewards: Sequence[Reward]) -> Reward:
+    """The reward that decides which completions are correct, whatever their order.
+
+    The one declared with `verdict: true`, a single reward, or the only one that may be it.
+    """
+    declared = [r for r in rewards if r.verdict]
+    found = declared or (list(rewards) if len(rewards) == 1 else [r for r in rewards if r.may_be_verdict])
+    if len(found) == 1:
+        return found[0]
+    undecided = sorted(found or rewards, key=lambda r: (not r.options.verdict, r.name))
+    names = [r.name for r in undecided]
+    line = getattr(undecided[0].function, "__covey_name__", names[0])
+    why = "each says `verdict: true`." if declared else "which of them says whether an answer is correct?"
+    raise ConfigError(
+        f"rewards: {', '.join(names)}: {why} Accuracy, filters, the curriculum and the verdict on the run "
+        f"follow one reward: mark it, as in `rewards: [{{{line}: {{verdict: true}}}}, ...]`"
+        + ("" if declared or len(found) < 2 else ", or mark the others with `verdict: false`")
+    )

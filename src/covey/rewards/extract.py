@@ -9,24 +9,24 @@ from typing import Any, Literal
 
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and signs that are drawn as nothing."""
-Completion = str | list[dict[str, Any]]
+TextOrMessages = str | list[dict[str, Any]]
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LONGEST = 50_000
-"""Characters from the end in which an answer is looked for; what stands before is never read."""
+"""Characters from the end in which an answer is looked for; what comes before is never read."""
 NUMBER = re.compile(r"[-+]?[$€£]?\d(?:,?\d)*(?:\.\d+)?(?:/\d+)?|[-+]?[$€£]?\.\d+")
 CHOICE = re.compile(r"(?<![A-Za-z])\(?([A-J])(?:\)|(?![A-Za-z'’]))")
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)[ \t]*([^\s`]*)", re.MULTILINE)
 
 
-def text_of(completion: Completion) -> str:
+def text_of(completion: TextOrMessages) -> str:
     """The text of a completion, which is a list of messages where the prompt was a chat."""
     if isinstance(completion, str):
         return completion
     return "".join(str(m.get("content") or "") for m in completion if m.get("role") == "assistant")
 
 
-def extract(completion: Completion, rule: Rule) -> str | None:
+def extract(completion: TextOrMessages, rule: Rule) -> str | None:
     r"""The answer as ``rule`` finds it after the reasoning; None where there is none.
 
     >>> extract("<think>2+2</think><answer> 4 </answer>", "answer_tag")
@@ -34,8 +34,8 @@ def extract(completion: Completion, rule: Rule) -> str | None:
     >>> extract(r"<think>so \boxed{4}", "boxed") is None  # the reasoning never ended
     True
     """
-    spoken = after_reasoning(text_of(completion))
-    found = None if spoken is None else RULES[rule](spoken)
+    answer = after_reasoning(text_of(completion))
+    found = None if answer is None else RULES[rule](answer)
     return found.strip() if found is not None and visible(found) else None
 
 
@@ -48,8 +48,8 @@ def visible(text: str) -> bool:
 
 def after_reasoning(text: str) -> str | None:
     """What follows the last closing reasoning tag; None if reasoning was opened and never closed."""
-    spoken = text.rpartition(THINK_CLOSE)[2]
-    return None if THINK_OPEN in spoken else spoken[-LONGEST:]
+    answer = text.rpartition(THINK_CLOSE)[2]
+    return None if THINK_OPEN in answer else answer[-LONGEST:]
 
 
 def tagged(text: str, tag: str) -> str | None:

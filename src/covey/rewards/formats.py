@@ -1,20 +1,20 @@
-"""Rewards for the shape of a completion. They pay little and are best gated by a reward for truth."""
+"""Rewards for the format of a completion. They pay little and are best gated by a reward for truth."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from covey.rewards.contract import fault, in_child, reward
-from covey.rewards.extract import THINK_CLOSE, THINK_OPEN, Completion, extract, text_of, visible
+from covey.rewards.contract import in_subprocess, reward, unfinished
+from covey.rewards.extract import THINK_CLOSE, THINK_OPEN, TextOrMessages, extract, text_of, visible
 from covey.types import Score
 
 
-def _think(*_: Any, **__: Any) -> str:
+def _think(*_: object, **__: object) -> str:
     return "<think>so it must be</think><answer>4</answer>"
 
 
-@reward(weight=0.1, concurrent=True, example=_think, shape=True)
-def think_format(completion: Completion, *, strict: bool = True) -> float:
+@reward(weight=0.1, concurrent=True, example=_think, format_only=True)
+def think_format(completion: TextOrMessages, *, strict: bool = True) -> float:
     """1 for `<think>some reasoning</think>` and something after it, else 0.
 
     ``strict``: each tag exactly once, nothing before. Otherwise, as for models whose prompt opens
@@ -31,8 +31,8 @@ def think_format(completion: Completion, *, strict: bool = True) -> float:
     return float(bool(closing and visible(reasoning) and visible(answer)) and not again)
 
 
-@reward(weight=0.1, concurrent=True, example=_think, shape=True)
-def answer_format(completion: Completion) -> float:
+@reward(weight=0.1, concurrent=True, example=_think, format_only=True)
+def answer_format(completion: TextOrMessages) -> float:
     """1 for reasoning and then exactly one non-empty `<answer>...</answer>` at the end, else 0."""
     text = text_of(completion).strip()
     answer = text.partition(THINK_CLOSE)[2].strip()
@@ -42,20 +42,19 @@ def answer_format(completion: Completion) -> float:
     return float(bool(think_format(text) and once and whole and visible(inside)))
 
 
-@reward(concurrent=True, shape=True)
-def regex_match(completion: Completion, *, pattern: str, whole: bool = False) -> Score:
+@reward(concurrent=True, format_only=True)
+def regex_match(completion: TextOrMessages, *, pattern: str, whole: bool = False) -> Score:
     """1 if ``pattern`` is found (or matches the ``whole`` text) after the reasoning, else 0.
 
-    Matching happens in a killable child: a pattern that backtracks without end is a `timeout`.
+    Matching happens in a killable subprocess: a pattern that backtracks without end is a `timeout`.
     """
     text = extract(completion, "whole")
     if text is None:
         return Score(0.0, "no_answer")
     how = "fullmatch" if whole else "search"
-    result = in_child("matched", pattern, how, text)
+    result = in_subprocess("matched", pattern, how, text)
     if result.kind == "ok":
         return Score(float(result.value is not None), extracted=result.value)
     if result.kind == "error":  # re.error: the pattern is the user's
         raise ValueError(f"regex_match: {result.text}")
-    points = None if result.kind == "lost" else 0.0
-    return Score(points, fault(result), detail=f"pattern {pattern!r}")
+    return replace(unfinished(result), detail=f"pattern {pattern!r}")

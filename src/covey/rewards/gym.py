@@ -8,9 +8,9 @@ from typing import Any
 
 from covey.errors import SandboxUnavailable
 from covey.rewards.answers import FORMS
-from covey.rewards.contract import CHILDREN, LIMITS, fault, reward
-from covey.rewards.extract import Completion, Rule, extract
-from covey.sandbox.base import Sandbox
+from covey.rewards.contract import ISOLATED, LIMITS, reward, unfinished
+from covey.rewards.extract import Rule, TextOrMessages, extract
+from covey.sandbox.base import SandboxBackend
 from covey.sandbox.process import ProcessSandbox
 from covey.types import Score
 
@@ -33,10 +33,10 @@ MAX_ANSWER = 4_000
     ),
 )
 def gym_answer(
-    completion: Completion,
+    completion: TextOrMessages,
     gym: Mapping[str, Any],
     *,
-    sandbox: Sandbox,
+    sandbox: SandboxBackend,
     answer: str | None = None,
     rule: Rule = "answer_tag",
 ) -> Score:
@@ -50,11 +50,11 @@ def gym_answer(
         return Score(0.0, "too_large", found[:200])
     if gym["name"] in EXECUTING and not harmless(found, str(answer or "")):
         return Score(0.0, "unparsable", found[:200], detail="an answer with names in it")
-    server = sandbox.verifiers(CHILDREN, "reasoning_gym")
-    result = server.call(f"{CHILDREN}:gym_score", gym["name"], gym["item"], found, limits=LIMITS)
+    server = sandbox.verifiers(ISOLATED, "reasoning_gym")
+    result = server.call(f"{ISOLATED}:gym_score", gym["name"], gym["item"], found, limits=LIMITS)
     if result.kind == "ok":
-        return Score(float(result.value >= FULL), extracted=found[:200], parts={"partial": result.value})
-    return Score(None if result.kind == "lost" else 0.0, fault(result), found[:200], detail=result.text)
+        return Score(float(result.value >= FULL), extracted=found[:200], metrics={"partial": result.value})
+    return unfinished(result, found[:200])
 
 
 def harmless(answer: str, oracle: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from covey.errors import ConfigError
 from covey.rewards.contract import reward
-from covey.rewards.extract import LONGEST, Completion, text_of
+from covey.rewards.extract import LONGEST, TextOrMessages, text_of
 from covey.types import Score
 
 NOT_PROSE = re.compile(r"```[^`]*(?:```|$)|`[^`\n]*`|\$\$?[^$]*\$\$?|\\[a-zA-Z]+|<[a-z_/]+>|https?://\S+")
@@ -30,16 +30,16 @@ LATIN = {"en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "no", "pl", "cs",
 # A word, or a single character of the scripts that put no space between words.
 WORD = re.compile(f"[{SCRIPTS['ja']}{SCRIPTS['th']}]|[^\\W\\d_]+")
 FEWEST = 10
-"""Words below which nothing is said: the language of `x = 4` is not known."""
+"""Words below which nothing is known: the language of `x = 4` is not known."""
 
 
 PIECE = 8
 """Words that a language is detected from, at least: of fewer it is often a guess."""
 
 
-@reward(weight=0.1, concurrent=True, shape=True)
-def language_consistency(completion: Completion, *, language: str = "en", detect: bool = False) -> Score:
-    """Share of words in the script of ``language``; formulas, code and tags do not count.
+@reward(weight=0.1, concurrent=True, format_only=True)
+def language_consistency(completion: TextOrMessages, *, language: str = "en", detect: bool = False) -> Score:
+    """Fraction of words in the script of ``language``; formulas, code and tags do not count.
 
     DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not told apart, but with
     ``detect`` those of the Latin one are: words count in pieces whose language py3langid finds to be

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 from covey.errors import ConfigError
 from covey.rewards.contract import reward
-from covey.rewards.extract import Completion, Rule, extract, text_of
+from covey.rewards.extract import Rule, TextOrMessages, extract, text_of
 
 
-@reward(concurrent=True, shape=True)
-def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, **_: Any) -> list[float]:
+@reward(concurrent=True, format_only=True)
+def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, **_: object) -> list[float]:
     """0 up to ``limit - buffer`` tokens, falling linearly to -1 at ``limit``, -1 beyond.
 
     DAPO, arXiv 2503.14476, equation 13.
@@ -25,7 +24,7 @@ def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, *
     return [max(-1.0, min(0.0, (limit - buffer - len(ids)) / buffer)) for ids in completion_ids]
 
 
-@reward(concurrent=True, shape=True)
+@reward(concurrent=True, format_only=True)
 def cosine_length(
     completion_ids: list[list[int]],
     *,
@@ -33,13 +32,13 @@ def cosine_length(
     short: float = 1.0,
     long: float = 0.5,
     exceeded: float | None = None,
-    **_: Any,
+    **_: object,
 ) -> list[float]:
     """long + (short - long)(1 + cos(pi t / limit)) / 2; ``exceeded`` (default ``long``) from ``limit`` on.
 
-    Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1: once for right answers, where
-    brevity pays (`gated_by: math_answer:right`, 2 to 1), once for wrong ones, where effort does
-    (`gated_by: math_answer:wrong`, -10 to 0, exceeded -10).
+    Demystifying Long Chain-of-Thought Reasoning, arXiv 2502.03373, C.1: once for correct answers, where
+    brevity pays (`gated_by: math_answer:correct`, 2 to 1), once for incorrect ones, where effort does
+    (`gated_by: math_answer:incorrect`, -10 to 0, exceeded -10).
 
     >>> cosine_length([[], [0] * 5, [0] * 10, [0] * 20], limit=10)
     [1.0, 0.75, 0.5, 0.5]
@@ -51,11 +50,11 @@ def cosine_length(
     return [end if turn is None else long + (short - long) * (1 + turn) / 2 for turn in turns]
 
 
-@reward(concurrent=True, shape=True)
-def short_in_group(completion_ids: list[list[int]], **_: Any) -> list[float]:
+@reward(concurrent=True, format_only=True)
+def short_in_group(completion_ids: list[list[int]], **_: object) -> list[float]:
     """1/2 for the shortest of the group to -1/2 for the longest; 0 for all if they are equal.
 
-    Kimi k1.5, arXiv 2501.12599, section 2.3.3. Meant for right answers.
+    Kimi k1.5, arXiv 2501.12599, section 2.3.3. Meant for correct answers.
 
     >>> short_in_group([[0], [0] * 2, [0] * 3])
     [0.5, 0.0, -0.5]
@@ -65,11 +64,11 @@ def short_in_group(completion_ids: list[list[int]], **_: Any) -> list[float]:
     return [0.5 - (n - min(lengths)) / span if span else 0.0 for n in lengths]
 
 
-@reward(concurrent=True, shape=True)
-def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: Any) -> list[float]:
-    """Minus the share of n-grams of tokens that occurred before: 0 without repetition, towards -1.
+@reward(concurrent=True, format_only=True)
+def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: object) -> list[float]:
+    """Minus the fraction of n-grams of tokens that occurred before: 0 without repetition, towards -1.
 
-    After arXiv 2502.03373, C.2, as a share of the completion.
+    After arXiv 2502.03373, C.2, as a fraction of the completion.
 
     >>> repetition([[1, 2, 1, 2, 1, 2], [1, 2, 3, 4]], n=2)
     [-0.6, 0.0]
@@ -80,9 +79,9 @@ def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: Any) -> list
     return [len(set(g)) / len(g) - 1 if g else 0.0 for g in grams]
 
 
-@reward(concurrent=True, shape=True)
-def duplicates(completions: list[Completion], **_: Any) -> list[float]:
-    """Minus the share of the other completions of the group that say exactly the same.
+@reward(concurrent=True, format_only=True)
+def duplicates(completions: list[TextOrMessages], **_: object) -> list[float]:
+    """Minus the fraction of the other completions of the group that say exactly the same.
 
     >>> duplicates(["a", "a", "b"])
     [-0.5, -0.5, 0.0]
@@ -92,9 +91,9 @@ def duplicates(completions: list[Completion], **_: Any) -> list[float]:
     return [-(counts[text_of(c)] - 1) / others for c in completions]
 
 
-@reward(concurrent=True, shape=True)
-def majority_vote(completions: list[Completion], *, rule: Rule = "boxed", **_: Any) -> list[float]:
-    """1 for the answer most of the group give, without any gold: TTRL, arXiv 2504.16084.
+@reward(concurrent=True, format_only=True)
+def majority_vote(completions: list[TextOrMessages], *, rule: Rule = "boxed", **_: object) -> list[float]:
+    """1 for the answer most of the group give, without any reference answer: TTRL, arXiv 2504.16084.
 
     Answers are compared as texts; none is no vote. Ties go to the answer that was given first.
 

@@ -154,7 +154,7 @@ def read(text: str, percent: Percent = "ignored") -> Node:
 
 
 def clean(text: str, percent: Percent = "ignored") -> str:
-    r"""One way of writing what can be written in many. Words stand in ⟨⟩.
+    r"""One way of writing what can be written in many. Words are put in ⟨⟩.
 
     >>> clean(r"$\dfrac12\,\text{ cm}.$")
     '\\frac{1}{2} ⟨cm⟩'
@@ -259,7 +259,7 @@ def _plus_minus(text: str) -> list[str] | None:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, int]]:
-    """Tokens with the depth of brackets they stand in."""
+    """Tokens with the depth of brackets they are in."""
     depth = 0
     for token in TOKEN.findall(text):
         if token in CLOSING or token.startswith(r"\end"):

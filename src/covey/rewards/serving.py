@@ -13,14 +13,13 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from covey.config.usercode import load_function
 from covey.errors import CoveyError
-from covey.rewards.contract import Reward, described, own_copy, trace_of
+from covey.rewards.contract import Context, Reward, described, own_copy, trace_of
 from covey.sandbox.driver import CHANNEL, PEER, receive, send
-from covey.sandbox.wire import decode
+from covey.sandbox.wire import decode_value
 from covey.types import Problem
 
 
@@ -45,7 +44,7 @@ def serve_user(setup: Mapping[str, Any]) -> None:
     if reward.is_async:
         threading.Thread(target=loop.run_forever, daemon=True).start()
 
-    def reply(request: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    def reply(request: Mapping[str, Any], answer: Mapping[str, object]) -> None:
         with writing:
             send(CHANNEL, {"id": request["id"], **answer})
 
@@ -69,7 +68,7 @@ def serve_user(setup: Mapping[str, Any]) -> None:
 
 
 def _settings(setup: Mapping[str, Any]) -> dict[str, Any]:
-    settings = decode(setup["settings"])
+    settings = decode_value(setup["settings"])
     if "config_folder" in setup:
         settings["config_folder"] = Path(setup["config_folder"])
     if "sandbox" in setup:
@@ -79,45 +78,39 @@ def _settings(setup: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def answered(reward: Reward, request: Mapping[str, Any]) -> dict[str, Any]:
+def answered(reward: Reward, request: Mapping[str, Any]) -> dict[str, object]:
     """A call of a reward function and its outcome, as plain values."""
-    logged: list[tuple[str, float]] = []
+    context = Context(request["step"])
     try:
-        returned = reward.function(**_arguments(reward, request, logged))
-        return {"scores": _scores(reward, request, returned), "logged": logged}
+        returned = reward.function(**_arguments(reward, request, context))
+        return {"scores": _scores(reward, request, returned), "logged": context.logged}
     except BaseException as error:
-        return {**_failure(reward, error), "logged": logged}
+        return {**_failure(reward, error), "logged": context.logged}
 
 
-async def answered_later(reward: Reward, request: Mapping[str, Any]) -> dict[str, Any]:
+async def answered_later(reward: Reward, request: Mapping[str, Any]) -> dict[str, object]:
     """The same of an async function; ``late`` if it took too long."""
-    logged: list[tuple[str, float]] = []
+    context = Context(request["step"])
     clock = asyncio.timeout(request["seconds"])
     try:
         async with clock:
-            returned = await reward.function(**_arguments(reward, request, logged))
-        return {"scores": _scores(reward, request, returned), "logged": logged}
+            returned = await reward.function(**_arguments(reward, request, context))
+        return {"scores": _scores(reward, request, returned), "logged": context.logged}
     except BaseException as error:
         failure = {"late": True} if clock.expired() else _failure(reward, error)
-        return {**failure, "logged": logged}
+        return {**failure, "logged": context.logged}
 
 
-def _arguments(reward: Reward, request: Mapping[str, Any], logged: list[tuple[str, float]]) -> dict[str, Any]:
-    extra = {
-        "trainer_state": SimpleNamespace(global_step=request["step"]),
-        "log_metric": lambda name, value: logged.append((str(name), float(value))),
-        "log_extra": lambda *_: None,
-    }
-    asked = {n: v for n, v in extra.items() if n in reward.parameters}
-    return {**decode(request["arguments"]), **asked, **own_copy(reward.settings)}
+def _arguments(reward: Reward, request: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    return {**decode_value(request["arguments"]), **context.provided(reward), **own_copy(reward.settings)}
 
 
-def _scores(reward: Reward, request: Mapping[str, Any], returned: Any) -> list[dict[str, Any]]:
+def _scores(reward: Reward, request: Mapping[str, Any], returned: object) -> list[dict[str, object]]:
     scores = reward.scores(Problem(request["problem"], ""), returned, request["count"])
-    return [{**vars(s), "parts": dict(s.parts)} for s in scores]
+    return [{**vars(s), "metrics": dict(s.metrics)} for s in scores]
 
 
-def _failure(reward: Reward, error: BaseException) -> dict[str, Any]:
+def _failure(reward: Reward, error: BaseException) -> dict[str, object]:
     if isinstance(error, CoveyError):
         return {"refused": str(error), "code": error.code}
     return {"raised": described(error, reward.file), "trace": trace_of(error)}

@@ -1,14 +1,14 @@
-"""Formulas judged by Z3, in a killable child: equivalent to a given one, or a witness of it."""
+"""Formulas judged by Z3, in a killable subprocess: equivalent to a given one, or a witness of it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from covey.rewards.answers import FORMS
-from covey.rewards.contract import LIMITS, fault, reward
-from covey.rewards.extract import Completion, Rule, extract
+from covey.rewards.contract import LIMITS, reward, unfinished
+from covey.rewards.extract import Rule, TextOrMessages, extract
 from covey.sandbox.client import verifier_server
 from covey.types import Score, Status
 
@@ -17,14 +17,14 @@ WORDS = {"true": True, "false": False}
 Ask = Literal["equivalent", "witness"]
 VERDICTS: Mapping[str, tuple[float | None, Status]] = {
     "yes": (1.0, "ok"), "no": (0.0, "ok"), "unreadable": (0.0, "unparsable"),
-    "undecided": (0.0, "timeout"), "bad gold": (None, "bad_gold"),
+    "undecided": (0.0, "timeout"), "bad reference": (None, "bad_reference"),
 }  # fmt: skip
 ASSIGNMENT = re.compile(
     r"\s*([A-Za-z_]\w*)\s*=\s*(true|false|-?\d{1,300}(?:/[1-9]\d*|\.\d+)?)\s*(?:[,;\n]|$)"
 )
 
 
-def _example(row: Mapping[str, Any], ask: Ask = "equivalent", rule: Rule = "answer_tag") -> str | None:
+def _example(row: Mapping[str, object], ask: Ask = "equivalent", rule: Rule = "answer_tag") -> str | None:
     return FORMS[rule].format(row["formula"]) if ask == "equivalent" else None
 
 
@@ -33,10 +33,10 @@ def _example(row: Mapping[str, Any], ask: Ask = "equivalent", rule: Rule = "answ
     verdict=True,
     requires=("z3",),
     example=_example,
-    wrong=lambda row, rule="answer_tag", **_: FORMS[rule].format(f"(not {row['formula']})"),
+    counterexample=lambda row, rule="answer_tag", **_: FORMS[rule].format(f"(not {row['formula']})"),
 )
 def smt(
-    completion: Completion,
+    completion: TextOrMessages,
     declarations: str,
     formula: str,
     *,
@@ -52,28 +52,28 @@ def smt(
     if found is None:
         return Score(0.0, "no_answer")
     server = verifier_server("z3", HERE)
-    result = server.call(f"{HERE}:verdict", declarations, formula, found, ask, limits=LIMITS)
+    result = server.call(f"{HERE}:z3_verdict", declarations, formula, found, ask, limits=LIMITS)
     if result.kind != "ok":
-        return Score(None if result.kind == "lost" else 0.0, fault(result), found[:500], detail=result.text)
+        return unfinished(result, found[:500])
     return Score(*VERDICTS[result.value], found[:500])
 
 
-def verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
-    """What Z3 finds; called in a child."""
+def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
+    """What Z3 finds; called in a subprocess."""
     import z3
 
-    gold = _term(declarations, formula)
-    if gold is None:
-        return "bad gold"
+    expected = _term(declarations, formula)
+    if expected is None:
+        return "bad reference"
     if ask == "equivalent":
-        said = _term(declarations, answer) if is_one_term(answer) else None
-        if said is None:
+        theirs = _term(declarations, answer) if is_one_term(answer) else None
+        if theirs is None:
             return "unreadable"
-        claim = gold == said
+        claim = expected == theirs
     else:
         found = ASSIGNMENT.findall(answer)
         given = dict(found)
-        constants = {str(c): c for c in z3.z3util.get_vars(gold) if z3.is_arith(c) or z3.is_bool(c)}
+        constants = {str(c): c for c in z3.z3util.get_vars(expected) if z3.is_arith(c) or z3.is_bool(c)}
         rest = ASSIGNMENT.sub("", answer).strip()
         if rest or len(given) < len(found) or not constants.keys() <= given.keys():
             return "unreadable"
@@ -81,13 +81,13 @@ def verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
             pairs = [(c, c.sort().cast(WORDS.get(given[n], given[n]))) for n, c in constants.items()]
         except z3.Z3Exception:
             return "unreadable"  # a fraction for a whole number
-        claim = z3.substitute(gold, *pairs)
+        claim = z3.substitute(expected, *pairs)
     solver = z3.Solver()
     solver.add(z3.Not(claim))
     return {"unsat": "yes", "sat": "no"}.get(str(solver.check()), "undecided")
 
 
-def _term(declarations: str, text: str) -> Any:
+def _term(declarations: str, text: str) -> object:
     """A formula over declared constants; None if it is none."""
     import z3
 

@@ -11,18 +11,18 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from covey.rewards.compare import decimals
 from covey.rewards.contract import reward
-from covey.rewards.extract import LONGEST, Completion, text_of
+from covey.rewards.extract import LONGEST, TextOrMessages, text_of
 from covey.rewards.notation import number
 from covey.types import Score
 
 Span = tuple[int, int]
-Split = Literal["paragraphs", "lines", "numbered", "tool_calls", "code_blocks"]
+SplitRule = Literal["paragraphs", "lines", "numbered", "tool_calls", "code_blocks"]
 Total = Literal["min", "mean", "last"]
-STARTS: Mapping[Split, re.Pattern[str]] = {
+STARTS: Mapping[SplitRule, re.Pattern[str]] = {
     "paragraphs": re.compile(r"\n[ \t]*\n\s*"),
     "lines": re.compile(r"\n\s*"),
     "numbered": re.compile(r"\n\s*(?=(?:step\s*)?\d{1,3}[.):])|^(?=(?:step\s*)?\d{1,3}[.):])", re.IGNORECASE),
@@ -36,7 +36,7 @@ ANNOTATION = re.compile(r"<<([^<>=]{1,200})=([^<>=]{1,60})>>")
 TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
 
 
-def split(text: str, how: Split = "paragraphs") -> list[Span]:
+def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
     r"""Character spans of the steps; together they cover the text.
 
     >>> text = "1. add\n2. divide"
@@ -64,11 +64,7 @@ def token_spans(spans: Sequence[Span], token_ends: Sequence[int]) -> list[Span]:
 
 @reward(concurrent=True, verdict=False)
 def calculations(
-    completion: Completion,
-    token_ends: list[int],
-    *,
-    split_by: Split = "lines",
-    total: Total = "min",
+    completion: TextOrMessages, token_ends: list[int], *, split_by: SplitRule = "lines", total: Total = "min"
 ) -> Score:
     r"""Whether the annotations `<<48/2=24>>` of a completion, as GSM8K has them, are right.
 
@@ -79,11 +75,11 @@ def calculations(
     """
     text = text_of(completion)[:LONGEST]
     spans = split(text, split_by)
-    found = [[right(m[1], m[2]) for m in ANNOTATION.finditer(text[a:b])] for a, b in spans]
+    found = [[is_correct(m[1], m[2]) for m in ANNOTATION.finditer(text[a:b])] for a, b in spans]
     return score_steps(spans, [float(all(f)) if f else None for f in found], token_ends, total)
 
 
-def _check_labels(rows: Sequence[Mapping[str, Any]], **_: Any) -> list[str | None]:
+def _check_labels(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
     return [
         None
         if isinstance(labels, Mapping) and all(label in (-1, 0, 1) for label in labels.values())
@@ -92,13 +88,13 @@ def _check_labels(rows: Sequence[Mapping[str, Any]], **_: Any) -> list[str | Non
     ]
 
 
-@reward(concurrent=True, check_golds=_check_labels, verdict=False)
+@reward(concurrent=True, check_references=_check_labels, verdict=False)
 def step_labels(
-    completion: Completion,
+    completion: TextOrMessages,
     step_labels: Mapping[str, float],
     token_ends: list[int],
     *,
-    split_by: Split = "lines",
+    split_by: SplitRule = "lines",
     total: Total = "min",
 ) -> Score:
     r"""Labels that people gave to steps, from a column: {text of a step: -1 wrong, 0 neutral, 1 right}.
@@ -131,14 +127,14 @@ def score_steps(
     value = {"min": min(known), "mean": sum(known) / len(known), "last": known[-1]}[total]
     places = zip(token_spans(spans, token_ends), values, strict=True)
     steps = tuple((a, b, 0.0 if v is None else 2 * v - 1) for (a, b), v in places if b > a)
-    return Score(value, parts={"steps": float(len(known))}, steps=steps)
+    return Score(value, metrics={"steps": float(len(known))}, steps=steps)
 
 
-def right(expression: str, result: str) -> bool:
+def is_correct(expression: str, result: str) -> bool:
     """Whether a calculation gives what is written, up to the decimals it is written with.
 
-    >>> right("1/3", "0.33"), right("2*(3+.5)", "7"), right("20%*50", "10"), right("1/0", "1")
-    (True, True, True, False)
+    >>> is_correct("1/3", "0.33"), is_correct("20%*50", "10"), is_correct("1/0", "1")
+    (True, True, False)
     """
     written, value = number(result.strip()), calculated(expression)
     if written is None or value is None:

@@ -7,40 +7,40 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
-from covey.rewards.children import strict_json
-from covey.rewards.contract import fault, in_child, reward
-from covey.rewards.extract import Completion, after_reasoning, code_block, extract, tagged, text_of
+from covey.rewards.contract import in_subprocess, reward, unfinished
+from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, extract, tagged, text_of
+from covey.rewards.isolated import strict_json
 from covey.rewards.notation import number
 from covey.types import Score
 
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 
 
-@reward(concurrent=True, shape=True)
+@reward(concurrent=True, format_only=True)
 def json_schema(
-    completion: Completion,
+    completion: TextOrMessages,
     *,
-    schema: Mapping[str, Any] | str | None = None,
+    schema: Mapping[str, object] | str | None = None,
     where: Literal["whole", "block", "answer_tag"] = "whole",
 ) -> Score:
     """1 if what follows the reasoning is JSON (and fits ``schema``, a setting or a column), else 0.
 
-    Validation runs in a killable child: a schema's pattern may backtrack without end.
+    Validation runs in a killable subprocess: a schema's pattern may backtrack without end.
     """
-    spoken = after_reasoning(text_of(completion))
-    if spoken is None:
+    answer = after_reasoning(text_of(completion))
+    if answer is None:
         return Score(0.0, "no_answer")
-    found = {"whole": spoken, "block": code_block(spoken, "json"), "answer_tag": tagged(spoken, "answer")}[
+    found = {"whole": answer, "block": code_block(answer, "json"), "answer_tag": tagged(answer, "answer")}[
         where
     ]
     if not found or not found.strip():
         return Score(0.0, "no_answer")
     wanted = json.loads(schema) if isinstance(schema, str) else schema
-    result = in_child("conforms", [(found.strip(), wanted)])
+    result = in_subprocess("conforms", [(found.strip(), wanted)])
     if result.kind == "error" and result.text.startswith(("ModuleNotFound", "UnknownType", "SchemaError")):
         raise ValueError(f"the schema cannot be used: {result.text}")
     if result.kind != "ok":
-        return Score(None if result.kind == "lost" else 0.0, fault(result), detail=result.text)
+        return unfinished(result)
     return Score(float(result.value is None), extracted=found[:500], detail=result.value or "")
 
 
@@ -66,17 +66,17 @@ COMPARATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     example=lambda row, **_: "\n".join(
         f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
     ),
-    wrong=lambda *_, **__: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',
+    counterexample=lambda *_, **__: f'{OPEN_CALL}{{"name": "canary", "arguments": {{}}}}{CLOSE_CALL}',
 )
 def tool_calls(
-    completion: Completion,
+    completion: TextOrMessages,
     tool_calls: Any,
     *,
     ordered: bool = False,
     partial: bool = False,
     compare: Mapping[str, Comparator] | None = None,
 ) -> Score:
-    """1 if exactly the expected calls are made, else 0; ``partial``: the share that fits.
+    """1 if exactly the expected calls are made, else 0; ``partial``: the fraction that fits.
 
     Calls are `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning, or the
     messages' own. ``compare`` names how an argument is compared, by `tool.argument` or `argument`.
@@ -98,27 +98,27 @@ def tool_calls(
             fits += 1
             left.remove(hit)
     most = max(len(expected), len(made))
-    share = fits / most if most else 1.0
-    value = share if partial else float(share == 1.0)
-    return Score(value, extracted=json.dumps(made)[:500], parts={"calls": float(len(made))})
+    fraction = fits / most if most else 1.0
+    value = fraction if partial else float(fraction == 1.0)
+    return Score(value, extracted=json.dumps(made)[:500], metrics={"calls": float(len(made))})
 
 
-def _expected(column: Any) -> list[Mapping[str, Any]]:
+def _expected(column: object) -> list[Mapping[str, object]]:
     calls = json.loads(column) if isinstance(column, str) else column
     if not isinstance(calls, Sequence) or not all(isinstance(c, Mapping) and "name" in c for c in calls):
         raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
     return list(calls)
 
 
-def _made(completion: Completion) -> list[Mapping[str, Any]] | None:
+def _made(completion: TextOrMessages) -> list[Mapping[str, Any]] | None:
     """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
     found: list[Any] = []
     for message in completion if isinstance(completion, list) else ():
         found += [c.get("function", c) for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
-    spoken = extract(completion, "whole") if text_of(completion).strip() else ""
-    if spoken is None and not found:
+    answer = extract(completion, "whole") if text_of(completion).strip() else ""
+    if answer is None and not found:
         return None
-    for block in (spoken or "").split(OPEN_CALL)[1:]:
+    for block in (answer or "").split(OPEN_CALL)[1:]:
         inside, closed, _ = block.partition(CLOSE_CALL)
         if not closed:
             raise ValueError("a call that is never closed")
@@ -144,9 +144,9 @@ def _same_call(
     return all(COMPARATORS[how[a]](ours[a], theirs[a]) for a in ours)
 
 
-def _canonical(value: Any) -> str:
+def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _number(value: Any) -> Fraction | None:
+def _number(value: object) -> Fraction | None:
     return None if isinstance(value, bool) else number(str(value))

@@ -1,4 +1,4 @@
-"""Algebra, in a killable child only: SymPy objects made by a LaTeX grammar, never by evaluation.
+"""Algebra, in a killable subprocess only: SymPy objects made by a LaTeX grammar, never by evaluation.
 
 Two expressions are equal if they agree wherever they are tried: exactly where the difference is
 rational, else to 200 digits and after expansion. That is much faster than simplification, and tiny

@@ -1,7 +1,7 @@
 """The words behind a number: its unit (`3 cm`), its size (`3 thousand`), or something that is neither.
 
 A unit is on a closed list, or it is one plain noun (`3 apples`). Everything else (`3 or so`, `3 maybe`,
-`3 halves`, whole phrases) may change what the number says, so it has to stand in the gold as well.
+`3 halves`, whole phrases) may change what the number says, so it has to be in the reference answer as well.
 """
 
 from __future__ import annotations

@@ -15,26 +15,27 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from covey.errors import RewardError
-from covey.rewards.contract import SERVING, Reward
-from covey.rewards.lanes import Task
+from covey.rewards.contract import FROM_TRAINER, SERVING, Context, Reward
+from covey.rewards.threads import Call
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
 from covey.sandbox.driver import MAX_FRAME
-from covey.sandbox.wire import encode
+from covey.sandbox.wire import encode_value
 from covey.types import Problem, Score
 
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """A worker is ended by the calls it does not answer, not by its age."""
 IMPORT_SECONDS = 600.0
 """What importing the user's file may take."""
-ASYNC_WIDTH = 256
+ASYNC_CALLS = 256
 """Calls of an async function that are under way at once."""
 PLAIN = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict}
 """What arrives in the other process as the very value that was sent."""
@@ -57,8 +58,8 @@ def server() -> ForkServer:
 class Worker:
     """A user's reward function in a process of its own. Safe from any thread."""
 
-    def __init__(self, reward: Reward, log_metric: Callable[[str, float], None]) -> None:
-        self.reward, self.log_metric = reward, log_metric
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
         self.lock = threading.Lock()
         self.links: list[Link] = []
         """The process, once there is one."""
@@ -78,11 +79,11 @@ class Worker:
             self.links.append(Link(self._setup()))
             return self.links[0]
 
-    def _setup(self) -> dict[str, Any]:
+    def _setup(self) -> dict[str, object]:
         reward = self.reward
         assert reward.home is not None
         settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
-        special: dict[str, Any] = {}
+        special: dict[str, object] = {}
         if "config_folder" in reward.settings:
             special["config_folder"] = str(reward.settings["config_folder"])
         if (sandbox := reward.settings.get("sandbox")) is not None:
@@ -99,7 +100,7 @@ class Worker:
             **special,
         }
 
-    def _sendable(self, values: Mapping[str, Any], what: str) -> Any:
+    def _sendable(self, values: Mapping[str, object], what: str) -> object:
         for name, value in values.items():
             if (odd := _odd(value)) is not None:
                 raise RewardError(
@@ -108,14 +109,14 @@ class Worker:
                     '@reward(isolate="inline")'
                 )
         try:
-            return encode(dict(values))
+            return encode_value(dict(values))
         except ValueError as error:
             raise RewardError(f"reward {self.reward.name}: {what}s cannot be sent: {error}") from None
 
     def call(
-        self, problem: Problem, arguments: Mapping[str, Any], count: int, step: int, seconds: float
+        self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
     ) -> list[Score]:
-        """What the function says of ``count`` completions.
+        """The function's scores of ``count`` completions.
 
         Raises TimeoutError, Failed, or RewardError if the function breaks its contract.
         """
@@ -123,16 +124,14 @@ class Worker:
             "problem": problem.id,
             "arguments": self._sendable(arguments, "column"),
             "count": count,
-            "step": step,
+            "step": context.step,
             "seconds": seconds,
         }
-        # A call that was under way beside the one that ended the process is made again.
+        # A call that was under way together with the one that ended the process is made again.
         for last in (not self.overlaps, True):
             link = self.start()
-            task = Task(lambda: None, seconds + GRACE * self.reward.is_async)
             try:
-                task.started, task.future = time.monotonic(), link.ask(message)
-                reply = task.wait(lambda: None)
+                reply = Call.begun(link.ask(message), seconds + GRACE * self.reward.is_async).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {seconds:g} s")
                 raise TimeoutError(f"no answer within {seconds:g} s") from None
@@ -140,12 +139,13 @@ class Worker:
                 if last:
                     raise
             else:
-                return self._scores(reply, seconds)
+                return self._scores(reply, context, seconds)
         raise AssertionError
 
-    def _scores(self, reply: Mapping[str, Any], seconds: float) -> list[Score]:
-        for name, value in reply.get("logged", ()):
-            self.log_metric(name, value)
+    def _scores(self, reply: Mapping[str, Any], context: Context, seconds: float) -> list[Score]:
+        for name, values in reply.get("logged", {}).items():
+            for value in values:
+                context.log_metric(name, value)
         if "late" in reply:
             raise TimeoutError(f"no answer within {seconds:g} s")
         if "refused" in reply:
@@ -160,14 +160,14 @@ class Worker:
 class Link:
     """One process of a worker: requests go out, answers come back in any order."""
 
-    def __init__(self, setup: Mapping[str, Any]) -> None:
+    def __init__(self, setup: Mapping[str, object]) -> None:
         self.waiting: dict[int, Future[Any]] = {}
         self.numbers = itertools.count()
         self.gone: str | None = None
         """Why it answers no more."""
         self.lock = threading.Lock()
         self.stack = contextlib.ExitStack()
-        with contextlib.closing(_Screen()) as screen:
+        with _screen() as screen:
             self.child = self.stack.enter_context(server().child("serve", FOREVER, peer=screen))
         self.child.send(setup)
         ready = self.child.receive(IMPORT_SECONDS)
@@ -178,7 +178,7 @@ class Link:
             raise RewardError(f"reward {setup['reward']}: {setup['spec']} cannot be imported: {why}")
         threading.Thread(target=self._listen, name="reward answers", daemon=True).start()
 
-    def ask(self, message: Mapping[str, Any]) -> Future[Any]:
+    def ask(self, message: Mapping[str, object]) -> Future[Any]:
         """Send a request; its answer will be there. Raises Failed if the process has ended."""
         future = Future[Any]()
         with self.lock:
@@ -224,7 +224,7 @@ def rebuilt(fields: Mapping[str, Any]) -> Score:
     return Score(**{**fields, "steps": None if steps is None else tuple(map(tuple, steps))})
 
 
-def _odd(value: Any) -> str | None:
+def _odd(value: object) -> str | None:
     """The name of a type in a value that would not arrive as what it is."""
     if type(value) not in PLAIN:
         return type(value).__name__
@@ -238,22 +238,12 @@ def _odd(value: Any) -> str | None:
     return None
 
 
-class _Screen:
+def _screen() -> FileIO:
     """Where a worker prints: this process's standard error, if it has one."""
-
-    def __init__(self) -> None:
-        try:
-            self.descriptor = os.dup(2)
-        except OSError:
-            self.descriptor = os.open(os.devnull, os.O_WRONLY)
-
-    def fileno(self) -> int:
-        """Its descriptor."""
-        return self.descriptor
-
-    def close(self) -> None:
-        """The worker has its own by now."""
-        os.close(self.descriptor)
+    try:
+        return FileIO(os.dup(2), "w")
+    except OSError:
+        return FileIO(os.devnull, "w")
 
 
 def _close(links: list[Link]) -> None:
@@ -261,6 +251,6 @@ def _close(links: list[Link]) -> None:
         links.pop().close("the run is over")
 
 
-def sent(reward: Reward, arguments: Mapping[str, Any], extra: Collection[str]) -> dict[str, Any]:
+def sent(reward: Reward, arguments: Mapping[str, object]) -> dict[str, object]:
     """Of a call's arguments those that go with each call: the others the worker has."""
-    return {k: v for k, v in arguments.items() if k not in reward.settings and k not in extra}
+    return {k: v for k, v in arguments.items() if k not in reward.settings and k not in FROM_TRAINER}

@@ -45,17 +45,13 @@ class State:
     step: int = 0
     """Steps done."""
     position: dict[str, Any] = field(default_factory=dict)
-    """Where the data and the memory of the curriculum are: see ``Rollouts.after``."""
+    """Of the last rollout batch: see ``Rollouts.after``."""
     updates: int = 0
     """Optimizer steps that were applied."""
     coefficients: Coefficients = field(default_factory=Coefficients)
     guards: GuardMemory = field(default_factory=GuardMemory)
     micro_tokens: int | None = None
     """Tokens of a micro-batch after memory ran out; None: it never did."""
-    unjudged: list[tuple[int, int]] = field(default_factory=list)
-    """Of the last steps: scores that could not be made, and all scores (``Rewards.recent``)."""
-    refused: dict[str, int] = field(default_factory=dict)
-    """How often in a row each reward refused a completion known to be right (``Rewards.refused``)."""
     seconds: float = 0.0
     """Of the whole run, before and after resumes."""
 

@@ -28,7 +28,7 @@ from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
 
 OURS = Path(types.__file__).resolve().parent
-LEARNED = "covey.models.reward"
+LEARNED = "covey.learned.reward_models"
 LIBRARIES = tuple(
     Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )

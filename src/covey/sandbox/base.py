@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from covey.sandbox.confine import Limits
 
 
-class Result(NamedTuple):
+class Outcome(NamedTuple):
     """How a run or a call ended. ``lost``: the machinery failed, so nothing is known of the candidate."""
 
     kind: Literal["ok", "error", "timeout", "crashed", "flood", "lost"]
@@ -17,8 +17,11 @@ class Result(NamedTuple):
     text: str = ""
 
 
-class Sandbox(Protocol):
-    """A backend."""
+Arguments = tuple[Sequence[object], Mapping[str, object]]
+
+
+class SandboxBackend(Protocol):
+    """A place where model-written code runs."""
 
     name: str
     interactive: bool
@@ -30,13 +33,13 @@ class Sandbox(Protocol):
         """What holds the candidate, for the record."""
         ...
 
-    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
         ...
 
     def calls(
-        self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
-    ) -> Iterator[Result]:
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+    ) -> Iterator[Outcome]:
         """Call ``entry`` with each input, (args, settings), allowing ``each`` seconds for one.
 
         ``limits.wall`` bounds all of them together.
@@ -44,15 +47,15 @@ class Sandbox(Protocol):
         ...
 
 
-def too_long() -> Result:
+def too_long() -> Outcome:
     """Of what was not tried, because the whole check had used up its time."""
-    return Result("timeout", text="not tried: the whole check had used up its time")
+    return Outcome("timeout", text="not tried: the whole check had used up its time")
 
 
-def reply_result(reply: Any) -> Result:
+def reply_result(reply: object) -> Outcome:
     """A candidate's reply to a call, whatever it sent."""
     if not isinstance(reply, dict):
-        return Result("crashed", text="no answer")
+        return Outcome("crashed", text="no answer")
     if "value" in reply:
-        return Result("ok", reply["value"])
-    return Result("error", text=f"{reply.get('error')}: {str(reply.get('text'))[:200]}")
+        return Outcome("ok", reply["value"])
+    return Outcome("error", text=f"{reply.get('error')}: {str(reply.get('text'))[:200]}")

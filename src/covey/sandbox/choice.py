@@ -9,11 +9,11 @@ from typing import Any
 
 from covey.errors import SandboxUnavailable
 from covey.sandbox import portable
-from covey.sandbox.base import Sandbox
+from covey.sandbox.base import SandboxBackend
 from covey.sandbox.probe import holes
 from covey.sandbox.process import NOT_BLOCKED, VISIBLE, ProcessSandbox
 
-MAKERS: Mapping[str, Callable[[str], Sandbox]] = {
+MAKERS: Mapping[str, Callable[[str], SandboxBackend]] = {
     "bwrap": lambda _: ProcessSandbox("bwrap"),
     "landlock": lambda _: ProcessSandbox("landlock"),
     "wasm": lambda _: portable.Wasm(),
@@ -26,7 +26,7 @@ MAKERS: Mapping[str, Callable[[str], Sandbox]] = {
 class Chosen:
     """A sandbox that held, and why stronger ones were not used."""
 
-    sandbox: Sandbox
+    sandbox: SandboxBackend
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class Chosen:
         return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})
 
 
-def remade(name: str, url: str) -> Sandbox:
+def remade(name: str, url: str) -> SandboxBackend:
     """A sandbox that has been chosen, in another process."""
     return MAKERS[name](url) if name in MAKERS else ProcessSandbox(name)
 

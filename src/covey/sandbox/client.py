@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from covey.machine import available_cpus
-from covey.sandbox.base import Result
+from covey.sandbox.base import Outcome
 from covey.sandbox.confine import Limits, installed, python_folders
 from covey.sandbox.driver import READY
-from covey.sandbox.server import LONGEST_WAIT, Request
+from covey.sandbox.server import LONGEST_WAIT, Job
 from covey.sandbox.wire import BadFrame, frame, read_frame
 
 START = """
@@ -160,7 +160,7 @@ class ForkServer:
         stdin: int | None = None,
         channel: socket.socket | None = None,
         peer: HasDescriptor | None = None,
-    ) -> Iterator[Child]:
+    ) -> Iterator[ChildProcess]:
         """A child at work on a job; killed with its whole group when the block is left.
 
         ``channel`` connects it to somebody else than this process, ``peer`` to another child too, or to
@@ -171,10 +171,10 @@ class ForkServer:
         with status, their_status, ours, theirs:
             given = [their_status.fileno(), *([] if stdin is None else [stdin])]
             given += [(channel or theirs).fileno(), *([] if peer is None else [peer.fileno()])]
-            lost = self._ask(Request(job, limits, stdin is not None).pack(), given)
+            lost = self._ask(Job(job, limits, stdin is not None).pack(), given)
             their_status.close()
             theirs.close()
-            yield Child(status, ours, limits, channel is None, lost)
+            yield ChildProcess(status, ours, limits, channel is None, lost)
 
     def _ask(self, request: bytes, descriptors: Sequence[int]) -> str:
         gone = ""
@@ -193,7 +193,7 @@ class ForkServer:
                     return ""
         return gone
 
-    def call(self, function: str, *args: Any, limits: Limits, **settings: Any) -> Result:
+    def call(self, function: str, *args: object, limits: Limits, **settings: object) -> Outcome:
         """Run ``module:function`` in a child and return its value, any JSON.
 
         ``error`` if it raised: the text starts with the exception's name. A crash is tried twice: the
@@ -204,16 +204,16 @@ class ForkServer:
                 child.send({"function": function, "args": args, "settings": settings})
                 reply = child.receive()
                 if isinstance(reply, dict) and "value" in reply:
-                    return Result("ok", reply["value"])
+                    return Outcome("ok", reply["value"])
                 if isinstance(reply, dict):
-                    return Result("error", reply.get("trace"), f"{reply['error']}: {reply['text']}")
+                    return Outcome("error", reply.get("trace"), f"{reply['error']}: {reply['text']}")
                 ended = child.ended()
             if ended.kind in ("timeout", "flood"):
                 break
-        return Result("crashed", text="it ended early") if ended.kind == "ok" else ended
+        return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
 
 
-class Child:
+class ChildProcess:
     """The parent's side of a running child."""
 
     def __init__(
@@ -223,9 +223,9 @@ class Child:
         self.deadline = self.patience = time.monotonic() + limits.wall + GRACE
         self.unconfined = own_channel
         """Until it has reported itself confined on the channel; the other side hears it elsewhere."""
-        self.ending = Result("lost", text=lost) if lost else None
+        self.ending = Outcome("lost", text=lost) if lost else None
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Hand a frame over; a child that does not read it is found out by its deadline."""
         with contextlib.suppress(OSError):
             self.channel.settimeout(min(max(0.001, self.deadline - time.monotonic()), LONGEST_WAIT))
@@ -238,9 +238,9 @@ class Child:
             self._wait_until_confined()
             return read_frame(self._read, self.limits.output)
         except BadFrame as error:
-            self.ending = self.ending or Result("flood", text=str(error))
+            self.ending = self.ending or Outcome("flood", text=str(error))
         except TimeoutError:
-            self.ending = self.ending or Result("timeout", text=f"no answer within {within:g} s")
+            self.ending = self.ending or Outcome("timeout", text=f"no answer within {within:g} s")
         except (OSError, EOFError):
             pass
         return None
@@ -253,7 +253,7 @@ class Child:
             while part := self._read(1 << 16):
                 output += part
                 if len(output) > self.limits.output:
-                    self.ending = Result("flood", text=f"more than {self.limits.output} bytes of output")
+                    self.ending = Outcome("flood", text=f"more than {self.limits.output} bytes of output")
                     break
         return output[: self.limits.output]
 
@@ -267,7 +267,7 @@ class Child:
         self.channel.settimeout(min(max(0.001, self.patience - time.monotonic()), LONGEST_WAIT))
         return self.channel.recv(size)
 
-    def ended(self) -> Result:
+    def ended(self) -> Outcome:
         """Wait for the end (at most until the deadline) and say what it was."""
         if self.ending is not None:
             return self.ending
@@ -277,13 +277,13 @@ class Child:
             _until(self.status, b"}", self.deadline) or '{"error": "the fork server is gone"}'
         )
         if "error" in report or self.unconfined:
-            return Result("lost", text=report.get("error", "the child could not be confined"))
+            return Outcome("lost", text=report.get("error", "the child could not be confined"))
         code, limits = report["code"], self.limits
         if report["timed_out"]:
-            return Result("timeout", text=f"no answer within {limits.wall:g} s")
+            return Outcome("timeout", text=f"no answer within {limits.wall:g} s")
         if code == -signal.SIGXCPU or (code < 0 and report["cpu"] >= limits.cpu):
-            return Result("timeout", text=f"more than {limits.cpu} s of processor time")
-        return Result("crashed", text=f"exit status {code}") if code else Result("ok")
+            return Outcome("timeout", text=f"more than {limits.cpu} s of processor time")
+        return Outcome("crashed", text=f"exit status {code}") if code else Outcome("ok")
 
 
 def _until(connection: socket.socket, end: bytes, deadline: float) -> bytes:

@@ -63,12 +63,7 @@ class Confinement:
     """The layers of one fork server, prepared once and entered by each of its children."""
 
     def __init__(
-        self,
-        readable: Sequence[str],
-        landlock: bool,
-        syscalls: bool,
-        exec_too: bool,
-        confined: bool = True,
+        self, readable: Sequence[str], landlock: bool, syscalls: bool, exec_too: bool, confined: bool = True
     ) -> None:
         self.exec_too, self.confined = exec_too, confined
         self.abi = landlock_abi() if landlock else 0

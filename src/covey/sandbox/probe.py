@@ -7,11 +7,10 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from covey.sandbox.base import Sandbox
+from covey.sandbox.base import SandboxBackend
 from covey.sandbox.confine import Limits
 
 LIMITS = Limits(wall=20.0, cpu=10, memory=512 << 20)
@@ -66,7 +65,7 @@ sys.stdout.write("probed " + json.dumps(done))
 """
 
 
-def holes(sandbox: Sandbox) -> list[str]:
+def holes(sandbox: SandboxBackend) -> list[str]:
     """What a program can do in the sandbox that it should not; ['does not run'] if nothing works."""
     with _bait() as (setup, witness):
         result = sandbox.script(ATTACKS, json.dumps(setup), LIMITS)
@@ -81,7 +80,7 @@ def holes(sandbox: Sandbox) -> list[str]:
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[tuple[dict[str, Any], Any]]:
+def _bait() -> Iterator[tuple[dict[str, object], Callable[[], list[str]]]]:
     """A private file, a listening port and a variable; and who of them was touched."""
     secret = os.urandom(16).hex()
     variable = f"COVEY_PROBE_{secret[:8]}"

@@ -17,13 +17,12 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 from covey.errors import SandboxUnavailable
-from covey.sandbox.base import Result, reply_result, too_long
-from covey.sandbox.client import Child, ForkServer
+from covey.sandbox.base import Arguments, Outcome, reply_result, too_long
+from covey.sandbox.client import ChildProcess, ForkServer
 from covey.sandbox.confine import Limits, python_folders
-from covey.sandbox.wire import encode
+from covey.sandbox.wire import encode_value
 
 NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
 VISIBLE = "whether a file exists, its size and its times (stat), of all files that this user can see"
@@ -69,17 +68,17 @@ class ProcessSandbox:
         """What is in force; known once the server runs."""
         return [*(["namespaces"] if self.server.prefix else []), *self.server.layers]
 
-    def script(self, code: str, stdin: str, limits: Limits) -> Result:
+    def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
         return _with_input(self.server, "script", {"code": code}, stdin, limits)
 
-    def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Result:
+    def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Outcome:
         """Run a compiler on ``text`` (its standard input); ``ok`` with its messages if it accepts it."""
         return _with_input(self.compilers, "command", {"argv": list(argv)}, text, limits)
 
     def calls(
-        self, code: str, entry: str, inputs: Sequence[Any], limits: Limits, each: float
-    ) -> Iterator[Result]:
+        self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
+    ) -> Iterator[Outcome]:
         """Call ``entry`` with each input; after a hang or a crash the next one gets a new process.
 
         All processes together have ``limits.wall`` seconds; waiting for a place does not count.
@@ -99,12 +98,14 @@ class ProcessSandbox:
                     return
                 while left and result.kind in ("ok", "error"):
                     args, settings = left.pop(0)
-                    child.send({"id": 0, "args": encode(tuple(args)), "settings": encode(settings)})
+                    child.send(
+                        {"id": 0, "args": encode_value(tuple(args)), "settings": encode_value(settings)}
+                    )
                     result = _reply(child, each)
                     yield result
             seconds -= time.monotonic() - begun
 
-    def check(self, code: str, entry: str, setup: str, test: str, limits: Limits) -> Result:
+    def check(self, code: str, entry: str, setup: str, test: str, limits: Limits) -> Outcome:
         """Run test code in one child against a candidate in another.
 
         ``ok`` with the number of calls it made if the test passes.
@@ -124,23 +125,23 @@ class ProcessSandbox:
             if not isinstance(found, dict):
                 return checker.ended()
             if "lost" in found:
-                return Result("lost", text=found["lost"])
+                return Outcome("lost", text=found["lost"])
             if found["passed"]:
-                return Result("ok", found["calls"])
+                return Outcome("ok", found["calls"])
             why = f"{found['error']}: {found['text'][:200]}"
-            ended = candidate.ended() if found["error"] == "CandidateGone" else Result("error")
-            return Result("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or why)
+            ended = candidate.ended() if found["error"] == "CandidateGone" else Outcome("error")
+            return Outcome("crashed" if ended.kind == "ok" else ended.kind, text=ended.text or why)
 
 
-def _reply(child: Child, each: float) -> Result:
+def _reply(child: ChildProcess, each: float) -> Outcome:
     reply = child.receive(each)
     if reply is None:
         ended = child.ended()
-        return Result("crashed", text="it ended early") if ended.kind == "ok" else ended
-    return Result("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
+        return Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+    return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
 
 
-def _with_input(server: ForkServer, job: str, setup: Any, stdin: str, limits: Limits) -> Result:
+def _with_input(server: ForkServer, job: str, setup: object, stdin: str, limits: Limits) -> Outcome:
     linux = sys.platform == "linux"
     with os.fdopen(os.memfd_create("input"), "w+b") if linux else tempfile.TemporaryFile() as file:
         file.write(stdin.encode("utf-8", "surrogateescape"))

@@ -1,7 +1,7 @@
 """The fork server: a small process that forks one confined child per check and kills it in time.
 
-It is started as a program of its own (so no threads, no torch) and told by its control socket what
-to do; descriptors travel with each request. Checks themselves pass from the parent to the child
+It is started as a program of its own (so no threads, no torch) and gets its orders over its
+control socket; descriptors travel with each job. Checks themselves pass from the parent to the child
 directly: the server never sees a program, an input or a verdict, and has nothing worth stealing.
 It ends when its parent does.
 """
@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ LONGEST_WAIT = 1e6
 
 
 @dataclass(frozen=True)
-class Request:
+class Job:
     """One check: a job of the driver and what it may use. Padded to a fixed size on the wire."""
 
     job: str
@@ -40,20 +40,19 @@ class Request:
 
     def pack(self) -> bytes:
         """As REQUEST_SIZE bytes."""
-        data = json.dumps({**asdict(self.limits), "job": self.job, "has_stdin": self.has_stdin}).encode()
+        data = json.dumps(asdict(self)).encode()
         assert len(data) <= REQUEST_SIZE
         return data.ljust(REQUEST_SIZE)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Request:
+    def unpack(cls, data: bytes) -> Job:
         """What ``pack`` made."""
         found = json.loads(data)
-        limits = Limits(**{f.name: found[f.name] for f in fields(Limits)})
-        return cls(found["job"], limits, found["has_stdin"])
+        return cls(**{**found, "limits": Limits(**found["limits"])})
 
 
 @dataclass
-class Child:
+class RunningChild:
     """A running check."""
 
     status: socket.socket
@@ -68,7 +67,7 @@ class Server:
 
     def __init__(self, control: socket.socket, confinement: Confinement) -> None:
         self.control, self.confinement, self.pid = control, confinement, os.getpid()
-        self.children: dict[int, Child] = {}
+        self.children: dict[int, RunningChild] = {}
         self.poll = select.poll()
         self.wake, wake_writer = os.pipe()
         os.set_blocking(wake_writer, False)
@@ -114,7 +113,7 @@ class Server:
         data, descriptors, _, _ = socket.recv_fds(self.control, REQUEST_SIZE, 4, socket.MSG_WAITALL)
         if len(data) < REQUEST_SIZE:
             return False
-        request = Request.unpack(data)
+        job = Job.unpack(data)
         status, *theirs = descriptors
         try:
             pid = os.fork()
@@ -123,16 +122,16 @@ class Server:
                 reply.sendall(json.dumps({"error": f"fork: {error}"}).encode())
             pid = -1
         if pid == 0:
-            self._child(request, theirs)
+            self._child(job, theirs)
         for descriptor in theirs:
             os.close(descriptor)
         if pid > 0:
             now = time.monotonic()
-            self.children[pid] = Child(socket.socket(fileno=status), now, now + request.limits.wall)
+            self.children[pid] = RunningChild(socket.socket(fileno=status), now, now + job.limits.wall)
             self.poll.register(status, select.POLLIN)
         return True
 
-    def _child(self, request: Request, descriptors: list[int]) -> None:
+    def _child(self, job: Job, descriptors: list[int]) -> None:
         code = 120
         try:
             signal.set_wakeup_fd(-1)
@@ -140,7 +139,7 @@ class Server:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             high = [fcntl.fcntl(d, fcntl.F_DUPFD, 200) for d in descriptors]
-            if request.has_stdin:
+            if job.has_stdin:
                 os.dup2(high.pop(0), 0)
             for place, descriptor in enumerate(high, start=driver.CHANNEL):
                 os.dup2(descriptor, place)
@@ -148,11 +147,11 @@ class Server:
             ruleset = self.confinement.ruleset or 1024  # it is still needed; all others go
             os.closerange(first, ruleset)
             os.closerange(ruleset + 1, 1024)
-            self.confinement.enter(request.limits)
+            self.confinement.enter(job.limits)
             if os.getppid() != self.pid:  # it was killed before this child could ask to die with it
                 os._exit(code)
             os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
-            driver.JOBS[request.job]()
+            driver.JOBS[job.job]()
             code = 0
         finally:
             os._exit(code)
@@ -200,14 +199,9 @@ def serve(descriptor: int, options: dict[str, Any]) -> None:
         os.chdir("/")
         adopt_orphans()
         for module in options["preload"]:
-            getattr(driver.load(module), "warm_up", lambda: None)()
-        confinement = Confinement(
-            options["readable"],
-            options["landlock"],
-            options["syscalls"],
-            options["exec_too"],
-            options["confined"],
-        )
+            getattr(driver.load_module(module), "warm_up", lambda: None)()
+        names = ("readable", "landlock", "syscalls", "exec_too", "confined")
+        confinement = Confinement(*(options[name] for name in names))
         if confinement.ruleset is not None:
             confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, 100)
         report: dict[str, Any] = {"layers": confinement.layers}

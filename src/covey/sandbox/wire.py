@@ -46,7 +46,7 @@ class BadFrame(ValueError):
     """What came over the wire is no frame of plain values."""
 
 
-def frame(message: Any) -> bytes:
+def frame(message: object) -> bytes:
     """A message as bytes."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return HEADER.pack(len(body)) + body
@@ -57,11 +57,11 @@ def read_frame(read: Callable[[int], bytes], limit: int) -> Any:
     (size,) = HEADER.unpack(_exactly(read, HEADER.size))
     if size > limit:
         raise BadFrame(f"{size} bytes, at most {limit} are allowed")
-    return parse(_exactly(read, size))
+    return parse_json(_exactly(read, size))
 
 
-def parse(body: bytes) -> Any:
-    """JSON of an untrusted side, no deeper than ``encode`` makes it. Raises BadFrame."""
+def parse_json(body: bytes) -> Any:
+    """JSON of an untrusted side, no deeper than ``encode_value`` makes it. Raises BadFrame."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -71,7 +71,7 @@ def parse(body: bytes) -> Any:
     return found
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def _deeper(value: object, levels: int) -> bool:
     """Whether lists and mappings are nested deeper than so many levels. Does not recurse."""
     layer = [value]
     for _ in range(levels + 1):
@@ -93,10 +93,10 @@ def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-def encode(value: Any, depth: int = DEPTH) -> Any:
+def encode_value(value: Any, depth: int = DEPTH) -> Any:
     """A value as JSON that keeps its type. Raises ValueError if it is nested too deeply.
 
-    >>> encode({1: (2, float("nan"))})
+    >>> encode_value({1: (2, float("nan"))})
     {'d': [[1, {'t': [2, {'f': 'nan'}]}]]}
     """
     kind = type(value)
@@ -107,30 +107,30 @@ def encode(value: Any, depth: int = DEPTH) -> Any:
     if kind is float and math.isfinite(value):
         return value
     if kind is list:
-        return [encode(v, depth - 1) for v in value]
+        return [encode_value(v, depth - 1) for v in value]
     if kind in TAGGED:
         tag, parts = TAGGED[kind]
-        return {tag: encode(parts(value), depth - 1)}
+        return {tag: encode_value(parts(value), depth - 1)}
     for base in (bool, int, float, str, bytes, tuple, list, dict, set, frozenset):
         if isinstance(value, base):
             plain: Any = base
-            return encode(plain(value), depth - 1)
+            return encode_value(plain(value), depth - 1)
     if hasattr(value, "tolist"):  # numpy
-        return encode(value.tolist(), depth - 1)
+        return encode_value(value.tolist(), depth - 1)
     return {"o": kind.__name__}
 
 
-def decode(data: Any) -> Any:
-    """The value that ``encode`` was given; an object of an unknown type becomes ``object()``.
+def decode_value(data: Any) -> Any:
+    """The value that ``encode_value`` was given; an object of an unknown type becomes ``object()``.
 
     Only for children: sets and dicts built from hostile keys can be made slow.
     """
     if isinstance(data, list):
-        return [decode(v) for v in data]
+        return [decode_value(v) for v in data]
     if not isinstance(data, dict):
         return data
     ((tag, content),) = data.items()
-    return object() if tag == "o" else MAKERS[tag](decode(content))
+    return object() if tag == "o" else MAKERS[tag](decode_value(content))
 
 
 def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
@@ -138,8 +138,8 @@ def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
 
     An expected list may be met by a tuple, since JSON cannot write one.
 
-    >>> same(encode([1, 2]), encode((1, 2))), same(encode(9), encode(9.0)), same(encode(1), encode(True))
-    (True, False, False)
+    >>> [same(encode_value(a), encode_value(b)) for a, b in (([1, 2], (1, 2)), (9, 9.0), (1, True))]
+    [True, False, False]
     """
     if isinstance(expected, list) and isinstance(got, dict) and list(got) == ["t"]:
         got = got["t"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 
 from covey.errors import ConfigError, DataError
-from covey.rewards.contract import CHILDREN
+from covey.rewards.contract import ISOLATED
 from covey.rng import key
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
-from covey.sandbox.wire import decode
+from covey.sandbox.wire import decode_value
 from covey.tasks.generated import TEST_SHARE, Split, split_of
 from covey.types import Problem
 
@@ -28,13 +28,13 @@ def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
         raise ConfigError(f"data.task: {task} needs reasoning-gym: pip install 'covey[gym]'")
     name, seed = task.removeprefix(PREFIX), key("gym", task) % 2**31
     offered = 4 * (TEST_SHARE if split == "test" else 1) * size + 64
-    server = verifier_server(CHILDREN, "reasoning_gym")
-    made = server.call(f"{CHILDREN}:gym_items", name, seed, offered, limits=LIMITS)
+    server = verifier_server(ISOLATED, "reasoning_gym")
+    made = server.call(f"{ISOLATED}:gym_items", name, seed, offered, limits=LIMITS)
     if made.kind != "ok":
         raise ConfigError(f"data.task: {task}: {made.text}")
     problems: dict[str, Problem] = {}
     for index, encoded in enumerate(made.value):
-        item = decode(encoded)
+        item = decode_value(encoded)
         prompt = INSTRUCTION.format(item["question"])
         if split_of(prompt) == split:
             row = {"gym": {"name": name, "item": encoded}, "answer": item["answer"]}

@@ -16,7 +16,7 @@ from covey.objective.diagnostics import (
     sampled_entropy,
     token_metrics,
 )
-from covey.rewards.canaries import verdict_metrics
+from covey.rewards.canaries import score_metrics
 from covey.rollout import RolloutBatch
 from covey.runs.checkpoint import Coefficients
 from covey.runs.journal import Journal
@@ -39,7 +39,7 @@ def step_metrics(
     applied = [n for n in norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
-        **verdict_metrics(groups, rollout.logged),
+        **score_metrics(groups, rollout.scoring.logged),
         **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in trained_advantages(batch)])),
         **token_metrics(stats, algorithm),
         **rollout.metrics,

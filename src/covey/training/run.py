@@ -97,13 +97,7 @@ class Run:
     def advance(self, step: int, position: Mapping[str, Any] | None = None) -> None:
         """A step is complete: from here on a resume begins after it."""
         self.watchdog.progress()
-        self.state = replace(
-            self.state,
-            step=step,
-            position=dict(position or {}),
-            unjudged=list(self.rewards.recent),
-            refused=dict(self.rewards.refused),
-        )
+        self.state = replace(self.state, step=step, position=dict(position or {}))
         if why := self.journal.console.lost_output():
             self.journal.event(step, "output lost", because=why)
 
@@ -200,8 +194,6 @@ class Run:
             self.state, logged = saved.state, saved.logged
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
-        self.rewards.recent.extend(self.state.unjudged)
-        self.rewards.refused.update(self.state.refused)
         self._rewind(logged)
         return checkpoint is not None
 

@@ -14,6 +14,7 @@ from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError, DataError
 from covey.integrity import sealed
+from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.machine import available_threads
@@ -21,7 +22,7 @@ from covey.models.load import device_memory, load_policy
 from covey.models.reference import Reference
 from covey.prompts import encode, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
-from covey.rewards.preflight import check_columns, check_golds, rehearse
+from covey.rewards.preflight import check_columns, check_references, rehearse
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -45,14 +46,18 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     """
     config, algorithm = loaded.config, loaded.algorithm
     source = load_problems(loaded)
-    rewards = load_rewards(config.rewards or source.rewards, loaded.folder, config.scoring, config.sandbox)
-    for reward in rewards:
-        if (faulty := options.faults.around(reward.function)) is not reward.function:
-            rewards.put(replace(reward, function=faulty, home=None))
+    rewards = load_rewards(
+        config.rewards or source.rewards,
+        loaded.folder,
+        config.scoring,
+        config.sandbox,
+        LEARNED,
+        options.faults.around,
+    )
     source = checked(source, rewards, config, console)
     set_process(config)
     policy = load_policy(loaded, texts_of(source, config))
-    rewards.extra["decode"] = policy.decode
+    rewards.decode = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     for note in unseen_by_model(policy, [*source.train, *source.test], config):
         console.say(note, "yellow")
@@ -229,10 +234,10 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
             "yellow",
         )
     if rewards.noise and config.method == "rl":
-        console.say(f"{100 * rewards.noise:g} % of the verdicts are turned over (scoring.noise)", "yellow")
+        console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
     rehearse(source.train[0], rewards)
-    train, bad = check_golds(source.train, rewards, config.scoring.max_bad_golds)
-    test, bad_too = check_golds(source.test, rewards, config.scoring.max_bad_golds)
+    train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
+    test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
     for row, why in {**bad, **bad_too}.items():
         console.say(f"left out {row}: {why}", "yellow")
     return replace(source, train=train, test=test)

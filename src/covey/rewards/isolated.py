@@ -1,4 +1,4 @@
-"""What verifiers do in a killable child: work on untrusted text that could hang or overflow.
+"""What verifiers do in a killable subprocess: work on untrusted text that could hang or overflow.
 
 Light on imports: this module is preloaded by the fork server.
 """
@@ -12,28 +12,27 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from covey.sandbox.driver import load
-from covey.sandbox.wire import decode, encode
+from covey.sandbox.driver import load_module
+from covey.sandbox.wire import decode_value, encode_value
 from covey.types import Score
 
 MAX_JSON = 100_000
 MAX_DEPTH = 60
 
 
-def call_user(file: str, name: str, arguments: Mapping[str, Any]) -> list[Any]:
+def call_user(file: str, name: str, arguments: Mapping[str, object]) -> list[object]:
     """What a user's reward function returns, as plain values: one a completion."""
-    returned = getattr(load(file), name)(**arguments)
+    returned = getattr(load_module(file), name)(**arguments)
     if inspect.iscoroutine(returned):
         returned = asyncio.run(returned)
     values = returned.tolist() if hasattr(returned, "tolist") else returned
     return [_plain(v) for v in (values if isinstance(values, list | tuple) else [values])]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Score):
-        return {**vars(value), "value": _plain(value.value), "parts": dict(value.parts)}
+        return {**vars(value), "value": _plain(value.value), "metrics": dict(value.metrics)}
     return value.item() if hasattr(value, "item") else value
 
 
@@ -53,7 +52,7 @@ def python_accepts(code: str) -> bool:
         return False
 
 
-def strict_json(text: str) -> Any:
+def strict_json(text: str) -> object:
     """JSON and nothing more: no NaN, no repeated key, no lone surrogate, no bottomless nest.
 
     Raises ValueError.
@@ -74,7 +73,7 @@ def strict_json(text: str) -> Any:
     return found
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len({key for key, _ in pairs}) < len(pairs):
         raise ValueError("a key is repeated")
     return dict(pairs)
@@ -84,7 +83,7 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def conforms(documents: Sequence[tuple[Any, Any]]) -> str | None:
+def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
     """What is wrong with the first document that does not fit its schema; a text is parsed before."""
     for document, schema in documents:
         try:
@@ -101,7 +100,7 @@ def conforms(documents: Sequence[tuple[Any, Any]]) -> str | None:
     return None
 
 
-def check_schema(schema: Any) -> str | None:
+def check_schema(schema: object) -> str | None:
     """What is wrong with a schema."""
     import jsonschema
 
@@ -112,16 +111,16 @@ def check_schema(schema: Any) -> str | None:
     return None
 
 
-def gym_items(name: str, seed: int, size: int) -> list[Any]:
+def gym_items(name: str, seed: int, size: int) -> list[object]:
     """Problems of reasoning-gym. Made here because some of its tasks follow Python's hash seed."""
     import reasoning_gym
 
     tasks = reasoning_gym.create_dataset(name, seed=seed, size=size)
-    return [encode(tasks[index]) for index in range(size)]
+    return [encode_value(tasks[index]) for index in range(size)]
 
 
-def gym_score(name: str, item: Any, answer: str) -> float:
+def gym_score(name: str, item: object, answer: str) -> float:
     """What reasoning-gym gives for an answer. Some of its scorers execute it: only ever in a sandbox."""
     import reasoning_gym
 
-    return float(reasoning_gym.create_dataset(name, seed=0, size=1).score_answer(answer, decode(item)))
+    return float(reasoning_gym.create_dataset(name, seed=0, size=1).score_answer(answer, decode_value(item)))

@@ -20,8 +20,8 @@ from covey.errors import ConfigError, out_of_memory
 from covey.models.load import pick_device, source_of
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.rewards.contract import reward
-from covey.rewards.extract import LONGEST, Completion, text_of
-from covey.rewards.steps import Split, Total, score_steps, split
+from covey.rewards.extract import LONGEST, TextOrMessages, text_of
+from covey.rewards.steps import SplitRule, Total, score_steps, split
 from covey.types import Messages, Score
 
 Kind = Literal["reward_model", "process_reward_model"]
@@ -65,7 +65,7 @@ class RewardModel:
         """Token ids of a text."""
         return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
 
-    def conversation(self, prompt: str | Messages, completion: Completion) -> list[int]:
+    def conversation(self, prompt: str | Messages, completion: TextOrMessages) -> list[int]:
         """A prompt and its answer as the model was trained to read them."""
         if isinstance(prompt, str):
             return self.ids(prompt + text_of(completion), special=True)
@@ -90,7 +90,7 @@ class RewardModel:
     @torch.no_grad()
     def outputs(self, texts: Sequence[list[int]]) -> list[Tensor | None]:
         """What the model says of each text, float32 on the CPU; None for one it has no room for."""
-        said: list[Tensor | None] = [None] * len(texts)
+        outputs: list[Tensor | None] = [None] * len(texts)
         fitting = [n for n, ids in enumerate(texts) if 0 < len(ids) <= self.context]
         for start in range(0, len(fitting), AT_ONCE):
             chosen = fitting[start : start + AT_ONCE]
@@ -99,8 +99,8 @@ class RewardModel:
             real = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
             logits = self.model(input_ids=padded, attention_mask=real).logits
             for n, row in zip(chosen, logits.float().cpu(), strict=True):
-                said[n] = row
-        return said
+                outputs[n] = row
+        return outputs
 
 
 cached = cache(RewardModel)
@@ -112,10 +112,10 @@ def loaded(kind: Kind, name: str, folder: Path, device: str) -> RewardModel:
         return cached(kind, name, folder, device)
 
 
-@reward(timeout=1800.0, shape=True)
+@reward(timeout=1800.0, format_only=True)
 def reward_model(
     prompts: Sequence[str | Messages],
-    completions: Sequence[Completion],
+    completions: Sequence[TextOrMessages],
     config_folder: Path,
     *,
     model: str,
@@ -133,20 +133,20 @@ def reward_model(
     ]
 
 
-@reward(timeout=1800.0, shape=True)
+@reward(timeout=1800.0, format_only=True)
 def process_reward_model(
     prompts: Sequence[str | Messages],
-    completions: Sequence[Completion],
+    completions: Sequence[TextOrMessages],
     token_ends: Sequence[Sequence[int]],
     config_folder: Path,
     *,
     model: str,
-    split_by: Split = "paragraphs",
+    split_by: SplitRule = "paragraphs",
     separator: str = "\n",
     total: Total = "min",
     device: str = "auto",
 ) -> list[Score]:
-    """The probability a token classifier gives each step of being right; see ``score_steps``.
+    """The probability a token classifier gives each step of being correct; see ``score_steps``.
 
     The model reads the prompt and the steps, each followed by ``separator``, and is asked at the last
     token of each separator: with two outputs the softmax's second, with one its sigmoid.
@@ -165,10 +165,10 @@ def process_reward_model(
         if row is None:
             scores.append(unread(judge, ids))
             continue
-        said = row[places]
-        right = said.sigmoid()[:, 0] if said.shape[1] == 1 else said.softmax(1)[:, 1]
-        finite = bool(right.isfinite().all())
-        scores.append(score_steps(cuts, right.tolist(), ends, total) if finite else broken(said))
+        logits = row[places]
+        correct = logits.sigmoid()[:, 0] if logits.shape[1] == 1 else logits.softmax(1)[:, 1]
+        finite = bool(correct.isfinite().all())
+        scores.append(score_steps(cuts, correct.tolist(), ends, total) if finite else broken(logits))
     return scores
 
 
@@ -177,6 +177,6 @@ def unread(judge: RewardModel, ids: Sequence[int]) -> Score:
     return Score(None, "not_applicable", detail=f"{len(ids)} tokens; the model reads {judge.context}")
 
 
-def broken(said: Tensor) -> Score:
+def broken(logits: Tensor) -> Score:
     """For a model that says no number."""
-    return Score(None, "infra_error", detail=f"the reward model says {said.flatten().tolist()[:4]}")
+    return Score(None, "infra_error", detail=f"the reward model says {logits.flatten().tolist()[:4]}")

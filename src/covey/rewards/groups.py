@@ -1,0 +1,125 @@
+"""From scores to a group: gates, the weighted sum, step rewards, label noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from covey.errors import RewardError
+from covey.rewards.contract import Reward
+from covey.rng import key, uniforms
+from covey.types import Completion, Group, Problem, Score, StepRewards
+
+ANSWERED = ("ok", "ambiguous")
+
+
+def assemble(
+    problem: Problem,
+    prompt: np.ndarray,
+    completions: Sequence[Completion],
+    rewards: Sequence[Reward],
+    scores: Mapping[str, Sequence[Score]],
+) -> Group:
+    """Scores -> a group: gates applied, components, their weighted sum, step rewards."""
+    count = len(completions)
+    weights = {r.name: r.weight for r in rewards}
+    counts = {r.name: [_gate_open(r.gated_by, scores, i) for i in range(count)] for r in rewards}
+    components = {
+        name: np.array(
+            [np.nan if s.value is None else s.value * c for s, c in zip(own, counts[name], strict=True)]
+        )
+        for name, own in scores.items()
+    }
+    steps = None
+    if any(s.steps is not None for own in scores.values() for s in own):
+        steps = tuple(
+            _steps([(scores[name][i], weight * counts[name][i]) for name, weight in weights.items()])
+            for i in range(count)
+        )
+    totals = combine(components, weights)
+    scored = ~np.isnan(np.stack(list(components.values()))).all(0)
+    if not np.isfinite(totals[scored]).all():
+        raise RewardError(
+            f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
+            "is beyond what a number can hold; pay less"
+        )
+    return Group(
+        problem,
+        prompt,
+        tuple(completions),
+        totals,
+        components,
+        weights,
+        steps,
+        scores={name: tuple(own) for name, own in scores.items()},
+        verdict=next((r.name for r in rewards if r.verdict), ""),
+    )
+
+
+def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
+    """Whether the gating reward found an answer, a correct one or an incorrect one."""
+    if gate is None:
+        return True
+    name, _, verdict = gate.partition(":")
+    score = scores[name][sample]
+    if score.value is None:
+        return False
+    return (score.value > 0.5) == (verdict == "correct") if verdict else score.status in ANSWERED
+
+
+def _steps(given: Sequence[tuple[Score, float]]) -> StepRewards:
+    """A completion's step rewards: each function's times its factor, summed where steps end together."""
+    ends: dict[int, list[float]] = {}
+    for score, factor in given:
+        for _, end, value in score.steps or ():
+            ends.setdefault(end - 1, []).append(factor * value)
+    return StepRewards([math.fsum(ends[end]) for end in sorted(ends)], sorted(ends))
+
+
+def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """Weighted sum of what applies; NaN where nothing does. name -> (G,) to (G,) float64.
+
+    Rounded once, so that the order of the rewards changes no bit.
+    """
+    with np.errstate(over="ignore"):
+        values = np.stack([weights[name] * value for name, value in components.items()])
+    return np.array([_total(column[~np.isnan(column)].tolist()) for column in values.T])
+
+
+def _total(values: Sequence[float]) -> float:
+    """Infinite where the sum is beyond what a number can hold."""
+    try:
+        return math.fsum(values) if values else math.nan
+    except (OverflowError, ValueError):
+        return math.inf
+
+
+def with_label_noise(group: Group, rewards: Sequence[Reward], noise: float, streams: Sequence[int]) -> Group:
+    """The group as a judge sees it that is wrong about a fraction ``noise`` of everything it says.
+
+    A score v in 0..1 becomes 1 - v, others stay; a step's v becomes -v. Each verdict and each step has a
+    draw of its own, keyed by the completion's stream (G,) and the reward's name.
+    """
+    scores = {
+        name: [_flipped(s, key(t, "noise", name), noise) for s, t in zip(own, streams, strict=True)]
+        for name, own in group.scores.items()
+    }
+    return assemble(group.problem, group.prompt, group.completions, rewards, scores)
+
+
+def _flipped(score: Score, stream: int, noise: float) -> Score:
+    if score.value is None:
+        return score
+    steps = score.steps or ()
+    verdict, *flips = (uniforms(stream, 1 + len(steps)) < noise).tolist()
+    verdict &= 0 <= score.value <= 1
+    signs = [-1 if flip else 1 for flip in flips]
+    return replace(
+        score,
+        value=1 - score.value if verdict else score.value,
+        steps=score.steps and tuple((a, b, sign * v) for (a, b, v), sign in zip(steps, signs, strict=True)),
+        metrics={**score.metrics, "flipped": float(np.mean([verdict, *flips]))},
+    )
