@@ -47,10 +47,11 @@ from covey.advantage import with_advantages
 from covey.batching import collate
 from covey.config.algorithm import build_algorithm
 from covey.config.trl import algorithm_of
-from covey.objective import multipliers, penalties, preference, ratios, reductions, surrogates, weights
+from covey.objective import corrections, penalties, preference, ratios, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy
-from covey.objective.choice import use
-from covey.objective.loss import Terms, policy_loss
+from covey.objective.bound import bind
+from covey.objective.data import LossInputs
+from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.objective.reductions import Totals
 from covey.types import Completion, Group, Problem
@@ -87,7 +88,7 @@ class Difference:
 
 # --- the loss types -------------------------------------------------------------------------------
 
-PLAIN = replace(PRESETS["dr_grpo"], surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28))
+PLAIN = replace(PRESETS["dr_grpo"], surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.28))
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     **{kind: {"epsilon_high": 0.28} for kind in ("grpo", "dr_grpo", "dapo", "luspo")},
     "cispo": {"epsilon_high": 1.3},
@@ -171,11 +172,11 @@ def theirs(trainer: type, mask: Tensor = MASK, **settings: Any) -> tuple[Tensor,
     return loss.detach(), torch.autograd.grad(loss, logprobs)[0]
 
 
-def ours(algorithm: Algorithm, mask: Tensor = MASK, marked: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def ours(algorithm: Algorithm, mask: Tensor = MASK, selected: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Loss and gradient of ours."""
     logprobs = NOW.clone().requires_grad_()
     trained = mask.any(-1)
-    terms = Terms(
+    inputs = LossInputs(
         logprobs=logprobs,
         mask=mask,
         advantages=ADVANTAGES[:, None].expand(mask.shape),
@@ -185,9 +186,9 @@ def ours(algorithm: Algorithm, mask: Tensor = MASK, marked: Tensor | None = None
         sampler_logprobs=SAMPLER,
         ref_logprobs=REF,
         entropy=ENTROPY,
-        marked=marked,
+        selected=selected,
     )
-    loss = policy_loss(algorithm, terms).total
+    loss = policy_loss(algorithm, inputs).total
     return loss.detach(), torch.autograd.grad(loss, logprobs)[0]
 
 
@@ -208,14 +209,14 @@ def loss_types() -> Iterator[Difference]:
             if name == "vespo" and level == "sequence":
                 continue  # TRL refuses it
             cap = {"epsilon_high": 1.3} if name == "cispo" else {}
-            mine = algorithm if name == "vespo" else replace(algorithm, ratio=use(ratio))
+            mine = algorithm if name == "vespo" else replace(algorithm, ratio=bind(ratio))
             settings = {"loss_type": name, "importance_sampling_level": level, **cap}
             note = {"cispo": "epsilon_high is our cap", "sapo": "tau 1.05 in float32"}.get(name, "")
             yield compared(f"{name}, {level}", note, theirs(GRPOTrainer, **settings), ours(mine))
             if name == "vespo":
                 continue  # its response ratio would weigh the KL by another ratio than TRL's token one
             for correct, mode in ((False, "formula"), (True, "ratio")):
-                chosen = replace(mine, kl=KL(use(penalties.k3), coef=0.04, gradient=mode))
+                chosen = replace(mine, kl=KL(bind(penalties.k3), coef=0.04, gradient=mode))
                 got = theirs(GRPOTrainer, beta=0.04, use_bias_correction_kl=correct, **settings)
                 yield compared(f"{name}, {level}, KL k3", f"KL gradient {mode}", got, ours(chosen))
 
@@ -223,38 +224,40 @@ def loss_types() -> Iterator[Difference]:
 def options() -> Iterator[Difference]:
     """TRL's other settings."""
     dapo = OURS["dapo"]
-    dual = replace(dapo, surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28, dual_clip=1.5))
+    dual = replace(dapo, surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.28, dual_clip=1.5))
     yield compared(
         "dapo, delta 1.5",
         "delta is our dual_clip",
         theirs(GRPOTrainer, loss_type="dapo", delta=1.5),
         ours(dual),
     )
-    marked = multipliers.top_entropy(ENTROPY, MASK, share=9 / 29)
-    quantile = float((torch.sort(ENTROPY[MASK]).values < ENTROPY[marked].min()).double().mean())
+    selected = token_weights.top_entropy(ENTROPY, MASK, share=9 / 29)
+    quantile = float((torch.sort(ENTROPY[MASK]).values < ENTROPY[selected].min()).double().mean())
     got = theirs(GRPOTrainer, loss_type="dapo", top_entropy_quantile=1 - quantile)
-    masked = replace(dapo, multipliers=(use(multipliers.marked_only),))
-    yield compared("dapo, top_entropy_quantile", "the same 9 of 29 tokens", got, ours(masked, marked=marked))
+    masked = replace(dapo, token_weights=(bind(token_weights.selected_only),))
+    yield compared(
+        "dapo, top_entropy_quantile", "the same 9 of 29 tokens", got, ours(masked, selected=selected)
+    )
     for name, algorithm in (("dapo", dapo), ("grpo", OURS["grpo"])):
         got = theirs(GRPOTrainer, loss_type=name, off_policy_mask_threshold=0.1)
         yield compared(
             f"{name}, off_policy_mask_threshold",
             "without vLLM: against old",
             got,
-            ours(replace(algorithm, weight=use(without_sampler, delta=0.1))),
+            ours(replace(algorithm, correction=bind(without_sampler, delta=0.1))),
         )
-    gap = (OLD - SAMPLER) * MASK
+    mismatch = (OLD - SAMPLER) * MASK
     for name, level, weight, choice in (
-        ("token_truncate", "token", gap.exp().clamp(max=1.2), use(weights.truncated, cap=1.2)),
+        ("token_truncate", "token", mismatch.exp().clamp(max=1.2), bind(corrections.truncated, cap=1.2)),
         (
             "sequence_mask",
             "sequence",
-            weights.masked(gap, low=0.0, high=3.0, level="sequence"),
-            use(weights.masked, low=0.0, high=3.0, level="sequence"),
+            corrections.masked(mismatch, low=0.0, high=3.0, level="sequence"),
+            bind(corrections.masked, low=0.0, high=3.0, level="sequence"),
         ),
     ):
         got = theirs(GRPOTrainer, loss_type="dapo", importance_sampling_ratio=weight)
-        yield compared(f"dapo, vLLM correction {name}", level, got, ours(replace(dapo, weight=choice)))
+        yield compared(f"dapo, vLLM correction {name}", level, got, ours(replace(dapo, correction=choice)))
     got = theirs(GRPOTrainer, loss_type="dapo", entropy_coef=0.1)
     bonus = replace(dapo, entropy=Entropy(coef=0.1))
     yield compared("dapo, entropy_coef", "token mean of the entropy", got, ours(bonus))
@@ -268,12 +271,12 @@ def options() -> Iterator[Difference]:
 
 def without_sampler(log_ratio: Tensor, advantages: Tensor, mask: Tensor, *, delta: float) -> Tensor:
     """The off-policy mask where nothing is known of the sampler: a user's own function."""
-    return weights.off_policy_mask(log_ratio * 0, log_ratio, advantages, mask, delta=delta)
+    return corrections.off_policy_mask(log_ratio * 0, log_ratio, advantages, mask, delta=delta)
 
 
 def other_trainers() -> Iterator[Difference]:
     """RLOO's response-level clip and GMPO."""
-    rloo = replace(PLAIN, ratio=use(ratios.response), reduce=use(reductions.sequence_mean))
+    rloo = replace(PLAIN, ratio=bind(ratios.response), reduce=bind(reductions.sequence_mean))
     yield compared("RLOOTrainer", "response ratio, clipped", theirs(RLOOTrainer), ours(rloo))
     got = theirs(GMPOTrainer, epsilon_low=0.4, epsilon_high=0.4)
     yield compared("GMPOTrainer", "", got, ours(PRESETS["gmpo"]))

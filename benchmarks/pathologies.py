@@ -100,8 +100,8 @@ CASES: dict[str, Case] = {
             "sequence mean": HUMMING,
             "constant length": {**HUMMING, "algorithm.reduce": "constant_length"},
         },
-        ("length/wrong", "length/right", "accuracy"),
-        "length/wrong",
+        ("length/incorrect", "length/correct", "accuracy"),
+        "length/incorrect",
         start={"data": {"task": None, "train": HUMMED, "test": HUMMED}, "rewards": [VERDICT]},
     ),
     "farming": Case(

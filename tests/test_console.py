@@ -16,9 +16,9 @@ from tests.train.test_runs import FAST, varied
 
 FACTS = {
     "reward": "-10.123",
-    "right": "100 %",
+    "correct": "100 %",
     "dead groups": "100 %",
-    "cut": "100 %",
+    "truncated": "100 %",
     "entropy": "12.34",
     "tokens/s": "123,456",
 }

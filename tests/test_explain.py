@@ -23,21 +23,21 @@ from tests.docs.test_algorithm_pages import logged
 HEALTHY: dict[str, float] = {
     "reward/mean": 0.5,
     "reward/std": 0.4,
-    "reward/unscorable": 0.0,
+    "reward/unscored": 0.0,
     "accuracy": 0.5,
     "groups/dead": 0.2,
-    "groups/dead_wrong": 0.1,
-    "groups/dead_right": 0.1,
-    "groups/dead_unscorable": 0.0,
-    "length/right": 20.0,
-    "length/wrong": 22.0,
+    "groups/dead_incorrect": 0.1,
+    "groups/dead_correct": 0.1,
+    "groups/dead_unscored": 0.0,
+    "length/correct": 20.0,
+    "length/incorrect": 22.0,
     "length/truncated": 0.02,
     "entropy/sampled": 0.4,
     "text/duplicates": 0.1,
     "ratio/q99": 1.1,
     "clip/low": 0.03,
     "clip/high": 0.03,
-    "sampler_gap/mean": 1e-4,
+    "mismatch/mean": 1e-4,
     "kl/completion_k1": 1.0,
     "text/repetition": 0.05,
     "reward/correlation/answer/format": 0.2,
@@ -65,23 +65,29 @@ def held_out(*accuracies: float, reward: float | None = None) -> list[dict[str, 
 @pytest.mark.parametrize(
     ("start", "end", "evals", "says", "remedy"),
     [
-        ({}, {"reward/unscorable": 0.3}, (), "could not be judged", "covey score"),
-        ({"groups/dead_wrong": 0.9}, {}, (), "every answer is wrong", "cold start"),
+        ({}, {"reward/unscored": 0.3}, (), "could not be scored", "covey score"),
+        ({"groups/dead_incorrect": 0.9}, {}, (), "every answer is incorrect", "cold start"),
         (
             {},
-            {"groups/dead_right": 0.9},
+            {"groups/dead_correct": 0.9},
             (),
-            "% of the groups tie because every answer is right",
+            "% of the groups tie because every answer is correct",
             "harder problems",
         ),
-        ({}, {"length/truncated": 0.5}, (), "cut at rollout.max_tokens", "a larger rollout.max_tokens"),
+        ({}, {"length/truncated": 0.5}, (), "truncated at rollout.max_tokens", "a larger rollout.max_tokens"),
         ({"entropy/sampled": 0.5}, {"entropy/sampled": 0.01}, (), "entropy fell to", "smaller train.lr"),
         ({}, {}, (0.4, 0.4), "held-out accuracy changed by +0 points", "covey stress"),
         ({}, {"reward/correlation/answer/format": -0.8}, (), "answer and format pull apart", "gated_by"),
-        ({}, {"length/wrong": 60.0}, (), "wrong answers grew", "dr_grpo"),
+        ({}, {"length/incorrect": 60.0}, (), "incorrect answers grew", "dr_grpo"),
         ({}, {"ratio/q99": 5.0}, (), "moves far within a batch", "updates_per_batch"),
         ({}, {"clip/low": 0.3}, (), "tokens are clipped", "clip_high"),
-        ({}, {"sampler_gap/mean": 0.1}, (), "sampler and trainer disagree", "algorithm.weight: truncated"),
+        (
+            {},
+            {"mismatch/mean": 0.1},
+            (),
+            "sampler and trainer disagree",
+            "algorithm.correction: truncated",
+        ),
         ({}, {"kl/completion_k1": 30.0}, (), "drifted far from the reference", "kl.coef"),
         ({}, {"text/repetition": 0.9}, (), "repeats itself", "algorithm.kl"),
         ({}, {"reward/mean": 0.2}, (), "the reward has not moved", "three times"),
@@ -100,9 +106,9 @@ def run_with(tmp_path: Path, text: str) -> Setting:
     return settings_of(load_config(tmp_path / "run.yaml"))
 
 
-DEAD = {"groups/dead": 0.9, "groups/dead_wrong": 0.9, "text/duplicates": 0.85}
-SURE = {"groups/dead": 1.0, "groups/dead_right": 1.0, "text/duplicates": 0.85, "accuracy": 1.0}
-FELL = {"reward/mean": 0.1, "groups/dead_wrong": 0.75, "accuracy": 0.1}
+DEAD = {"groups/dead": 0.9, "groups/dead_incorrect": 0.9, "text/duplicates": 0.85}
+SURE = {"groups/dead": 1.0, "groups/dead_correct": 1.0, "text/duplicates": 0.85, "accuracy": 1.0}
+FELL = {"reward/mean": 0.1, "groups/dead_incorrect": 0.75, "accuracy": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -111,13 +117,13 @@ FELL = {"reward/mean": 0.1, "groups/dead_wrong": 0.75, "accuracy": 0.1}
         ("rollout: {temperature: 0.05}", DEAD, (), "rollout.temperature 0.05 leaves", "easier|cold start"),
         ("rollout: {top_k: 2}", DEAD, (), "rollout.top_k 2 leaves", "easier|temperature"),
         ("rollout: {top_p: 0.1, temperature: 0.1}", DEAD, (), "0.1 and rollout.top_p 0.1", "easier"),
-        ("rollout: {temperature: 1.0}", DEAD, (), "every answer is wrong", "temperature"),
+        ("rollout: {temperature: 1.0}", DEAD, (), "every answer is incorrect", "temperature"),
         ("rollout: {temperature: 0.05}", SURE, (), "harder problems", "temperature"),
         ("algorithm: dapo", SURE, (), "harder problems", "easier|filter"),
         ("algorithm: grpo", SURE, (), "algorithm.filter: informative", "easier"),
         ("rollout: {curriculum: frontier}", SURE, (), "harder problems", "frontier|easier"),
         ("algorithm: grpo", FELL, (0.4, 0.1), "made the policy worse: 40 % -> 10 %", "easier|hard"),
-        ("algorithm: grpo", FELL, (), "worse: from 48 % right in training", "easier|hard|three times"),
+        ("algorithm: grpo", FELL, (), "worse: from 48 % correct in training", "easier|hard|three times"),
         ("train: {updates_per_batch: 1}", FELL, (0.4, 0.1), "a smaller train.lr", "fewer train|larger train"),
         ("train: {updates_per_batch: 2}", FELL, (0.4, 0.1), "fewer train.updates_per_batch", "easier"),
         ("algorithm: {name: grpo, kl: null}", FELL, (0.4, 0.1), "algorithm.kl, a pull", "easier"),
@@ -126,11 +132,12 @@ FELL = {"reward/mean": 0.1, "groups/dead_wrong": 0.75, "accuracy": 0.1}
         ("rewards: [math_answer, {soft_overlong: {limit: 9, buffer: 2}}]", {"length/truncated": 0.5}, (),
          "max_tokens", "soft_overlong"),
         ("algorithm: dapo", {"entropy/sampled": 0.001}, (), "a smaller train.lr", "clip_high"),
-        ("dtype: float32", {"sampler_gap/mean": 0.1}, (), "algorithm.weight", "dtype|top_p|top_k"),
-        ("algorithm: dr_grpo", {"length/wrong": 60.0}, (), "wrong answers grew", "Try|dr_grpo"),
-        ("algorithm: grpo", {"length/wrong": 60.0}, (), "dr_grpo", "easier"),
-        ("algorithm: grpo", {"groups/dead": 0.9, "groups/dead_right": 0.0, "groups/dead_wrong": 0.0}, (),
-         "though only some answers are right", "easier"),
+        ("dtype: float32", {"mismatch/mean": 0.1}, (), "algorithm.correction", "dtype|top_p|top_k"),
+        ("algorithm: dr_grpo", {"length/incorrect": 60.0}, (), "incorrect answers grew", "Try|dr_grpo"),
+        ("algorithm: grpo", {"length/incorrect": 60.0}, (), "dr_grpo", "easier"),
+        ("algorithm: grpo",
+         {"groups/dead": 0.9, "groups/dead_correct": 0.0, "groups/dead_incorrect": 0.0}, (),
+         "though only some answers are correct", "easier"),
     ],
 )  # fmt: skip
 def test_advice_follows_what_was_seen_and_what_is_set(
@@ -158,16 +165,17 @@ def test_an_own_estimator_is_named_where_the_policy_got_worse(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("config", "metrics", "says"),
     [
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_right": 1}, "too easy: take harder ones"),
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_wrong": 1}, "The problems are too hard"),
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_wrong": 1, "length/truncated": 0.9},
-         "Most are cut before they give an answer"),
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_unscorable": 1}, "The rewards do not judge"),
+        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_correct": 1}, "too easy: take harder ones"),
+        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_incorrect": 1}, "The problems are too hard"),
+        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_incorrect": 1, "length/truncated": 0.9},
+         "Most are truncated before they give an answer"),
+        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_unscored": 1}, "The rewards give no scores"),
         ("algorithm: grpo", {"groups/dead": 1}, "look at the weights of the rewards"),
         ("algorithm: grpo", {"groups/dead": 0}, "it is algorithm.advantage that gives"),
         ("rollout: {mask_truncated: true}", {"groups/dead": 0, "length/truncated": 1},
          "raise rollout.max_tokens"),
-        ("rollout: {temperature: 0.05}", {"groups/dead": 1, "groups/dead_wrong": 1, "text/duplicates": 0.9},
+        ("rollout: {temperature: 0.05}",
+         {"groups/dead": 1, "groups/dead_incorrect": 1, "text/duplicates": 0.9},
          "rollout.temperature 0.05 leaves little to choose: raise it"),
     ],
 )  # fmt: skip
@@ -190,7 +198,7 @@ def test_rules_speak_of_metrics_that_are_logged_and_of_settings_there_are() -> N
     names = set(re.findall(r'"((?:\w+/)+\w+)"', source))
     assert len(names) > 10
     assert names <= logged()
-    remedies = " ".join(t.what for _, remedies in RULES for t in remedies)
+    remedies = " ".join(t.what for rule in RULES for t in rule.remedies)
     for name in re.findall(r"\b(?:train|rollout)\.\w+", remedies):
         assert name in key_paths(), name
 
@@ -203,7 +211,7 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     lines = "".join(json.dumps(m) + "\n" for m in run_of({}, {"length/truncated": 0.5}))
     (stage / "metrics.jsonl").write_text(lines + '{"step": 10, "half')
     assert main(["explain", str(tmp_path)]) == 0
-    assert "were cut at rollout.max_tokens. Try: a larger rollout.max_tokens" in capsys.readouterr().out
+    assert "were truncated at rollout.max_tokens. Try: a larger rollout.max_tokens" in capsys.readouterr().out
     assert main(["explain", str(tmp_path), "--json"]) == 0
     assert "finding" in json.loads(capsys.readouterr().out)[0]
     assert main(["explain", str(tmp_path / "none")]) == 2
@@ -237,7 +245,7 @@ def test_there_is_an_effect_for_every_setting_of_the_algorithm_and_for_no_other(
 
 
 def test_names_of_remedies_are_explained() -> None:
-    for what in (t.what for _, remedies in RULES for t in remedies):
+    for what in (t.what for rule in RULES for t in rule.remedies):
         for key in re.findall(r"\b(?:algorithm|train|rollout)\.[\w.]+\w", what):
             assert settings(key), key
 

@@ -52,7 +52,7 @@ def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None
 
 def test_keys_of_draws_never_repeat() -> None:
     sampler = ScriptedSampler(lambda *_: "wrong")
-    source = rollouts(sampler, prompted(2), prompts_per_step=5, max_refills=2)
+    source = rollouts(sampler, prompted(2), prompts_per_step=5, max_resampling_rounds=2)
     list(islice(source.after(0, {}, quiet), 4))
     assert len(set(sampler.streams)) == len(sampler.streams) > 100
 
@@ -62,20 +62,20 @@ def test_dead_groups_are_replaced_in_bounded_rounds() -> None:
     def answer(prompt: np.ndarray, stream: int) -> str:
         return half_right(prompt, stream) if prompt[0] > 5 else "wrong"
 
-    batch = first(rollouts(ScriptedSampler(answer), prompted(10), group_size=16, max_refills=8))
+    batch = first(rollouts(ScriptedSampler(answer), prompted(10), group_size=16, max_resampling_rounds=8))
     assert len(batch.groups) == 3
     assert not any(g.dead for g in batch.groups)
     assert all(g.dead for g in batch.filtered)
-    hopeless = first(rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(10), max_refills=2))
+    hopeless = first(rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(10), max_resampling_rounds=2))
     assert hopeless.groups == []
-    assert hopeless.metrics["rollout/refills"] == 2
+    assert hopeless.metrics["rollout/resampling_rounds"] == 2
     assert len(hopeless.filtered) == 9
 
 
 def test_without_a_filter_dead_groups_are_kept() -> None:
     batch = first(rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(4), algorithm="grpo"))
     assert len(batch.groups) == 3
-    assert batch.metrics["rollout/refills"] == 0
+    assert batch.metrics["rollout/resampling_rounds"] == 0
 
 
 def test_a_stop_in_the_middle_leaves_no_trace() -> None:
@@ -111,7 +111,7 @@ def test_the_cursor_counts_problems_that_replaced_others() -> None:
     def answer(prompt: np.ndarray, stream: int) -> str:
         return half_right(prompt, stream) if prompt[0] % 2 else "wrong"
 
-    source = rollouts(ScriptedSampler(answer), prompted(12), group_size=16, max_refills=8)
+    source = rollouts(ScriptedSampler(answer), prompted(12), group_size=16, max_resampling_rounds=8)
     taken: list[str] = []
     for batch in islice(source.after(0, {}, quiet), 2):
         taken += [g.problem.id for g in (*batch.groups, *batch.filtered)]
@@ -125,7 +125,7 @@ def test_a_filter_does_not_see_what_could_not_be_judged() -> None:
         return None if completion == "unclear" else 0.0
 
     answer = ScriptedSampler(lambda _, stream: "unclear" if stream % 2 else "wrong")
-    config = Rollout(group_size=8, prompts_per_step=3, max_tokens=8, max_refills=0)
+    config = Rollout(group_size=8, prompts_per_step=3, max_tokens=8, max_resampling_rounds=0)
     rewards, algorithm = load_rewards([judged], None), build_algorithm("dapo")
     batch = first(Rollouts(prompted(3), answer, rewards, config, algorithm, 0))
     assert any(0 < g.scorable.sum() < 8 for g in batch.filtered)
@@ -133,7 +133,9 @@ def test_a_filter_does_not_see_what_could_not_be_judged() -> None:
 
 
 def test_problems_that_were_rejected_are_remembered_as_hard() -> None:
-    source = rollouts(ScriptedSampler(lambda *_: "wrong"), prompted(3), curriculum="frontier", max_refills=0)
+    source = rollouts(
+        ScriptedSampler(lambda *_: "wrong"), prompted(3), curriculum="frontier", max_resampling_rounds=0
+    )
     batch = first(source)
     assert len(batch.filtered) == 3
     memory = Difficulty(3)

@@ -18,9 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.batching import Batch
 from covey.errors import CoveyError, DataError
 from covey.objective.algorithms import Algorithm
-from covey.objective.choice import Choice
-from covey.objective.data import BatchData, GroupData
-from covey.objective.loss import Estimated
+from covey.objective.bound import Bound
+from covey.objective.data import BatchData, GroupData, KLData
 from covey.types import Group, StepRewards
 
 CENTRED = 1e-3
@@ -59,7 +58,7 @@ def with_advantages(
     return replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
 
 
-def _credited(estimator: Choice, view: GroupData, group: Group) -> Tensor:
+def _credited(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
     """One group's advantages, (G,) or (G, T). Raises CoveyError naming what a user's estimator got wrong."""
     try:
         found = estimator(view)
@@ -156,10 +155,10 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLRe
     if kl is not None and kl.place == "reward":
         assert batch.ref_logprobs is not None and batch.old_logprobs is not None
         coef = kl.coef if coef is None else coef
-        difference = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
+        ref_log_ratio = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
         if kl.level == "response":
-            response = -coef * kl.estimator(Estimated(difference.sum(-1)))
+            response = -coef * kl.estimator(KLData(ref_log_ratio.sum(-1)))
         else:
-            cost = -coef * kl.estimator(Estimated(difference))
+            cost = -coef * kl.estimator(KLData(ref_log_ratio))
             token = cost.flip(-1).cumsum(-1).flip(-1)
     return _KLReward(response, token)

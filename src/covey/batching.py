@@ -1,7 +1,7 @@
 """From scored groups to training: Groups -> Batch -> minibatches -> MicroBatch.
 
 A Batch holds N completions padded to L tokens, on the CPU; a MicroBatch holds some of them packed
-without padding for the model, with their (N, L) terms beside. Any batch can be cut anywhere: the
+without padding for the model, with their (N, L) inputs beside. Any batch can be cut anywhere: the
 totals of the optimizer step travel along, so nothing needs to be divisible by anything.
 """
 
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed, pack
-from covey.objective.choice import Choice
-from covey.objective.data import MarkData
-from covey.objective.loss import Terms
+from covey.objective.bound import Bound
+from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
 from covey.types import Completion, Group, Problem, SamplingMask
 
@@ -47,7 +46,7 @@ class Batch:
     old_entropy: Tensor | None = None
     old_collision: Tensor | None = None
     ref_logprobs: Tensor | None = None
-    marked: Tensor | None = None
+    selected: Tensor | None = None
     noise: Tensor | None = None
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
@@ -117,9 +116,10 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     )
 
 
-def marked(batch: Batch, mark: Choice) -> Batch:
-    """An optimizer step's batch with the tokens that ``mark`` singles out."""
-    return replace(batch, marked=mark(MarkData(**{f.name: getattr(batch, f.name) for f in fields(MarkData)})))
+def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor]) -> Batch:
+    """An optimizer step's batch with the tokens that ``algorithm.select_tokens`` singles out."""
+    data = SelectionData(**{f.name: getattr(batch, f.name) for f in fields(SelectionData)})
+    return replace(batch, selected=choose(data))
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class MicroBatch:
     group_tokens: Tensor
     """(N,) of the optimizer step."""
 
-    def terms(self, scores: TokenScores) -> Terms:
-        """The (N, L) terms of the loss, on the scores' device."""
+    def loss_inputs(self, scores: TokenScores) -> LossInputs:
+        """The (N, L) inputs of the loss, on the scores' device."""
         device = scores.logprobs.device
         unpack = self.packed.unpack
 
@@ -141,7 +141,7 @@ class MicroBatch:
             return None if rows is None else rows.to(device)
 
         logprobs, old = unpack(scores.logprobs), move(self.rows.old_logprobs)
-        return Terms(
+        return LossInputs(
             logprobs=logprobs,
             entropy=unpack(scores.entropy),
             full_kl=unpack(scores.full_kl),
@@ -152,7 +152,7 @@ class MicroBatch:
             old_logprobs=logprobs.detach() if old is None else old,
             sampler_logprobs=move(self.rows.sampler_logprobs),
             ref_logprobs=move(self.rows.ref_logprobs),
-            marked=move(self.rows.marked),
+            selected=move(self.rows.selected),
         )
 
 

@@ -118,14 +118,14 @@ class RunConsole:
         self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
 
     def lost_output(self) -> str:
-        """Why what is printed is read by nobody any more, when asked for the first time since; else empty."""
+        """Why printed text reaches nobody any more, the first time this is asked; else empty."""
         if self._told or self.output is None or self.output.lost is None:
             return ""
         self._told = True
         return str(self.output.lost.strerror)
 
     def begin(self, title: str, steps: int, first: int = 0, at_most: bool = False) -> None:
-        """A stage starts (or goes on at step ``first``); ``at_most``: it may end before all its steps."""
+        """A stage starts (or resumes at step ``first``); ``at_most``: it may end before all its steps."""
         self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
         self.at_most = at_most
         self.rewards, self.facts, self.activity, self.step_number = [], {}, "", first
@@ -142,12 +142,12 @@ class RunConsole:
         self.say(f"out of memory while sampling: on with {running} completions at once", "yellow")
 
     def doing(self, activity: str) -> None:
-        """What happens now, in a word."""
+        """What is happening now, in a word."""
         self.activity = activity
         self._refresh()
 
     def step(self, number: int, value: float, facts: Mapping[str, str]) -> None:
-        """A step ended: its headline value (reward or loss) and the facts beside it."""
+        """A step ended: its headline value (reward or loss) and further facts."""
         self.rewards.append(value)
         self.step_number, self.facts, self.activity = number, facts, ""
         self._refresh()

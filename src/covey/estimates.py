@@ -39,21 +39,21 @@ class Evaluation:
     """What a policy does on held-out problems. n problems, k samples each."""
 
     greedy: np.ndarray
-    """(n,) bool: the greedy completion is right."""
+    """(n,) bool: the greedy completion is correct."""
     correct: np.ndarray
-    """(n,) int64: how many of the k samples are right."""
+    """(n,) int64: how many of the k samples are correct."""
     majority: np.ndarray
-    """(n,) bool: the most frequent answer among the k samples is right."""
+    """(n,) bool: the most frequent answer among the k samples is correct."""
     reward: np.ndarray
-    """(n,) float64: mean reward of the k samples, weighted as in training; NaN where none was judged."""
+    """(n,) float64: mean reward of the k samples, weighted as in training; NaN where none was scored."""
     samples: int
     """k."""
     verdict: str = ""
-    """Name of the reward that says what is right."""
+    """Name of the reward that says what is correct."""
 
     @property
     def pass_rate(self) -> np.ndarray:
-        """(n,) float64: share of the samples that are right."""
+        """(n,) float64: fraction of the samples that are correct."""
         return self.correct / self.samples
 
     def summary(self) -> dict[str, Estimate]:
@@ -66,9 +66,9 @@ class Evaluation:
         found["reward"] = mean_interval(self.reward[~np.isnan(self.reward)], share=False)
         return found
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As JSON: the summary with the ends of each interval, and the outcome of every problem."""
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "problems": len(self.greedy),
             "samples": self.samples,
             "verdict": self.verdict,

@@ -31,7 +31,7 @@ def evaluate(
 ) -> Evaluation:
     """Sample each problem greedily and ``samples`` times. The verdict above 1/2 means correct.
 
-    The draws are keyed by seed and problem alone, so two policies meet the same luck.
+    The draws are keyed by seed and problem alone, so two policies get the same random numbers.
     """
 
     def groups(count: int, params: SamplingParams) -> list[Group]:

@@ -90,14 +90,14 @@ class Rollouts:
     def _sample(
         self, step: int, position: Mapping[str, Any], difficulty: Difficulty, progress: Progress
     ) -> RolloutBatch:
-        """The groups of a step. Filtered ones are replaced in at most ``max_refills`` rounds."""
+        """The groups of a step. Filtered ones are replaced in at most ``max_resampling_rounds`` rounds."""
         wanted, cursor = self.rollout.prompts_per_step, int(position.get("cursor", 0))
         scorer = Scorer(self.rewards, step)
         seen: dict[int, Group] = {}
         kept: list[Group] = []
         filtered: list[Group] = []
         used, refills = 0, -1
-        while len(kept) < wanted and refills < self.rollout.max_refills:
+        while len(kept) < wanted and refills < self.rollout.max_resampling_rounds:
             left = wanted - len(kept)
             chosen = self._choose(step, cursor, used, left, list(seen), difficulty)
             groups = self._round(step, chosen, difficulty, scorer, progress)
@@ -111,10 +111,10 @@ class Rollouts:
         for index, group in seen.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
-            "rollout/refills": float(refills),
-            "rollout/rejected": float(len(filtered)),
+            "rollout/resampling_rounds": float(refills),
+            "rollout/filtered": float(len(filtered)),
             "rollout/reward_calls": float(scorer.calls),
-            "rollout/judged": float(scorer.completions),
+            "rollout/scored": float(scorer.completions),
             **_kept_tokens(groups),
             **(difficulty.metrics() if self._remembers else {}),
         }

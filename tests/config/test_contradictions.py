@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.objective.table import leaves, made_batch, made_groups, terms_of
+from tests.objective.table import inputs_of, leaves, made_batch, made_groups
 from torch import Tensor
 
 from covey.config.contradictions import contradictions, notes_on, rules_of_ratio
-from covey.objective import multipliers, ratios, surrogates
+from covey.objective import ratios, surrogates, token_weights
 from covey.objective.algorithms import AXES, PRESETS
-from covey.objective.choice import data_names, setting_defaults, use
+from covey.objective.bound import bind, data_names, setting_defaults
 
 OTHER: dict[str, Any] = {
     "clip_low": 0.01,
@@ -36,11 +36,11 @@ OTHER: dict[str, Any] = {
     "safety": 0.5,
 }
 """Another value of each setting, far enough to be seen off the ratio 1."""
-READS = [f for f in AXES["multipliers"] if "log_ratio" in data_names(f)]
+READS = [f for f in AXES["token_weights"] if "log_ratio" in data_names(f)]
 CASES = [
     (axis, function, setting)
-    for axis, functions in {**AXES, "multipliers": READS}.items()
-    if axis in ("ratio", "surrogate", "multipliers")
+    for axis, functions in {**AXES, "token_weights": READS}.items()
+    if axis in ("ratio", "surrogate", "token_weights")
     for function in functions
     for setting in setting_defaults(function)
 ]
@@ -52,15 +52,15 @@ def moved(by: float, axis: str, function: Any, **settings: Any) -> tuple[Tensor,
     batch = made_batch(algorithm, made_groups())
     policy = leaves()
     shift = torch.linspace(-1, 1, policy.logprobs.numel()).view_as(policy.logprobs)
-    terms = terms_of(batch, policy)
-    logprobs = (terms.old_logprobs + by * shift[: len(batch), : batch.mask.shape[1]]).requires_grad_()
-    terms = terms_of(batch, policy, logprobs=logprobs, ratio=ratios.token(logprobs - terms.old_logprobs))
-    values = use(function, **settings)(terms)
+    inputs = inputs_of(batch, policy)
+    logprobs = (inputs.old_logprobs + by * shift[: len(batch), : batch.mask.shape[1]]).requires_grad_()
+    inputs = inputs_of(batch, policy, logprobs=logprobs, ratio=ratios.token(logprobs - inputs.old_logprobs))
+    values = bind(function, **settings)(inputs)
     if axis == "ratio":
-        values = values * terms.advantages
-    elif axis == "multipliers":
+        values = values * inputs.advantages
+    elif axis == "token_weights":
         values = values.detach() * logprobs
-    total = (values * terms.mask).sum()
+    total = (values * inputs.mask).sum()
     return total.detach(), torch.autograd.grad(total, logprobs)[0]
 
 
@@ -79,10 +79,10 @@ def test_settings_that_are_said_not_to_act_do_not_and_do_off_policy(
 
 
 def test_what_is_refused_changes_nothing_at_all() -> None:
-    _, penalised = moved(0.0, "surrogate", surrogates.kl_on_marked)
-    _, plain = moved(0.0, "surrogate", surrogates.vanilla)
+    _, penalised = moved(0.0, "surrogate", surrogates.kl_on_selected)
+    _, plain = moved(0.0, "surrogate", surrogates.unclipped)
     assert torch.equal(penalised, plain)
-    _, weighted = moved(0.0, "multipliers", multipliers.future_influence)
+    _, weighted = moved(0.0, "token_weights", token_weights.future_influence)
     assert weighted.unique().tolist() in ([1.0], [0.0, 1.0])
 
 
@@ -100,6 +100,6 @@ def test_a_users_own_rule_is_not_judged() -> None:
     def mine(log_ratio: Tensor, *, power: float = 2.0) -> Tensor:
         return 1 + log_ratio**power
 
-    algorithm = PRESETS["grpo"].but("mine", multipliers=(use(mine),))
+    algorithm = PRESETS["grpo"].variant("mine", token_weights=(bind(mine),))
     assert all("mine" not in rule for rule in rules_of_ratio(algorithm))
     assert contradictions(algorithm, 8, 1) == []

@@ -114,7 +114,7 @@ CENTRED = {"name": "group_centered"}
                 "whiten": {"name": "sample_zscore", "ddof": 1, "eps": 1e-4},
             },
         ),
-        ({"off_policy_mask_threshold": 0.5}, {"weight": {"name": "off_policy_mask", "delta": 0.5}}),
+        ({"off_policy_mask_threshold": 0.5}, {"correction": {"name": "off_policy_mask", "delta": 0.5}}),
         ({"entropy_coef": 0.01}, {"entropy": {"coef": 0.01, "target": None}}),
         ({"beta": 0.0}, {}),
     ],

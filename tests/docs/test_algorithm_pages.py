@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from tests.fakes import group
-from tests.objective.test_loss import made_terms, t
+from tests.objective.test_loss import made_inputs, t
 
 import covey
-from covey.objective import weights
+from covey.objective import corrections
 from covey.objective.algorithms import AXES, PRESETS, Algorithm
-from covey.objective.choice import Choice, use
-from covey.objective.diagnostics import gradient_shares, group_metrics, observe, token_metrics
+from covey.objective.bound import Bound, bind
+from covey.objective.diagnostics import gradient_shares, group_metrics, token_metrics, token_stats
 from covey.objective.loss import policy_loss
 from covey.tasks.difficulty import Difficulty
 
@@ -38,7 +38,7 @@ def sections() -> dict[str, str]:
     return found
 
 
-def short(choice: Choice | None) -> str:
+def short(choice: Bound | None) -> str:
     if choice is None:
         return ""
     values = [f"{v:g}" if isinstance(v, float) else str(v) for v in choice.settings.values() if v is not None]
@@ -50,7 +50,7 @@ def row(name: str, algorithm: Algorithm) -> str:
     kl = algorithm.kl
     pull = f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else ""
     pull += " response" if kl and kl.level == "response" else ""
-    rest = [algorithm.mark, *algorithm.multipliers, algorithm.weight, algorithm.filter]
+    rest = [algorithm.select_tokens, *algorithm.token_weights, algorithm.correction, algorithm.filter]
     more = [short(c) for c in rest if c] + (["old sampler"] if algorithm.old == "sampler" else [])
     axes = (algorithm.advantage, algorithm.whiten, algorithm.ratio, algorithm.surrogate)
     cells = [*map(short, axes), pull, short(algorithm.reduce), ", ".join(more)]
@@ -88,12 +88,15 @@ def test_every_function_of_an_axis_is_explained_somewhere(function) -> None:
 def logged() -> set[str]:
     """Every metric that a step can log: what the functions return, and what the report adds."""
     everything = replace(
-        PRESETS["grpo"], weight=use(weights.decoupled), entropy=None, surrogate=PRESETS["dapo"].surrogate
+        PRESETS["grpo"],
+        correction=bind(corrections.decoupled),
+        entropy=None,
+        surrogate=PRESETS["dapo"].surrogate,
     )
-    terms = made_terms(
+    inputs = made_inputs(
         sampler_logprobs=t([-1, -2], [-3, 0]), ref_logprobs=t([-1, -2], [-3, 0]), entropy=torch.ones(2, 2)
     )
-    seen = token_metrics([observe(everything, terms, policy_loss(everything, terms))], everything)
+    seen = token_metrics([token_stats(everything, inputs, policy_loss(everything, inputs))], everything)
     (one,) = groups = [group([1, 0])]
     groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py

@@ -21,10 +21,11 @@ from torch import Tensor
 from covey.advantage import with_advantages
 from covey.batching import Batch, collate, micro_batches
 from covey.models.logprobs import TokenScores
-from covey.objective import advantages, credit, multipliers, penalties, ratios, surrogates, weights
+from covey.objective import advantages, corrections, credit, penalties, ratios, surrogates, token_weights
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy
-from covey.objective.choice import use
-from covey.objective.loss import Terms, policy_loss
+from covey.objective.bound import bind
+from covey.objective.data import LossInputs
+from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.objective.reductions import constant_length, token_mean
 from covey.types import Completion, Group, Problem, StepRewards
@@ -33,30 +34,30 @@ PLAIN = replace(PRESETS["grpo"], kl=None)
 
 
 def with_kl(estimator, **settings) -> Algorithm:
-    return replace(PLAIN, kl=KL(use(estimator), coef=0.1, **settings))
+    return replace(PLAIN, kl=KL(bind(estimator), coef=0.1, **settings))
 
 
 def with_weight(function, **settings) -> Algorithm:
-    return replace(PLAIN, weight=use(function, **settings))
+    return replace(PLAIN, correction=bind(function, **settings))
 
 
 VARIANTS: Mapping[str, Algorithm] = {
-    "population_std": replace(PLAIN, advantage=use(advantages.group_zscore, ddof=0, eps=1e-8)),
-    "leave_one_out_z": replace(PLAIN, advantage=use(advantages.leave_one_out_zscore)),
-    "batch_baseline": replace(PRESETS["reinforce"], whiten=use(advantages.batch_centered)),
-    "tempo": replace(PLAIN, advantage=use(credit.prefix_tree, outcome=1.0)),
-    "token_baseline": replace(PLAIN, advantage=use(credit.optimal_token_baseline)),
-    "process_own_step": replace(PLAIN, advantage=use(credit.process_zscore, credit="own_step")),
-    "process_min_form": replace(PLAIN, advantage=use(credit.process_zscore, credit="min_form")),
+    "population_std": replace(PLAIN, advantage=bind(advantages.group_zscore, ddof=0, eps=1e-8)),
+    "leave_one_out_z": replace(PLAIN, advantage=bind(advantages.leave_one_out_zscore)),
+    "batch_baseline": replace(PRESETS["reinforce"], whiten=bind(advantages.batch_centered)),
+    "tempo": replace(PLAIN, advantage=bind(credit.prefix_tree, outcome=1.0)),
+    "token_baseline": replace(PLAIN, advantage=bind(credit.optimal_token_baseline)),
+    "process_own_step": replace(PLAIN, advantage=bind(credit.process_zscore, credit="own_step")),
+    "process_min_form": replace(PLAIN, advantage=bind(credit.process_zscore, credit="min_form")),
     "rpp_samples": replace(
-        PRESETS["reinforce_pp_baseline"], whiten=use(advantages.batch_std, of="advantages", eps=1e-8)
+        PRESETS["reinforce_pp_baseline"], whiten=bind(advantages.batch_std, of="advantages", eps=1e-8)
     ),
-    "rpp_rewards": replace(PRESETS["reinforce_pp_baseline"], whiten=use(advantages.batch_std)),
-    "dppo_kl": replace(PRESETS["dppo"], surrogate=use(surrogates.divergence_mask_kl, threshold=0.02)),
-    "dppo_tight": replace(PRESETS["dppo"], surrogate=use(surrogates.divergence_mask_tv, threshold=0.02)),
-    "constant_1000": replace(PLAIN, reduce=use(constant_length, length=1000)),
-    "gspo_by_token": replace(PRESETS["gspo"], reduce=use(token_mean)),
-    "response_vanilla": replace(PLAIN, ratio=use(ratios.response), surrogate=use(surrogates.vanilla)),
+    "rpp_rewards": replace(PRESETS["reinforce_pp_baseline"], whiten=bind(advantages.batch_std)),
+    "dppo_kl": replace(PRESETS["dppo"], surrogate=bind(surrogates.divergence_mask_kl, threshold=0.02)),
+    "dppo_tight": replace(PRESETS["dppo"], surrogate=bind(surrogates.divergence_mask_tv, threshold=0.02)),
+    "constant_1000": replace(PLAIN, reduce=bind(constant_length, length=1000)),
+    "gspo_by_token": replace(PRESETS["gspo"], reduce=bind(token_mean)),
+    "response_unclipped": replace(PLAIN, ratio=bind(ratios.response), surrogate=bind(surrogates.unclipped)),
     "kl_k1": with_kl(penalties.k1),
     "kl_k2": with_kl(penalties.k2),
     "kl_absolute": with_kl(penalties.absolute),
@@ -67,18 +68,18 @@ VARIANTS: Mapping[str, Algorithm] = {
     "kl_reward_tokens": with_kl(penalties.k1, place="reward"),
     "kl_reward_responses": with_kl(penalties.k2, place="reward", level="response"),
     "entropy_bonus": replace(PLAIN, entropy=Entropy(coef=0.01)),
-    "tis": with_weight(weights.truncated, cap=1.2),
-    "tis_sequence": with_weight(weights.truncated, cap=1.2, level="sequence"),
-    "icepop": with_weight(weights.masked, low=0.8, high=1.3),
-    "mis_sequence": with_weight(weights.masked, low=0.7, high=1.5, level="sequence"),
-    "geometric": with_weight(weights.geometric_mask, low=0.9, high=1.15),
-    "decoupled": with_weight(weights.decoupled),
-    "opsm": with_weight(weights.off_policy_mask, delta=0.1),
+    "tis": with_weight(corrections.truncated, cap=1.2),
+    "tis_sequence": with_weight(corrections.truncated, cap=1.2, level="sequence"),
+    "icepop": with_weight(corrections.masked, low=0.8, high=1.3),
+    "mis_sequence": with_weight(corrections.masked, low=0.7, high=1.5, level="sequence"),
+    "geometric": with_weight(corrections.geometric_mask, low=0.9, high=1.15),
+    "decoupled": with_weight(corrections.decoupled),
+    "opsm": with_weight(corrections.off_policy_mask, delta=0.1),
     "clip_cov_wide": replace(
-        PRESETS["clip_cov"], mark=use(multipliers.random_covariant, share=0.2, low=0.05, high=5.0)
+        PRESETS["clip_cov"], select_tokens=bind(token_weights.random_covariant, share=0.2, low=0.05, high=5.0)
     ),
-    "kl_cov_wide": replace(PRESETS["kl_cov"], mark=use(multipliers.top_covariance, share=0.3)),
-    "likely_masked": replace(PLAIN, multipliers=(use(multipliers.unlikely_only, below=0.6),)),
+    "kl_cov_wide": replace(PRESETS["kl_cov"], select_tokens=bind(token_weights.top_covariance, share=0.3)),
+    "likely_masked": replace(PLAIN, token_weights=(bind(token_weights.unlikely_only, below=0.6),)),
 }
 ALGORITHMS: Mapping[str, Algorithm] = {**PRESETS, **VARIANTS}
 NAMES = tuple(ALGORITHMS)
@@ -176,7 +177,7 @@ def made_batch(algorithm: Algorithm, groups: Sequence[Group], dtype: torch.dtype
         if isinstance(getattr(batch, f.name), Tensor) and getattr(batch, f.name).is_floating_point()
     }
     batch = replace(batch, **changed)
-    return replace(batch, marked=algorithm.mark(batch)) if algorithm.mark else batch
+    return replace(batch, selected=algorithm.select_tokens(batch)) if algorithm.select_tokens else batch
 
 
 def from_critic(algorithm: Algorithm, batch: Batch) -> Tensor:
@@ -203,7 +204,7 @@ def evaluated(
         place = micro.packed.place
         mine = identities(micro.rows)
         scores = TokenScores(*(leaf[mine][:, : place.shape[1]][place] for leaf in policy))
-        loss = policy_loss(algorithm, micro.terms(scores)).total
+        loss = policy_loss(algorithm, micro.loss_inputs(scores)).total
         loss.backward()
         total += loss.detach()
     return total, gradient(policy)
@@ -213,8 +214,8 @@ def gradient(policy: TokenScores) -> TokenScores:
     return TokenScores(*(torch.zeros_like(p) if p.grad is None else p.grad for p in policy))
 
 
-def terms_of(batch: Batch, policy: TokenScores, **changes) -> Terms:
-    """The whole batch as one micro-batch's terms, some of them replaced."""
+def inputs_of(batch: Batch, policy: TokenScores, **changes) -> LossInputs:
+    """The whole batch as one micro-batch's inputs, some of them replaced."""
     rows, width = identities(batch), batch.mask.shape[1]
     given = {
         "logprobs": policy.logprobs[rows, :width],
@@ -227,6 +228,6 @@ def terms_of(batch: Batch, policy: TokenScores, **changes) -> Terms:
         "ref_logprobs": batch.ref_logprobs,
         "entropy": policy.entropy[rows, :width],
         "full_kl": policy.full_kl[rows, :width],
-        "marked": batch.marked,
+        "selected": batch.selected,
     }
-    return Terms(**{**given, **changes})
+    return LossInputs(**{**given, **changes})

@@ -10,9 +10,18 @@ import pytest
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.contradictions import contradictions
 from covey.errors import ConfigError
-from covey.objective import advantages, credit, filters, multipliers, penalties, ratios, surrogates, weights
+from covey.objective import (
+    advantages,
+    corrections,
+    filters,
+    penalties,
+    ratios,
+    surrogates,
+    token_weights,
+    value,
+)
 from covey.objective.algorithms import AXES, PRESETS, Entropy
-from covey.objective.choice import use
+from covey.objective.bound import bind
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL
 from tests.objective.table import ALGORITHMS
@@ -41,10 +50,10 @@ def test_presets_differ() -> None:
 
 def test_an_override_keeps_the_other_settings_of_the_function() -> None:
     got = build_algorithm({"name": "dapo", "surrogate": {"clip_low": 0.1}})
-    assert got == replace(PRESETS["dapo"], surrogate=use(surrogates.clip, clip_low=0.1, clip_high=0.28))
+    assert got == replace(PRESETS["dapo"], surrogate=bind(surrogates.clip, clip_low=0.1, clip_high=0.28))
     # Another function starts from its own defaults.
     got = build_algorithm({"name": "gspo", "surrogate": {"name": "cispo", "cap": 4}})
-    assert got.surrogate == use(surrogates.cispo, cap=4.0)
+    assert got.surrogate == bind(surrogates.cispo, cap=4.0)
 
 
 def test_every_form_of_an_axis() -> None:
@@ -55,25 +64,30 @@ def test_every_form_of_an_axis() -> None:
             "whiten": {"name": "batch_std", "of": "advantages"},
             "kl": 0.5,
             "entropy": {"target": 0.3},
-            "weight": {"name": "masked", "high": 3},
-            "mark": "top_entropy",
-            "multipliers": ["marked_only", {"name": "unlikely_only", "below": 0.8}],
+            "correction": {"name": "masked", "high": 3},
+            "select_tokens": "top_entropy",
+            "token_weights": ["selected_only", {"name": "unlikely_only", "below": 0.8}],
             "filter": None,
             "old": "sampler",
         }
     )
-    assert got.advantage == use(advantages.group_centered)
-    assert got.whiten == use(advantages.batch_std, of="advantages")
+    assert got.advantage == bind(advantages.group_centered)
+    assert got.whiten == bind(advantages.batch_std, of="advantages")
     assert got.kl == KL(coef=0.5)
     assert got.entropy == Entropy(target=0.3)
-    assert got.weight == use(weights.masked, high=3.0)
-    assert got.multipliers == (use(multipliers.marked_only), use(multipliers.unlikely_only, below=0.8))
+    assert got.correction == bind(corrections.masked, high=3.0)
+    assert got.token_weights == (
+        bind(token_weights.selected_only),
+        bind(token_weights.unlikely_only, below=0.8),
+    )
     assert got.old == "sampler"
     assert build_algorithm({"name": "grpo", "kl": None}).kl is None
-    assert build_algorithm({"name": "grpo", "kl": {"estimator": "k1"}}).kl == KL(use(penalties.k1), coef=0.04)
-    assert build_algorithm({"name": "fipo", "multipliers": None}).multipliers == ()
+    assert build_algorithm({"name": "grpo", "kl": {"estimator": "k1"}}).kl == KL(
+        bind(penalties.k1), coef=0.04
+    )
+    assert build_algorithm({"name": "fipo", "token_weights": None}).token_weights == ()
     assert (
-        build_algorithm({"name": "dapo", "multipliers": "unlikely_only"}).multipliers[0].name
+        build_algorithm({"name": "dapo", "token_weights": "unlikely_only"}).token_weights[0].name
         == "unlikely_only"
     )
     assert build_algorithm({}) is PRESETS["dapo"]
@@ -109,8 +123,8 @@ def test_every_form_of_an_axis() -> None:
         ({"kl": {"refresh_mix": 2}}, "less than or equal to 1"),
         ({"kl": {"estimator": "k4"}}, "k1, k2, k3"),
         ({"old": "nobody"}, "'trainer' or 'sampler'"),
-        ({"multipliers": 3}, "not a list"),
-        ({"multipliers": [None]}, "neither a name nor a mapping"),
+        ({"token_weights": 3}, "not a list"),
+        ({"token_weights": [None]}, "neither a name nor a mapping"),
         ({"advantage": "gae.py"}, "unknown"),
         ({"advantage": "gone.py:mine"}, "no such file"),
     ],
@@ -127,7 +141,7 @@ def test_a_users_own_function(tmp_path: Path) -> None:
         "    return bonus * (rewards == rewards.max()).double()\n"
         "def scaled(rewards, bonus): return rewards * bonus\n"
         "def rough(rewards, *, x: 'Missing' = 1): return rewards\n"
-        "def steep(ratio, advantages, gap): return -ratio.square() * advantages\n"
+        "def steep(ratio, advantages, mismatch): return -ratio.square() * advantages\n"
     )
     got = build_algorithm({"name": "grpo", "advantage": {"name": "mine.py:best_only", "bonus": 2}}, tmp_path)
     assert got.advantage.all_settings == {"bonus": 2.0}
@@ -136,7 +150,7 @@ def test_a_users_own_function(tmp_path: Path) -> None:
     assert build_algorithm(described, tmp_path) == got
     again = build_algorithm({**described, "advantage": {**described["advantage"], "bonus": 3}}, tmp_path)
     assert again.advantage.all_settings == {"bonus": 3.0}
-    assert build_algorithm({"name": "grpo", "surrogate": "mine.py:steep"}, tmp_path).needs >= {"gap"}
+    assert build_algorithm({"name": "grpo", "surrogate": "mine.py:steep"}, tmp_path).needs >= {"mismatch"}
     for function, says in {
         "best_onl": "defines no function",
         "scaled": "settings stand after a *",
@@ -153,8 +167,8 @@ def test_a_users_own_function(tmp_path: Path) -> None:
 def test_every_axis_knows_the_data_its_functions_ask_for() -> None:
     for axis, functions in AXES.items():
         for function in functions:
-            of_a_critic = {"token_rewards", "values"} if function is credit.gae else set()
-            assert set(use(function).needs) - of_a_critic <= OFFERED[axis], (axis, function)
+            of_a_critic = {"token_rewards", "values"} if function is value.gae else set()
+            assert set(bind(function).needs) - of_a_critic <= OFFERED[axis], (axis, function)
 
 
 # --- contradictions -------------------------------------------------------------------------------
@@ -170,49 +184,52 @@ def test_presets_do_not_contradict_themselves(name: str) -> None:
 GRPO = replace(PRESETS["grpo"], kl=None)
 
 
-def pulled(difference):
+def pulled(ref_log_ratio):
     """A user's factor that reads the distance to the reference."""
-    return (-difference).exp()
+    return (-ref_log_ratio).exp()
 
 
 @pytest.mark.parametrize(
     ("algorithm", "says"),
     [
         (PRESETS["ppo"], "critic"),
-        (replace(GRPO, surrogate=use(surrogates.cispo, cap=0.28)), "1 + eps_high"),
-        (replace(GRPO, surrogate=use(surrogates.cispo, floor=1.2)), "floor above 1"),
-        (replace(GRPO, surrogate=use(surrogates.clip, dual_clip=1.2)), "above 1 + clip_high"),
+        (replace(GRPO, surrogate=bind(surrogates.cispo, cap=0.28)), "1 + eps_high"),
+        (replace(GRPO, surrogate=bind(surrogates.cispo, floor=1.2)), "floor above 1"),
+        (replace(GRPO, surrogate=bind(surrogates.clip, dual_clip=1.2)), "above 1 + clip_high"),
         (replace(GRPO, kl=KL(coef=0.0)), "kl: null"),
         (replace(GRPO, kl=KL(coef=0.0, target=5.0)), "no target raises it"),
-        (replace(GRPO, kl=KL(use(penalties.full), place="reward")), "in the loss only"),
-        (replace(GRPO, kl=KL(use(penalties.k1), place="reward", gradient="ratio")), "carries none"),
-        (replace(GRPO, kl=KL(use(penalties.full), level="response")), "exact by token"),
-        (replace(GRPO, kl=KL(use(penalties.full), gradient="ratio")), "exact by token"),
-        (replace(GRPO, kl=KL(use(penalties.full), target=5.0)), "sampled log-ratios"),
+        (replace(GRPO, kl=KL(bind(penalties.full), place="reward")), "in the loss only"),
+        (replace(GRPO, kl=KL(bind(penalties.k1), place="reward", gradient="ratio")), "carries none"),
+        (replace(GRPO, kl=KL(bind(penalties.full), level="response")), "exact by token"),
+        (replace(GRPO, kl=KL(bind(penalties.full), gradient="ratio")), "exact by token"),
+        (replace(GRPO, kl=KL(bind(penalties.full), target=5.0)), "sampled log-ratios"),
         (replace(GRPO, kl=KL(refresh_mix=0.6)), "nothing to mix"),
         (replace(GRPO, kl=KL(refresh_every=9, refresh_mix=0.0)), "never moves"),
         (replace(GRPO, entropy=Entropy()), "weighs nothing"),
-        (replace(GRPO, ratio=use(ratios.on_policy)), "always 1"),
-        (replace(PRESETS["dppo"], ratio=use(ratios.sequence)), "has no effect"),
-        (replace(GRPO, old="sampler", weight=use(weights.truncated)), "nothing to correct"),
+        (replace(GRPO, ratio=bind(ratios.on_policy)), "always 1"),
+        (replace(PRESETS["dppo"], ratio=bind(ratios.sequence)), "has no effect"),
+        (replace(GRPO, old="sampler", correction=bind(corrections.truncated)), "nothing to correct"),
         (replace(PRESETS["entropy_80_20"], old="sampler"), "old_entropy is only known"),
-        (replace(GRPO, multipliers=(use(multipliers.marked_only),)), "name a mark"),
-        (replace(GRPO, mark=use(multipliers.top_entropy)), "nothing uses"),
-        (replace(GRPO, weight=use(weights.masked, low=5.0, high=2.0)), "low 5 must lie below high 2"),
-        (PRESETS["kl_cov"], "kl_on_marked changes nothing with one update per batch"),
+        (replace(GRPO, token_weights=(bind(token_weights.selected_only),)), "name one"),
+        (replace(GRPO, select_tokens=bind(token_weights.top_entropy)), "nothing uses"),
+        (
+            replace(GRPO, correction=bind(corrections.masked, low=5.0, high=2.0)),
+            "low 5 must lie below high 2",
+        ),
+        (PRESETS["kl_cov"], "kl_on_selected changes nothing with one update per batch"),
         (PRESETS["fipo"], "future_influence changes nothing with one update per batch"),
         (
             replace(
-                PRESETS["fipo"], old="sampler", multipliers=(use(multipliers.future_influence, low=1.1),)
+                PRESETS["fipo"], old="sampler", token_weights=(bind(token_weights.future_influence, low=1.1),)
             ),
             "1, that is no influence",
         ),
-        (replace(GRPO, kl=KL(use(penalties.k1))), "expected gradient of zero"),
-        (replace(GRPO, kl=KL(use(penalties.k1), level="response", target=3.0)), "expected gradient of zero"),
-        (replace(GRPO, filter=use(filters.pass_rate_band, low=0.0, high=1.0)), "keeps every group"),
-        (replace(GRPO, filter=use(filters.pass_rate_band, low=0.3, high=0.35)), "no pass rate of 8"),
-        (replace(GRPO, filter=use(filters.pass_rate_band, low=0.8, high=0.2)), "no pass rate of 8"),
-        (replace(GRPO, multipliers=(use(pulled),)), "difference is asked for, which needs a reference"),
+        (replace(GRPO, kl=KL(bind(penalties.k1))), "expected gradient of zero"),
+        (replace(GRPO, kl=KL(bind(penalties.k1), level="response", target=3.0)), "expected gradient of zero"),
+        (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.0, high=1.0)), "keeps every group"),
+        (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.3, high=0.35)), "no pass rate of 8"),
+        (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.8, high=0.2)), "no pass rate of 8"),
+        (replace(GRPO, token_weights=(bind(pulled),)), "ref_log_ratio is asked for, which needs a reference"),
     ],
 )
 def test_contradictions_are_refused_with_the_reason(algorithm, says: str) -> None:
@@ -232,7 +249,7 @@ def test_a_group_of_one_needs_an_estimator_without_siblings() -> None:
 
 
 def test_a_reference_is_scored_for_whoever_asks_for_the_distance() -> None:
-    full = replace(GRPO, kl=KL(use(penalties.full)), multipliers=(use(pulled),))
+    full = replace(GRPO, kl=KL(bind(penalties.full)), token_weights=(bind(pulled),))
     assert contradictions(full, 8, 1) == []
     assert full.needs >= {"ref_logprobs", "full_kl"}
 
@@ -246,7 +263,7 @@ def test_a_reference_is_scored_for_whoever_asks_for_the_distance() -> None:
         ("advantage", "reward", "did you mean rewards"),
         ("whiten", "old_logprobs", "no data of this axis"),
         ("filter", "components", "no data of this axis"),
-        ("mark", "ref_logprobs", "no data of this axis"),
+        ("select_tokens", "ref_logprobs", "no data of this axis"),
         ("ratio", "ratio", "no data of this axis"),
         ("surrogate", "rewards", "no data of this axis"),
     ],
@@ -266,4 +283,6 @@ def test_several_updates_need_a_ratio() -> None:
 
 
 def test_opsm_measures_drift_against_the_sampler_itself() -> None:
-    assert contradictions(replace(GRPO, old="sampler", weight=use(weights.off_policy_mask)), 8, 4) == []
+    assert (
+        contradictions(replace(GRPO, old="sampler", correction=bind(corrections.off_policy_mask)), 8, 4) == []
+    )

@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from covey.objective.credit import (
-    gae,
     optimal_token_baseline,
     prefix_tree,
     prefix_values,
     process_zscore,
     segment_difference,
-    value_loss,
 )
+from covey.objective.value import gae, value_loss
 from covey.types import StepRewards
 
 

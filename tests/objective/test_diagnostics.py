@@ -9,34 +9,34 @@ import numpy as np
 import pytest
 import torch
 
-from covey.objective import penalties, ratios, weights
+from covey.objective import corrections, penalties, ratios
 from covey.objective.algorithms import PRESETS
-from covey.objective.choice import use
+from covey.objective.bound import bind
 from covey.objective.diagnostics import (
     correlations,
+    gradient_coefficient,
     gradient_shares,
     group_metrics,
-    observe,
-    push,
     text_metrics,
     token_metrics,
+    token_stats,
 )
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from tests.fakes import group
-from tests.objective.test_loss import algorithm, made_terms, t
+from tests.objective.test_loss import algorithm, made_inputs, t
 
 
-def seen(chosen, terms) -> dict[str, float]:
-    return token_metrics([observe(chosen, terms, policy_loss(chosen, terms))], chosen)
+def seen(chosen, inputs) -> dict[str, float]:
+    return token_metrics([token_stats(chosen, inputs, policy_loss(chosen, inputs))], chosen)
 
 
 def test_clip_shares_count_trained_tokens() -> None:
     # Ratios 3/2 (A > 0, clipped), 1, 1/2 (A < 0, clipped): a third each; both are silent.
-    metrics = seen(algorithm(), made_terms())
+    metrics = seen(algorithm(), made_inputs())
     assert metrics["clip/high"] == pytest.approx(1 / 3)
     assert metrics["clip/low"] == pytest.approx(1 / 3)
-    assert metrics["clip/silent"] == pytest.approx(2 / 3)
+    assert metrics["clip/zero_gradient"] == pytest.approx(2 / 3)
     assert metrics["ratio/mean"] == pytest.approx(1.0)
     assert metrics["ratio/q50"] == pytest.approx(1.0)
     assert math.isnan(metrics["entropy"])
@@ -44,46 +44,46 @@ def test_clip_shares_count_trained_tokens() -> None:
 
 def test_clipping_is_seen_in_the_algorithms_own_ratio() -> None:
     # The sequence ratio of the first completion is sqrt(3/2) = 1.22 on both its tokens.
-    metrics = seen(algorithm(ratio=use(ratios.sequence)), made_terms())
+    metrics = seen(algorithm(ratio=bind(ratios.sequence)), made_inputs())
     assert metrics["clip/high"] == pytest.approx(2 / 3)
     assert metrics["ratio/q50"] == pytest.approx(math.sqrt(1.5))
 
 
 def test_tokens_without_advantage_are_not_silenced() -> None:
-    metrics = seen(algorithm(), made_terms(advantages=t([0, 0], [-2, 0])))
-    assert metrics["clip/silent"] == pytest.approx(1 / 3)
+    metrics = seen(algorithm(), made_inputs(advantages=t([0, 0], [-2, 0])))
+    assert metrics["clip/zero_gradient"] == pytest.approx(1 / 3)
 
 
-def test_sampler_gap_and_rollout_weights() -> None:
-    # Gaps .5, 0 and 1; trainer / sampler 1.65, 1, 2.72; IcePop to [.5, 2] drops the last.
-    terms = made_terms(sampler_logprobs=t([-1.5, -2], [-4, 9]))
-    metrics = seen(algorithm(weight=use(weights.masked, low=0.5, high=2.0)), terms)
-    assert metrics["sampler_gap/mean"] == pytest.approx(0.5)
-    assert metrics["sampler_gap/max"] == pytest.approx(1.0)
-    assert metrics["weight/zero"] == pytest.approx(1 / 3)
-    assert metrics["weight/mean"] == pytest.approx((math.exp(0.5) + 1) / 3)
-    assert "weight/mean" not in seen(algorithm(), terms)
+def test_mismatch_and_importance_correction() -> None:
+    # Mismatches .5, 0 and 1; trainer / sampler 1.65, 1, 2.72; IcePop to [.5, 2] drops the last.
+    inputs = made_inputs(sampler_logprobs=t([-1.5, -2], [-4, 9]))
+    metrics = seen(algorithm(correction=bind(corrections.masked, low=0.5, high=2.0)), inputs)
+    assert metrics["mismatch/mean"] == pytest.approx(0.5)
+    assert metrics["mismatch/max"] == pytest.approx(1.0)
+    assert metrics["correction/zero"] == pytest.approx(1 / 3)
+    assert metrics["correction/mean"] == pytest.approx((math.exp(0.5) + 1) / 3)
+    assert "correction/mean" not in seen(algorithm(), inputs)
 
 
 def test_kl_and_loss_parts() -> None:
-    terms = made_terms(ref_logprobs=t([-1, -2], [-3, 0]), entropy=t([1, 2], [6, 99]))
-    chosen = algorithm(kl=KL(use(penalties.k3), coef=0.5))
-    metrics = seen(chosen, terms)
+    inputs = made_inputs(ref_logprobs=t([-1, -2], [-3, 0]), entropy=t([1, 2], [6, 99]))
+    chosen = algorithm(kl=KL(bind(penalties.k3), coef=0.5))
+    metrics = seen(chosen, inputs)
     k1 = [math.log(1.5), 0, -math.log(2)]
     k3 = [math.exp(-d) + d - 1 for d in k1]
     assert metrics["kl/token_k1"] == pytest.approx(sum(k1) / 3)
     assert metrics["kl/token_k3"] == pytest.approx(sum(k3) / 3)
     assert metrics["kl/completion_k1"] == pytest.approx(sum(k1) / 2)
     assert metrics["entropy"] == pytest.approx(3.0)
-    loss = policy_loss(chosen, terms)
+    loss = policy_loss(chosen, inputs)
     assert metrics["loss"] == pytest.approx(loss.total.item())
     assert metrics["policy_loss"] == pytest.approx(loss.policy.item())
     assert metrics["kl_loss"] == pytest.approx(loss.kl.item())
 
 
 def test_observations_of_a_step_are_joined() -> None:
-    chosen, terms = algorithm(), made_terms()
-    one = observe(chosen, terms, policy_loss(chosen, terms))
+    chosen, inputs = algorithm(), made_inputs()
+    one = token_stats(chosen, inputs, policy_loss(chosen, inputs))
     two = token_metrics([one, one], chosen)
     assert two["loss"] == pytest.approx(2 * token_metrics([one], chosen)["loss"])
     assert two["clip/high"] == pytest.approx(1 / 3)
@@ -91,11 +91,11 @@ def test_observations_of_a_step_are_joined() -> None:
 
 
 def test_observing_leaves_the_gradient_alone() -> None:
-    chosen, terms = algorithm(), made_terms()
-    loss = policy_loss(chosen, terms)
+    chosen, inputs = algorithm(), made_inputs()
+    loss = policy_loss(chosen, inputs)
     loss.total.backward()
-    observe(chosen, terms, loss)
-    assert not push(chosen, terms).requires_grad
+    token_stats(chosen, inputs, loss)
+    assert not gradient_coefficient(chosen, inputs).requires_grad
 
 
 def test_group_metrics_count_dead_groups_by_their_kind() -> None:
@@ -103,16 +103,16 @@ def test_group_metrics_count_dead_groups_by_their_kind() -> None:
     metrics = group_metrics(groups)
     assert metrics["groups/count"] == 4
     assert metrics["groups/dead"] == 0.75
-    assert metrics["groups/dead_right"] == 0.25
-    assert metrics["groups/dead_wrong"] == 0.25
+    assert metrics["groups/dead_correct"] == 0.25
+    assert metrics["groups/dead_incorrect"] == 0.25
     assert metrics["groups/effective_completions"] == 2
     assert metrics["reward/mean"] == pytest.approx(4 / 8)
     assert metrics["reward/std"] == pytest.approx(0.5)
-    assert metrics["reward/unscorable"] == pytest.approx(1 / 9)
+    assert metrics["reward/unscored"] == pytest.approx(1 / 9)
     assert metrics["reward/answer/mean"] == pytest.approx(4 / 8)
     assert metrics["accuracy"] == pytest.approx(4 / 9)
-    assert metrics["length/right"] == pytest.approx((3 + 3 + 2 + 3) / 4)
-    assert metrics["length/wrong"] == pytest.approx((3 * 3 + 6 + 3) / 5)
+    assert metrics["length/correct"] == pytest.approx((3 + 3 + 2 + 3) / 4)
+    assert metrics["length/incorrect"] == pytest.approx((3 * 3 + 6 + 3) / 5)
     assert metrics["length/mean"] == pytest.approx((3 * 7 + 2 + 6) / 9)
     assert metrics["length/truncated"] == 0
 
@@ -148,8 +148,8 @@ def test_text_metrics() -> None:
     texts = ["Wait, let me check.", "hello мир", "a b c d a b c d", "a b c d a b c d"]
     metrics = text_metrics(texts, np.array([True, False, False, False]))
     assert metrics["text/reflection"] == pytest.approx(2 / 4)
-    assert metrics["text/reflection/right"] == 2
-    assert metrics["text/reflection/wrong"] == 0
+    assert metrics["text/reflection/correct"] == 2
+    assert metrics["text/reflection/incorrect"] == 0
     assert metrics["text/reflection/doubt"] == metrics["text/reflection/check"] == pytest.approx(1 / 4)
     assert metrics["text/reflection/alternative"] == metrics["text/reflection/correction"] == 0
     assert metrics["text/mixed_scripts"] == pytest.approx(1 / 4)
@@ -160,11 +160,11 @@ def test_text_metrics() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_on_policy_every_preset_pushes_by_its_advantage(name: str) -> None:
-    # On-policy the push is the advantage, times the masks; a mean over tokens for ratios of sequences.
-    chosen = replace(PRESETS[name], multipliers=(), kl=None)
-    terms = made_terms(logprobs=t([-1, -2], [-3, 0]), marked=torch.tensor([[True, False], [True, False]]))
-    terms = replace(terms, old_logprobs=terms.logprobs)
+    # On-policy it is the advantage, times the masks; a mean over tokens for ratios of sequences.
+    chosen = replace(PRESETS[name], token_weights=(), kl=None)
+    inputs = made_inputs(logprobs=t([-1, -2], [-3, 0]), selected=torch.tensor([[True, False], [True, False]]))
+    inputs = replace(inputs, old_logprobs=inputs.logprobs)
     expected = t([1, 1], [-2, 0])
     if chosen.ratio.name == "response" and chosen.surrogate.name != "vespo":
         expected = t([2, 2], [-2, 0])
-    torch.testing.assert_close(push(chosen, terms), expected)
+    torch.testing.assert_close(gradient_coefficient(chosen, inputs), expected)

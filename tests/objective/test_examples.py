@@ -13,9 +13,10 @@ from torch import Tensor
 from covey.objective import penalties, reductions
 from covey.objective.advantages import group_centered, group_zscore, standard_deviation
 from covey.objective.algorithms import PRESETS
-from covey.objective.choice import use
+from covey.objective.bound import bind
 from covey.objective.credit import prefix_values, process_zscore
-from covey.objective.loss import Terms, policy_loss
+from covey.objective.data import LossInputs
+from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.objective.reductions import Totals
 from covey.rewards.answers import math_answer
@@ -124,16 +125,16 @@ def by_group(function, **settings) -> Tensor:
     return torch.cat([function(r, **settings) for r in REWARDS.split(4)])
 
 
-def our_terms(of_completions: Tensor) -> Terms:
+def our_inputs(of_completions: Tensor) -> LossInputs:
     a = of_completions[:, None].expand(MASK.shape)
-    return Terms(NEW, MASK, a, OLD, TOTALS, torch.ones(8), ref_logprobs=REF)
+    return LossInputs(NEW, MASK, a, OLD, TOTALS, torch.ones(8), ref_logprobs=REF)
 
 
 def test_the_first_explainers_code() -> None:
     torch.testing.assert_close(first_advantages(REWARDS, 4), by_group(group_zscore, ddof=1, eps=1e-4))
     torch.testing.assert_close(first_advantages(REWARDS, 4, divide=False), by_group(group_centered))
     a = first_advantages(REWARDS, 4)
-    got = policy_loss(PRESETS["grpo"], our_terms(a)).total
+    got = policy_loss(PRESETS["grpo"], our_inputs(a)).total
     torch.testing.assert_close(got, first_loss(NEW, OLD, REF, a, MASK), rtol=1e-13, atol=0)
 
 
@@ -155,9 +156,9 @@ def test_the_fourth_explainers_code() -> None:
     loss = (by_token.sum(-1) / lengths).mean() + (beta * (k3 * MASK[rows]).sum(-1) / lengths).mean()
 
     torch.testing.assert_close(a, group_zscore(rewards, ddof=1, eps=1e-6))
-    terms = our_terms(torch.cat([a, torch.zeros(4)]))
-    own = replace(terms, mask=MASK & (torch.arange(8) < 4)[:, None], totals=Totals(0, 4, 1, 7))
-    ours = policy_loss(replace(PRESETS["grpo"], kl=KL(use(penalties.k3), coef=beta)), own).total
+    inputs = our_inputs(torch.cat([a, torch.zeros(4)]))
+    own = replace(inputs, mask=MASK & (torch.arange(8) < 4)[:, None], totals=Totals(0, 4, 1, 7))
+    ours = policy_loss(replace(PRESETS["grpo"], kl=KL(bind(penalties.k3), coef=beta)), own).total
     torch.testing.assert_close(ours, loss, rtol=1e-13, atol=0)
 
 
@@ -167,5 +168,7 @@ def test_the_fifth_explainers_formula() -> None:
     ratio = (NEW - OLD).exp()
     policy = -torch.min(ratio * a[:, None], ratio.clamp(0.8, 1.2) * a[:, None])
     loss = ((policy + beta * (NEW - REF)) * MASK).sum() / MASK.sum()
-    chosen = replace(PRESETS["grpo"], kl=KL(use(penalties.k1), coef=beta), reduce=use(reductions.token_mean))
-    torch.testing.assert_close(policy_loss(chosen, our_terms(a)).total, loss, rtol=1e-13, atol=0)
+    chosen = replace(
+        PRESETS["grpo"], kl=KL(bind(penalties.k1), coef=beta), reduce=bind(reductions.token_mean)
+    )
+    torch.testing.assert_close(policy_loss(chosen, our_inputs(a)).total, loss, rtol=1e-13, atol=0)

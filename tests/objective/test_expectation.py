@@ -17,10 +17,11 @@ from torch import Tensor
 
 from covey.advantage import with_advantages
 from covey.batching import collate
-from covey.objective import advantages, penalties, ratios, surrogates, weights
+from covey.objective import advantages, corrections, penalties, ratios, surrogates
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.choice import use
-from covey.objective.loss import Terms, policy_loss
+from covey.objective.bound import bind
+from covey.objective.data import LossInputs
+from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.types import Completion, Group, Problem
 
@@ -87,7 +88,7 @@ def all_losses(
             greedy_reward=greedy,
         )
         batch = with_advantages(replace(collate([scored]), **table), [scored], algorithm)
-        terms = Terms(
+        inputs = LossInputs(
             logprobs=torch.stack([logprobs(theta, o) for o in group]),
             mask=batch.mask,
             advantages=batch.advantages.double(),
@@ -96,7 +97,7 @@ def all_losses(
             full_kl=torch.stack([exact_kl(theta, reference, o) for o in group]),
             **table,
         )
-        found.append((float(table["sampler_logprobs"].sum().exp()), policy_loss(algorithm, terms).total))
+        found.append((float(table["sampler_logprobs"].sum().exp()), policy_loss(algorithm, inputs).total))
     assert sum(chance for chance, _ in found) == pytest.approx(1.0)
     return found
 
@@ -136,7 +137,7 @@ def test_unbiased_estimators_follow_the_true_gradient(name: str, share: float, o
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_group_mean_shrinks_the_gradient_by_its_self_inclusion(size: int) -> None:
-    algorithm = replace(REINFORCE, advantage=use(advantages.group_centered))
+    algorithm = replace(REINFORCE, advantage=bind(advantages.group_centered))
     theta = parameters(1, 2)
     shrunk = (size - 1) / size * true_gradient(theta, ONE, value)
     assert same(expected(algorithm, theta, ONE, size=size), shrunk)
@@ -146,7 +147,7 @@ def test_a_baseline_keeps_the_mean_and_lowers_the_variance() -> None:
     theta = parameters(1, 3)
     spread = {}
     for name in ("reward", "leave_one_out"):
-        algorithm = replace(REINFORCE, advantage=use(getattr(advantages, name)))
+        algorithm = replace(REINFORCE, advantage=bind(getattr(advantages, name)))
         parts = [(c, gradient_of(loss, theta)) for c, loss in all_losses(algorithm, theta, ONE, size=3)]
         mean = sum(c * g for c, g in parts)
         spread[name] = float(sum(c * (g - mean).square().sum() for c, g in parts))
@@ -162,7 +163,7 @@ def test_max_rl_follows_the_truncated_log_likelihood(size: int) -> None:
     p = theta[0].softmax(-1)[:2].sum()
     cut = sum((1 - p.detach()) ** (k - 1) for k in range(1, size))
     algorithm = replace(PRESETS["max_rl"], reduce=REINFORCE.reduce)
-    algorithm = replace(algorithm, advantage=use(advantages.mean_normalized, eps=0.0))
+    algorithm = replace(algorithm, advantage=bind(advantages.mean_normalized, eps=0.0))
     assert same(expected(algorithm, theta, ONE, size=size, reward=success), -cut * gradient_of(p, theta))
 
 
@@ -170,8 +171,8 @@ def test_max_rl_follows_the_truncated_log_likelihood(size: int) -> None:
 
 
 def test_ratios_correct_for_the_policy_that_sampled() -> None:
-    unclipped = replace(REINFORCE, surrogate=use(surrogates.vanilla), ratio=use(ratios.token))
-    by_response = replace(unclipped, ratio=use(ratios.response), reduce=PRESETS["grpo"].reduce)
+    unclipped = replace(REINFORCE, surrogate=bind(surrogates.unclipped), ratio=bind(ratios.token))
+    by_response = replace(unclipped, ratio=bind(ratios.response), reduce=PRESETS["grpo"].reduce)
     theta, old = parameters(1, 5), parameters(1, 6)
     assert same(expected(unclipped, theta, ONE, old=old), true_gradient(theta, ONE, value))
     theta, old = parameters(2, 5), parameters(2, 6)
@@ -182,10 +183,12 @@ def test_ratios_correct_for_the_policy_that_sampled() -> None:
 
 def test_the_decoupled_weight_corrects_for_the_sampler() -> None:
     theta, old, sampler = (parameters(1, seed) for seed in (7, 8, 9))
-    algorithm = replace(REINFORCE, ratio=use(ratios.token), weight=use(weights.decoupled))
+    algorithm = replace(REINFORCE, ratio=bind(ratios.token), correction=bind(corrections.decoupled))
     truth = true_gradient(theta, ONE, value)
     assert same(expected(algorithm, theta, ONE, old=old, sampler=sampler), truth)
-    assert not same(expected(replace(algorithm, weight=None), theta, ONE, old=old, sampler=sampler), truth)
+    assert not same(
+        expected(replace(algorithm, correction=None), theta, ONE, old=old, sampler=sampler), truth
+    )
 
 
 # --- what each KL term pulls at -------------------------------------------------------------------
@@ -224,7 +227,7 @@ def nothing(theta: Tensor, *_: object) -> Tensor:
 )
 def test_each_kl_mode_follows_the_gradient_it_claims(estimator, settings, followed) -> None:
     theta, reference = parameters(1, 10), parameters(1, 11)
-    kl = KL(use(estimator), coef=0.3, **settings)
+    kl = KL(bind(estimator), coef=0.3, **settings)
     algorithm = replace(REINFORCE, kl=kl)
     got = expected(algorithm, theta, ONE, reference=reference, reward=lambda _: 0.0)
     assert same(got, 0.3 * gradient_of(followed(theta, reference, ONE), theta))
@@ -234,7 +237,7 @@ def test_each_kl_mode_follows_the_gradient_it_claims(estimator, settings, follow
 @pytest.mark.parametrize("level", ["token", "response"])
 def test_kl_in_the_reward_is_exact_for_whole_completions(level: str) -> None:
     theta, reference = parameters(2, 12), parameters(2, 13)
-    algorithm = replace(REINFORCE, kl=KL(use(penalties.k1), coef=0.3, place="reward", level=level))
+    algorithm = replace(REINFORCE, kl=KL(bind(penalties.k1), coef=0.3, place="reward", level=level))
     truth = true_gradient(theta, TWO, value) + 0.3 * gradient_of(reverse_kl(theta, reference, TWO), theta)
     assert same(expected(algorithm, theta, TWO, reference=reference), truth)
 
@@ -245,7 +248,7 @@ def test_a_token_loss_misses_what_a_token_does_to_later_ones() -> None:
     pull = 0.3 * gradient_of(reverse_kl(theta, reference, TWO), theta)
     by_token, by_response = (
         expected(
-            replace(REINFORCE, kl=KL(use(penalties.k2), coef=0.3, level=level), reduce=reduce),
+            replace(REINFORCE, kl=KL(bind(penalties.k2), coef=0.3, level=level), reduce=reduce),
             theta,
             TWO,
             reference=reference,

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.objective import multipliers, penalties, ratios, reductions, surrogates, weights
+from covey.objective import corrections, penalties, ratios, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy
-from covey.objective.choice import Choice, use
-from covey.objective.diagnostics import push
-from covey.objective.loss import Terms, penalty, policy_loss, policy_values
+from covey.objective.bound import Bound, bind
+from covey.objective.data import LossInputs
+from covey.objective.diagnostics import gradient_coefficient
+from covey.objective.loss import penalty, policy_loss, policy_values
 from covey.objective.penalties import KL
 from covey.objective.reductions import Totals
-from tests.objective.table import evaluated, leaves, made_batch, made_groups, terms_of
+from tests.objective.table import evaluated, inputs_of, leaves, made_batch, made_groups
 
 MASK = torch.tensor([[1, 1], [1, 0]]).bool()
 TOTALS = Totals(tokens=6, completions=4, prompts=2, max_tokens=10)
@@ -28,7 +29,7 @@ def t(*rows: list[float], grad: bool = False) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64, requires_grad=grad)
 
 
-def made_terms(**changes) -> Terms:
+def made_inputs(**changes) -> LossInputs:
     """Ratios 3/2 and 1, and 1/2; advantages 1 and -2; part of a step of six tokens."""
     old = t([-1, -2], [-3, 0])
     given = {
@@ -39,7 +40,7 @@ def made_terms(**changes) -> Terms:
         "totals": TOTALS,
         "group_tokens": torch.tensor([3, 3]),
     }
-    return Terms(**{**given, **changes})
+    return LossInputs(**{**given, **changes})
 
 
 def algorithm(**changes) -> Algorithm:
@@ -49,11 +50,11 @@ def algorithm(**changes) -> Algorithm:
 def test_grpo_by_hand() -> None:
     # Tokens: -min(1.5, 1.2) = -1.2; -1; and A = -2, rho = 1/2: -min(-1, -1.6) = 1.6.
     # By sequence: (-1.2 - 1) / 2 / 4 + 1.6 / 1 / 4. Gradient: only the second token is unclipped: -1/8.
-    terms = made_terms()
-    loss = policy_loss(algorithm(), terms)
+    inputs = made_inputs()
+    loss = policy_loss(algorithm(), inputs)
     assert loss.total.item() == pytest.approx(-2.2 / 8 + 1.6 / 4)
     loss.total.backward()
-    (slope,) = torch.autograd.grad(policy_loss(algorithm(), x := made_terms()).total, x.logprobs)
+    (slope,) = torch.autograd.grad(policy_loss(algorithm(), x := made_inputs()).total, x.logprobs)
     torch.testing.assert_close(slope, t([0, -1 / 8], [0, 0]))
 
 
@@ -67,33 +68,33 @@ def test_every_reduction_uses_the_totals_of_the_step() -> None:
         reductions.prompt_mean: sum(values) / 3 / 2,
     }
     for reduce, value in expected.items():
-        got = policy_loss(algorithm(reduce=use(reduce)), made_terms()).total
+        got = policy_loss(algorithm(reduce=bind(reduce)), made_inputs()).total
         assert got.item() == pytest.approx(value), reduce
 
 
 def test_kl_and_entropy_share_the_reduction_and_are_reported_apart() -> None:
     # d = log pi - log ref = log 2 everywhere: k3 = log 2 - 1/2; entropy 3 everywhere. Token weight 1/6.
-    terms = made_terms(entropy=t([3, 3], [3, 99]))
-    terms = replace(terms, ref_logprobs=terms.logprobs - LOG(2))
-    chosen = algorithm(kl=KL(coef=0.5), entropy=Entropy(coef=0.1), reduce=use(reductions.token_mean))
-    loss = policy_loss(chosen, terms)
+    inputs = made_inputs(entropy=t([3, 3], [3, 99]))
+    inputs = replace(inputs, ref_logprobs=inputs.logprobs - LOG(2))
+    chosen = algorithm(kl=KL(coef=0.5), entropy=Entropy(coef=0.1), reduce=bind(reductions.token_mean))
+    loss = policy_loss(chosen, inputs)
     k3 = LOG(2) - 0.5
     assert loss.policy.item() == pytest.approx(-0.6 / 6)
     assert loss.kl.item() == pytest.approx(k3 / 2)
     assert loss.entropy.item() == pytest.approx(1.5)
     assert loss.total.item() == pytest.approx(-0.6 / 6 + 0.5 * k3 / 2 - 0.1 * 1.5)
-    steered = policy_loss(chosen, terms, kl_coef=2.0, entropy_coef=0.0).total
+    steered = policy_loss(chosen, inputs, kl_coef=2.0, entropy_coef=0.0).total
     assert steered.item() == pytest.approx(-0.6 / 6 + 2 * k3 / 2)
 
 
 def test_factors_multiply_the_policy_term_alone_and_are_detached() -> None:
-    terms = made_terms(sampler_logprobs=t([-1 - LOG(2), -2], [-3, 0]))
-    terms = replace(terms, ref_logprobs=terms.logprobs - LOG(2))
-    chosen = algorithm(kl=KL(coef=1.0), weight=use(weights.decoupled))
-    plain, weighted = (policy_loss(a, terms) for a in (replace(chosen, weight=None), chosen))
+    inputs = made_inputs(sampler_logprobs=t([-1 - LOG(2), -2], [-3, 0]))
+    inputs = replace(inputs, ref_logprobs=inputs.logprobs - LOG(2))
+    chosen = algorithm(kl=KL(coef=1.0), correction=bind(corrections.decoupled))
+    plain, weighted = (policy_loss(a, inputs) for a in (replace(chosen, correction=None), chosen))
     assert weighted.kl == plain.kl
     assert weighted.policy.item() == pytest.approx((-2.4 - 1) / 8 + 1.6 / 4)
-    values = policy_values(chosen, replace(terms, ratio=chosen.ratio(terms)))
+    values = policy_values(chosen, replace(inputs, ratio=chosen.ratio(inputs)))
     torch.testing.assert_close(values, t([-2.4, -1], [1.6, 0]))
 
 
@@ -105,62 +106,62 @@ def test_a_users_functions_need_not_know_about_padding_or_detaching() -> None:
         return 2 * logprobs / logprobs.detach().where(logprobs != 0, 1.0)
 
     # 1 on three trained tokens of the step's six, whatever stands on the padding.
-    terms = made_terms()
-    chosen = algorithm(surrogate=use(flat), reduce=use(reductions.token_mean))
-    assert policy_loss(chosen, terms).total.item() == pytest.approx(3 / 6)
+    inputs = made_inputs()
+    chosen = algorithm(surrogate=bind(flat), reduce=bind(reductions.token_mean))
+    assert policy_loss(chosen, inputs).total.item() == pytest.approx(3 / 6)
     # A factor of 2 that depends on log pi: the value doubles, the gradient doubles and no more.
-    chosen = algorithm(multipliers=(use(doubled),))
-    plain, twice = (policy_loss(a, terms).total for a in (algorithm(), chosen))
+    chosen = algorithm(token_weights=(bind(doubled),))
+    plain, twice = (policy_loss(a, inputs).total for a in (algorithm(), chosen))
     assert twice.item() == pytest.approx(2 * plain.item())
-    slopes = [torch.autograd.grad(loss, terms.logprobs, retain_graph=True)[0] for loss in (plain, twice)]
+    slopes = [torch.autograd.grad(loss, inputs.logprobs, retain_graph=True)[0] for loss in (plain, twice)]
     torch.testing.assert_close(slopes[1], 2 * slopes[0])
 
 
 def test_a_penalty_in_the_reward_is_not_in_the_loss() -> None:
-    terms = made_terms(ref_logprobs=t([-1, -2], [-3, 0]))
-    chosen = algorithm(kl=KL(use(penalties.k1), coef=9.0, place="reward"))
-    assert policy_loss(chosen, terms).total == policy_loss(algorithm(), terms).total
+    inputs = made_inputs(ref_logprobs=t([-1, -2], [-3, 0]))
+    chosen = algorithm(kl=KL(bind(penalties.k1), coef=9.0, place="reward"))
+    assert policy_loss(chosen, inputs).total == policy_loss(algorithm(), inputs).total
 
 
 def test_a_users_estimator_keeps_its_settings() -> None:
-    def scaled(difference, *, factor=1.0):
-        return difference * factor
+    def scaled(ref_log_ratio, *, factor=1.0):
+        return ref_log_ratio * factor
 
-    terms = made_terms(ref_logprobs=t([-1, -2], [-3, 0]))
-    terms = replace(terms, ratio=ratios.token(terms.log_ratio))
-    got = penalty(KL(use(scaled, factor=3.0)), terms)
+    inputs = made_inputs(ref_logprobs=t([-1, -2], [-3, 0]))
+    inputs = replace(inputs, ratio=ratios.token(inputs.log_ratio))
+    got = penalty(KL(bind(scaled, factor=3.0)), inputs)
     torch.testing.assert_close(got, 3 * t([LOG(1.5), 0], [LOG(0.5), 0]))
 
 
 def test_the_exact_kl_is_taken_as_it_is() -> None:
-    terms = made_terms(full_kl=t([1, 2], [3, 99]))
-    loss = policy_loss(algorithm(kl=KL(use(penalties.full), coef=1.0)), terms)
+    inputs = made_inputs(full_kl=t([1, 2], [3, 99]))
+    loss = policy_loss(algorithm(kl=KL(bind(penalties.full), coef=1.0)), inputs)
     assert loss.kl.item() == pytest.approx(1.5 / 4 + 3 / 4)
 
 
 def test_terms_hold_what_functions_ask_for_by_name() -> None:
-    terms = made_terms(sampler_logprobs=t([-1.5, -2], [-4, 9]), ref_logprobs=t([-1, -1], [-1, 9]))
-    torch.testing.assert_close(terms.log_ratio, t([LOG(1.5), 0], [LOG(0.5), 0]))
-    torch.testing.assert_close(terms.gap, t([0.5, 0], [1, 0]))
-    torch.testing.assert_close(terms.difference, t([LOG(1.5), -1], [-2 + LOG(0.5), 0]))
-    assert terms.lengths.tolist() == [2, 1]
-    far = made_terms(old_logprobs=t([-101, -2], [-3, 0]), sampler_logprobs=t([-1, 98], [-3, 0]))
-    assert far.log_ratio[0, 0] == 20 and far.gap[0].tolist() == [-20, -20]
+    inputs = made_inputs(sampler_logprobs=t([-1.5, -2], [-4, 9]), ref_logprobs=t([-1, -1], [-1, 9]))
+    torch.testing.assert_close(inputs.log_ratio, t([LOG(1.5), 0], [LOG(0.5), 0]))
+    torch.testing.assert_close(inputs.mismatch, t([0.5, 0], [1, 0]))
+    torch.testing.assert_close(inputs.ref_log_ratio, t([LOG(1.5), -1], [-2 + LOG(0.5), 0]))
+    assert inputs.lengths.tolist() == [2, 1]
+    far = made_inputs(old_logprobs=t([-101, -2], [-3, 0]), sampler_logprobs=t([-1, 98], [-3, 0]))
+    assert far.log_ratio[0, 0] == 20 and far.mismatch[0].tolist() == [-20, -20]
 
 
 def test_choices_are_equal_if_they_compute_the_same() -> None:
-    assert use(surrogates.clip) == use(surrogates.clip, clip_low=0.2)
-    assert use(surrogates.clip) != use(surrogates.clip, clip_low=0.1)
-    assert use(surrogates.clip) != use(surrogates.vanilla)
-    assert use(surrogates.clip) != "clip"
-    assert len({use(surrogates.clip), use(surrogates.clip, clip_low=0.2)}) == 1
+    assert bind(surrogates.clip) == bind(surrogates.clip, clip_low=0.2)
+    assert bind(surrogates.clip) != bind(surrogates.clip, clip_low=0.1)
+    assert bind(surrogates.clip) != bind(surrogates.unclipped)
+    assert bind(surrogates.clip) != "clip"
+    assert len({bind(surrogates.clip), bind(surrogates.clip, clip_low=0.2)}) == 1
     with pytest.raises(TypeError, match="no setting"):
-        Choice(surrogates.clip, {"clip_lo": 0.1})
+        Bound(surrogates.clip, {"clip_lo": 0.1})
 
 
 def test_a_choice_takes_its_data_by_name() -> None:
     data = SimpleNamespace(mask=1, share=2, values=3)
-    choice = use(lambda values, mask, *, share=0.5: (values, mask, share), share=7)
+    choice = bind(lambda values, mask, *, share=0.5: (values, mask, share), share=7)
     assert choice(data) == (3, 1, 7)
     assert choice.needs == ("values", "mask")
     assert choice.all_settings == {"share": 7}
@@ -170,7 +171,7 @@ def test_a_choice_takes_its_data_by_name() -> None:
 
 
 def test_a_bare_function_is_a_choice() -> None:
-    mine = Algorithm(lambda rewards: rewards, multipliers=(use(multipliers.unlikely_only),))
+    mine = Algorithm(lambda rewards: rewards, token_weights=(bind(token_weights.unlikely_only),))
     assert mine.advantage.needs == ("rewards",)
     assert mine.needs_reference is False and mine.skips_idle
 
@@ -182,7 +183,7 @@ def test_a_bare_function_is_a_choice() -> None:
         ("grpo", True, False, False),  # a KL in the loss pulls idle completions too
         ("rloo", True, True, True),  # in the reward it needs the sampled log-probs beforehand
         ("clip_cov", False, True, True),
-        ("kl_cov", False, True, False),  # marked tokens are pulled whatever their advantage
+        ("kl_cov", False, True, False),  # selected tokens are pulled whatever their advantage
         ("entropy_80_20", False, True, True),
     ],
 )
@@ -193,13 +194,13 @@ def test_what_an_algorithm_needs(name: str, reference: bool, old: bool, skips: b
 
 def test_an_entropy_bonus_and_an_unknown_surrogate_keep_idle_completions() -> None:
     assert not replace(PRESETS["dapo"], entropy=Entropy(0.1)).skips_idle
-    assert not replace(PRESETS["dapo"], surrogate=use(lambda ratio: ratio)).skips_idle
+    assert not replace(PRESETS["dapo"], surrogate=bind(lambda ratio: ratio)).skips_idle
 
 
 def test_needs_name_the_data_of_all_axes() -> None:
-    assert {"rewards", "old_entropy", "marked", "log_ratio"} <= PRESETS["entropy_80_20"].needs
+    assert {"rewards", "old_entropy", "selected", "log_ratio"} <= PRESETS["entropy_80_20"].needs
     assert "ref_logprobs" in PRESETS["grpo"].needs
-    exact = algorithm(kl=KL(use(penalties.full)))
+    exact = algorithm(kl=KL(bind(penalties.full)))
     assert "full_kl" in exact.needs and "ref_logprobs" not in exact.needs
     assert "entropy" in algorithm(entropy=Entropy(0.1)).needs
 
@@ -211,9 +212,9 @@ def test_needs_name_the_data_of_all_axes() -> None:
 def test_push_is_the_gradient_before_the_reduction(name: str) -> None:
     from tests.objective.table import ALGORITHMS
 
-    chosen = replace(ALGORITHMS[name], reduce=use(reductions.sequence_sum))
+    chosen = replace(ALGORITHMS[name], reduce=bind(reductions.sequence_sum))
     batch, policy = made_batch(chosen, made_groups()), leaves()
-    terms = terms_of(batch, policy)
+    inputs = inputs_of(batch, policy)
     _, slope = evaluated(chosen, batch)
     by_row = slope.logprobs[[int(i[-1]) - 1000 for i in batch.tokens], : batch.mask.shape[1]]
-    torch.testing.assert_close(push(chosen, terms), -by_row * terms.totals.completions)
+    torch.testing.assert_close(gradient_coefficient(chosen, inputs), -by_row * inputs.totals.completions)

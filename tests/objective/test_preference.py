@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from covey.objective.preference import dpo, ipo, kto, log_sigmoid, orpo, reward_model, simpo
+from covey.objective.preference import bradley_terry, dpo, ipo, kto, log_sigmoid, orpo, simpo
 
 LOG = math.log
 
@@ -86,7 +86,7 @@ def test_simpo() -> None:
 
 def test_reward_model() -> None:
     up, down = v(LOG(3), grad=True), v(0.0)
-    loss = reward_model(up, down)
+    loss = bradley_terry(up, down)
     assert loss.tolist() == pytest.approx([-LOG(0.75)])
     assert slope(loss, up) == pytest.approx([-0.25])
 
@@ -99,9 +99,9 @@ def test_reward_model() -> None:
         lambda a, b: kto(a - b, torch.tensor([True, False]), v(0.1, 0.1)),
         lambda a, b: orpo(a, b, v(3, 2), v(2, 5)),
         lambda a, b: simpo(a, b, v(3, 2), v(2, 5)),
-        reward_model,
+        bradley_terry,
     ],
-    ids=["dpo", "ipo", "kto", "orpo", "simpo", "reward_model"],
+    ids=["dpo", "ipo", "kto", "orpo", "simpo", "bradley_terry"],
 )
 def test_gradients_by_finite_differences(loss) -> None:
     assert gradcheck(loss, (v(-1.0, -2.5, grad=True), v(-2.0, -1.4, grad=True)))

@@ -25,11 +25,11 @@ from tests.objective.table import (
     evaluated,
     gradient,
     identities,
+    inputs_of,
     leaves,
     made_batch,
     made_groups,
     per_token,
-    terms_of,
 )
 
 every_algorithm = pytest.mark.parametrize("name", NAMES)
@@ -54,7 +54,7 @@ def same_step(a: tuple[Tensor, TokenScores], b: tuple[Tensor, TokenScores]) -> N
 
 
 def test_the_table_holds_every_function_of_every_axis() -> None:
-    used = {choice.function for a in ALGORITHMS.values() for choice in a.choices}
+    used = {choice.function for a in ALGORITHMS.values() for choice in a.functions}
     used |= {a.kl.estimator.function for a in ALGORITHMS.values() if a.kl}
     offered = {function for axis, functions in AXES.items() if axis != "filter" for function in functions}
     assert offered - used == set()
@@ -64,7 +64,16 @@ def test_the_functions_of_an_axis_are_all_there() -> None:
     # A public function of an axis's module is on the axis, or is one of its helpers.
     helpers = {"centered", "standard_deviation", "divided", "per_completion", "bounded", "at_level"}
     helpers |= {"with_gradient", "covariance", "discounted_sum"}
-    for axis in ("whiten", "ratio", "surrogate", "estimator", "reduce", "weight", "multipliers", "filter"):
+    for axis in (
+        "whiten",
+        "ratio",
+        "surrogate",
+        "estimator",
+        "reduce",
+        "correction",
+        "token_weights",
+        "filter",
+    ):
         module = inspect.getmodule(AXES[axis][0])
         assert module is not None
         own = {
@@ -130,7 +139,7 @@ def test_padding_may_hold_anything(name: str, garbage: float) -> None:
     algorithm = ALGORITHMS[name]
     batch = made_batch(algorithm, made_groups())
     policy = leaves()
-    clean = policy_loss(algorithm, terms_of(batch, policy))
+    clean = policy_loss(algorithm, inputs_of(batch, policy))
     clean.total.backward()
     expected = gradient(policy)
 
@@ -144,13 +153,13 @@ def test_padding_may_hold_anything(name: str, garbage: float) -> None:
         "sampler_logprobs",
         "ref_logprobs",
     )
-    terms = terms_of(batch, policy)
-    soiled = {n: soil(getattr(terms, n), batch.mask, garbage) for n in names}
+    inputs = inputs_of(batch, policy)
+    soiled = {n: soil(getattr(inputs, n), batch.mask, garbage) for n in names}
     pad = torch.nn.functional.pad
     mask = pad(batch.mask, (0, 3, 0, 1))
-    marked = pad(batch.marked, (0, 3, 0, 1), value=True) if batch.marked is not None else None
+    selected = pad(batch.selected, (0, 3, 0, 1), value=True) if batch.selected is not None else None
     counts = pad(batch.group_tokens, (0, 1))
-    padded = replace(terms, **soiled, mask=mask, marked=marked, group_tokens=counts)
+    padded = replace(inputs, **soiled, mask=mask, selected=selected, group_tokens=counts)
     loss = policy_loss(algorithm, padded)
     loss.total.backward()
     same_step((loss.total.detach(), gradient(policy)), (clean.total.detach(), expected))
@@ -191,7 +200,7 @@ ACROSS_GROUPS = {"reinforce", "reinforce_pp", "batch_baseline"}
 )
 @every_critic_free
 def test_equal_rewards_give_exactly_zero(name: str, values: list[float], size: int) -> None:
-    algorithm = replace(ALGORITHMS[name], kl=None, mark=None, multipliers=())
+    algorithm = replace(ALGORITHMS[name], kl=None, select_tokens=None, token_weights=())
     across = [values[0]] * len(values) if name in ACROSS_GROUPS else values
     batch = made_batch(algorithm, made_groups([[value] * size for value in across]))
     expected = values[0] if name == "reinforce" else 0.0
@@ -202,7 +211,7 @@ def test_equal_rewards_give_exactly_zero(name: str, values: list[float], size: i
 @pytest.mark.parametrize("value", [0.7, 0.1, 1 / 3, 1e-8])
 @every_critic_free
 def test_no_eps_is_small_enough_to_make_noise_of_equal_rewards(name: str, value: float, eps: float) -> None:
-    algorithm = replace(ALGORITHMS[name], kl=None, mark=None, multipliers=())
+    algorithm = replace(ALGORITHMS[name], kl=None, select_tokens=None, token_weights=())
     for axis in ("advantage", "whiten"):
         choice = getattr(algorithm, axis)
         if choice is not None and "eps" in choice.all_settings:
@@ -224,7 +233,7 @@ def test_groups_do_not_see_each_other(name: str) -> None:
     same = torch.equal(before.advantages[others], after.advantages[others])
     assert same == (algorithm.whiten is None)
     assert not torch.equal(before.advantages[~others], after.advantages[~others])
-    if algorithm.whiten is None and algorithm.mark is None:
+    if algorithm.whiten is None and algorithm.select_tokens is None:
         # The first group's NaN became a number, so counts differ; hold the mask and compare gradients.
         held = replace(after, mask=before.mask, advantages=after.advantages * before.mask)
         rows = [i for i, other in zip(identities(before), others.tolist(), strict=True) if other]
@@ -246,11 +255,11 @@ def test_on_policy_the_gradient_is_that_of_reinforce(name: str) -> None:
     """-w_i A_it, times the masks that an algorithm lays over tokens and no more."""
     algorithm = replace(ALGORITHMS[name], kl=None, entropy=None)
     batch, policy = on_policy(made_batch(ALGORITHMS[name], made_groups()))
-    terms = terms_of(batch, policy)
-    policy_loss(algorithm, terms).total.backward()
-    expected = -(algorithm.reduce(terms)[:, None] * terms.advantages * batch.mask)
-    for factor in algorithm.multipliers:
-        expected = expected * factor(terms)
+    inputs = inputs_of(batch, policy)
+    policy_loss(algorithm, inputs).total.backward()
+    expected = -(algorithm.reduce(inputs)[:, None] * inputs.advantages * batch.mask)
+    for factor in algorithm.token_weights:
+        expected = expected * factor(inputs)
     if algorithm.ratio.name == "response":  # the product's gradient is the whole return on every token
         expected = expected * batch.mask.sum(-1, keepdim=True)
         if algorithm.surrogate.name == "vespo":  # ... but here it is a detached weight on log pi
@@ -275,7 +284,7 @@ def test_far_log_ratios_give_finite_loss_and_gradient(name: str, far: float) -> 
                 policy.logprobs.data += far
             change = {n: getattr(batch, n) - far for n in others if n == moved}
             flipped = replace(batch, advantages=sign * batch.advantages, **change)
-            loss = policy_loss(algorithm, terms_of(flipped, policy)).total
+            loss = policy_loss(algorithm, inputs_of(flipped, policy)).total
             loss.backward()
             assert loss.isfinite()
             assert all(g.isfinite().all() for g in gradient(policy))
@@ -289,7 +298,7 @@ def test_gradient_flows_only_through_the_policy_being_trained(name: str) -> None
         n: getattr(batch, n).clone().requires_grad_()
         for n in ("advantages", "old_logprobs", "ref_logprobs", "sampler_logprobs")
     }
-    loss = policy_loss(algorithm, terms_of(batch, policy, **data))
+    loss = policy_loss(algorithm, inputs_of(batch, policy, **data))
     loss.total.backward()
     assert all(values.grad is None for values in data.values())
     slope = gradient(policy)
@@ -304,20 +313,20 @@ def derivable(name: str) -> bool:
     detached = {"cispo", "vespo", "divergence_mask_tv", "divergence_mask_kl"}
     detached |= {"future_influence", "off_policy_mask", "on_policy", "sequence_token"}
     straight = algorithm.kl is not None and algorithm.kl.gradient == "straight_through"
-    return not straight and not detached & {c.name for c in algorithm.choices}
+    return not straight and not detached & {c.name for c in algorithm.functions}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if derivable(n)])
 def test_finite_differences_agree(name: str) -> None:
     algorithm = ALGORITHMS[name]
     batch, policy = made_batch(algorithm, made_groups()), leaves()
-    policy_loss(algorithm, terms_of(batch, policy)).total.backward()
+    policy_loss(algorithm, inputs_of(batch, policy)).total.backward()
     direction = torch.from_numpy(np.random.default_rng(5).normal(size=policy.logprobs.shape))
     slope = sum(float((g * direction).sum()) for g in gradient(policy))
 
     def along(step: float) -> float:
         moved = TokenScores(*(p.detach() + step * direction for p in policy))
-        return float(policy_loss(algorithm, terms_of(batch, moved)).total)
+        return float(policy_loss(algorithm, inputs_of(batch, moved)).total)
 
     step = 1e-6
     assert (along(step) - along(-step)) / (2 * step) == pytest.approx(slope, rel=1e-6, abs=1e-9)

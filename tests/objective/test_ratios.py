@@ -25,7 +25,7 @@ LOG = math.log
 
 
 def log_ratio() -> Tensor:
-    """Ratios 4 and 1 in the first completion, 1/2 in the second; padding 0, as ``Terms`` leaves it."""
+    """Ratios 4 and 1 in the first completion, 1/2 in the second; padding 0, as ``LossInputs`` leaves it."""
     return torch.tensor([[LOG(4), 0.0], [LOG(0.5), 0.0]], dtype=torch.float64, requires_grad=True)
 
 

@@ -14,9 +14,9 @@ from covey.objective.surrogates import (
     clip,
     divergence_mask_kl,
     divergence_mask_tv,
-    kl_on_marked,
+    kl_on_selected,
     sapo,
-    vanilla,
+    unclipped,
     vespo,
 )
 
@@ -29,12 +29,12 @@ def slope(loss: Tensor, x: Tensor) -> list[float]:
     return torch.autograd.grad(loss.sum(), x, retain_graph=True)[0][0].tolist()
 
 
-def test_vanilla() -> None:
+def test_unclipped() -> None:
     ratio = t(2, 3, grad=True)
-    loss = vanilla(ratio, t(1, -1))
+    loss = unclipped(ratio, t(1, -1))
     assert loss.tolist() == [[-2, 3]]
     assert slope(loss, ratio) == [-1, 1]
-    assert gradcheck(lambda r: vanilla(r, t(1, -1)), ratio)
+    assert gradcheck(lambda r: unclipped(r, t(1, -1)), ratio)
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,10 @@ def test_kl_mask_caps_the_weight_and_survives_certainty() -> None:
 
 
 def test_kl_on_marked_pulls_marked_tokens_back() -> None:
-    # -rho A everywhere; on the marked second token also 2 |log rho|.
+    # -rho A everywhere; on the selected second token also 2 |log rho|.
     x = torch.tensor([[math.log(2), math.log(2), -math.log(2)]], dtype=torch.float64).requires_grad_()
-    marked = torch.tensor([[False, True, True]])
-    loss = kl_on_marked(x.exp(), t(1, 1, 0), x, marked, coef=2.0)
+    selected = torch.tensor([[False, True, True]])
+    loss = kl_on_selected(x.exp(), t(1, 1, 0), x, selected, coef=2.0)
     assert loss.tolist() == [[-2.0, pytest.approx(-2 + 2 * math.log(2)), pytest.approx(2 * math.log(2))]]
     assert slope(loss, x) == pytest.approx([-2.0, -2.0 + 2.0, -2.0])
-    assert gradcheck(lambda v: kl_on_marked(v.exp(), t(1, 1, 0), v, marked), x)
+    assert gradcheck(lambda v: kl_on_selected(v.exp(), t(1, 1, 0), v, selected), x)

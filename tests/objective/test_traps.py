@@ -14,15 +14,16 @@ from covey.advantage import with_advantages
 from covey.batching import collate
 from covey.config.algorithm import build_algorithm
 from covey.config.contradictions import contradictions
-from covey.objective import advantages, multipliers, penalties, reductions, surrogates, weights
+from covey.objective import advantages, corrections, penalties, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS
-from covey.objective.choice import use
-from covey.objective.loss import Terms, policy_loss
+from covey.objective.bound import bind
+from covey.objective.data import LossInputs
+from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
 from covey.objective.preference import ipo
 from covey.objective.reductions import Totals
 from tests.fakes import group
-from tests.objective.test_loss import algorithm, made_terms, t
+from tests.objective.test_loss import algorithm, made_inputs, t
 
 GRPO = replace(PRESETS["grpo"], kl=None)
 
@@ -41,9 +42,9 @@ def test_rounding_of_equal_rewards_is_not_a_signal(eps: float) -> None:
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
 def test_multiplying_by_the_mask_does_not_remove_garbage(garbage: float) -> None:
-    terms = made_terms(advantages=t([1, 1], [-2, garbage]), old_logprobs=t([-1, -2], [-3, garbage]))
-    assert not (terms.mask * torch.tensor([[1.0, 1.0], [1.0, garbage]])).isfinite().all()
-    assert policy_loss(algorithm(), terms).total == policy_loss(algorithm(), made_terms()).total
+    inputs = made_inputs(advantages=t([1, 1], [-2, garbage]), old_logprobs=t([-1, -2], [-3, garbage]))
+    assert not (inputs.mask * torch.tensor([[1.0, 1.0], [1.0, garbage]])).isfinite().all()
+    assert policy_loss(algorithm(), inputs).total == policy_loss(algorithm(), made_inputs()).total
 
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
@@ -59,8 +60,8 @@ def test_exp_of_a_far_log_ratio_overflows(advantage: float) -> None:
 
     totals = Totals(tokens=1, completions=1, prompts=1, max_tokens=1)
     one = torch.ones(1, 1)
-    terms = Terms(logprobs, one.bool(), advantage * one, 0 * one, totals, torch.ones(1))
-    loss = policy_loss(GRPO, terms).total
+    inputs = LossInputs(logprobs, one.bool(), advantage * one, 0 * one, totals, torch.ones(1))
+    loss = policy_loss(GRPO, inputs).total
     (slope,) = torch.autograd.grad(loss, logprobs)
     assert loss.isfinite() and slope.isfinite().all()
 
@@ -137,42 +138,42 @@ def test_groups_need_not_be_contiguous() -> None:
 
 
 def test_a_sequence_mask_drops_long_answers_and_a_geometric_one_does_not() -> None:
-    gap = torch.full((2, 40), math.log(1.05))
+    mismatch = torch.full((2, 40), math.log(1.05))
     mask = torch.arange(40) < torch.tensor([[5], [40]])
-    gap = gap.where(mask, 0.0)
-    by_sequence = weights.masked(gap, low=1 / 3, high=3.0, level="sequence")[:, 0] > 0
-    by_mean = weights.geometric_mask(gap, mask, low=0.9, high=1.1)[:, 0] > 0
+    mismatch = mismatch.where(mask, 0.0)
+    by_sequence = corrections.masked(mismatch, low=1 / 3, high=3.0, level="sequence")[:, 0] > 0
+    by_mean = corrections.geometric_mask(mismatch, mask, low=0.9, high=1.1)[:, 0] > 0
     assert by_sequence.tolist() == [True, False]
     assert by_mean.tolist() == [True, True]
 
 
 def test_deepseekmath_does_state_its_settings() -> None:
     assert "group 64" in PRESETS["grpo"].paper
-    assert PRESETS["grpo"].kl == KL(use(penalties.k3), coef=0.04)
+    assert PRESETS["grpo"].kl == KL(bind(penalties.k3), coef=0.04)
 
 
 def test_weighing_k3_by_the_ratio_changes_the_gradient_even_on_policy() -> None:
     reference = t([-1, -2], [-3, 0]) - 0.5
     slopes = []
     for mode in ("formula", "ratio"):
-        terms = made_terms(old_logprobs=made_terms().logprobs.detach(), ref_logprobs=reference)
+        inputs = made_inputs(old_logprobs=made_inputs().logprobs.detach(), ref_logprobs=reference)
         chosen = algorithm(kl=KL(coef=1.0, gradient=mode))
-        slopes.append(torch.autograd.grad(policy_loss(chosen, terms).total, terms.logprobs)[0])
+        slopes.append(torch.autograd.grad(policy_loss(chosen, inputs).total, inputs.logprobs)[0])
     assert not torch.allclose(*slopes)
     assert PRESETS["grpo"].kl is not None and PRESETS["grpo"].kl.gradient == "formula"
 
 
 @pytest.mark.parametrize(("trainer_over_sampler", "kept"), [(0.8, 1.0), (1.3, 0.0)])
 def test_filter_bounds_are_for_trainer_over_sampler(trainer_over_sampler: float, kept: float) -> None:
-    gap = torch.tensor([[math.log(trainer_over_sampler)]])
-    assert weights.geometric_mask(gap, torch.ones(1, 1).bool(), low=0.5, high=1.2) == kept
+    mismatch = torch.tensor([[math.log(trainer_over_sampler)]])
+    assert corrections.geometric_mask(mismatch, torch.ones(1, 1).bool(), low=0.5, high=1.2) == kept
 
 
 def test_an_entropy_mask_leaves_the_denominator_alone() -> None:
-    # One of three tokens is marked: its loss -1 weighs 1/6 of the step's six tokens, not 1/1.
-    marked = torch.tensor([[False, True], [False, False]])
-    chosen = algorithm(multipliers=(use(multipliers.marked_only),), reduce=use(reductions.token_mean))
-    assert policy_loss(chosen, made_terms(marked=marked)).total.item() == pytest.approx(-1 / 6)
+    # One of three tokens is selected: its loss -1 weighs 1/6 of the step's six tokens, not 1/1.
+    selected = torch.tensor([[False, True], [False, False]])
+    chosen = algorithm(token_weights=(bind(token_weights.selected_only),), reduce=bind(reductions.token_mean))
+    assert policy_loss(chosen, made_inputs(selected=selected)).total.item() == pytest.approx(-1 / 6)
 
 
 def test_the_std_of_rewards_holds_the_spread_between_prompts_too() -> None:
@@ -180,7 +181,7 @@ def test_the_std_of_rewards_holds_the_spread_between_prompts_too() -> None:
     groups = [group([0.0, 1.0]), group([10.0, 11.0])]
     lite = PRESETS["lite_ppo"]
     of_rewards = with_advantages(collate(groups), groups, lite).advantages[0, 0]
-    centred = replace(lite, whiten=use(advantages.batch_std, of="advantages", eps=0.0))
+    centred = replace(lite, whiten=bind(advantages.batch_std, of="advantages", eps=0.0))
     of_advantages = with_advantages(collate(groups), groups, centred).advantages[0, 0]
     assert float(of_advantages) == pytest.approx(-0.5 / math.sqrt(1 / 3))
     raw = float(np.std([0, 1, 10, 11], ddof=1))
@@ -188,8 +189,8 @@ def test_the_std_of_rewards_holds_the_spread_between_prompts_too() -> None:
 
 
 def test_dr_grpo_is_both_of_its_changes() -> None:
-    assert PRESETS["dr_grpo"].advantage == use(advantages.group_centered)
-    assert PRESETS["dr_grpo"].reduce == use(reductions.constant_length)
+    assert PRESETS["dr_grpo"].advantage == bind(advantages.group_centered)
+    assert PRESETS["dr_grpo"].reduce == bind(reductions.constant_length)
     # Its point: a long wrong answer weighs as much by token as a short one.
     lengths, totals = torch.tensor([2.0, 200.0]), Totals(202, 2, 1, 1000)
     constant, mean = reductions.constant_length(lengths, totals), reductions.sequence_mean(lengths, totals)

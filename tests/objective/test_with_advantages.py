@@ -15,12 +15,12 @@ from covey.batching import Batch, collate
 from covey.errors import DataError
 from covey.objective import advantages, credit, penalties
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.choice import use
+from covey.objective.bound import bind
 from covey.objective.penalties import KL
 from covey.types import Group, StepRewards
 from tests.fakes import group
 
-CENTRED = Algorithm(use(advantages.group_centered))
+CENTRED = Algorithm(bind(advantages.group_centered))
 
 
 def rows(batch: Batch) -> list[list[float]]:
@@ -74,7 +74,7 @@ def test_truncated_completions_count_in_their_group_but_not_in_the_batch() -> No
     groups = [replace(cut, completions=completions), group([1, 0])]
     batch = collate(groups, mask_truncated=True)
     assert with_advantages(batch, groups, CENTRED).advantages[:, 0].tolist() == [0, -2, 0, 0.5, -0.5]
-    whitened = with_advantages(batch, groups, replace(CENTRED, whiten=use(advantages.batch_centered)))
+    whitened = with_advantages(batch, groups, replace(CENTRED, whiten=bind(advantages.batch_centered)))
     # Mean of the four trained: -2/4.
     assert whitened.advantages[:, 0].tolist() == [0, -1.5, 0.5, 1.0, 0.0]
 
@@ -90,7 +90,7 @@ DIFFERENCE = {
 
 
 def penalised(estimator=penalties.k1, **settings) -> Algorithm:
-    return Algorithm(use(advantages.reward), kl=KL(use(estimator), coef=0.1, place="reward", **settings))
+    return Algorithm(bind(advantages.reward), kl=KL(bind(estimator), coef=0.1, place="reward", **settings))
 
 
 def test_by_token_each_bears_what_it_and_all_later_ones_cost() -> None:
@@ -102,7 +102,7 @@ def test_by_token_each_bears_what_it_and_all_later_ones_cost() -> None:
 
 def test_by_response_it_is_part_of_the_reward_before_the_baseline() -> None:
     # 1 - .6 = .4 and 0 - .9: centred +-.65.
-    algorithm = replace(penalised(level="response"), advantage=use(advantages.group_centered))
+    algorithm = replace(penalised(level="response"), advantage=bind(advantages.group_centered))
     assert rows(given(PAIR, algorithm, **DIFFERENCE)) == [[0.65] * 3, [-0.65] * 2]
     # k2 of the sums 6 and 9: 18 and 40.5, so -.8 and -4.05.
     squared = penalised(penalties.k2, level="response")
@@ -130,18 +130,18 @@ GROUPS = [group([1, 0], [3, 1]), group([0.5, 0.5], [2, 2])]
     ("whiten", "expected"),
     [
         # Completions .5 -.5 0 0: mean 0, sum of squares 1/2.
-        (use(advantages.batch_centered), [0.5, -0.5, 0, 0]),
-        (use(advantages.batch_std, of="advantages", ddof=0, eps=0.0), [math.sqrt(2), -math.sqrt(2), 0, 0]),
+        (bind(advantages.batch_centered), [0.5, -0.5, 0, 0]),
+        (bind(advantages.batch_std, of="advantages", ddof=0, eps=0.0), [math.sqrt(2), -math.sqrt(2), 0, 0]),
         # Rewards 1 0 .5 .5 have the same spread.
-        (use(advantages.batch_std, ddof=0, eps=0.0), [math.sqrt(2), -math.sqrt(2), 0, 0]),
-        (use(advantages.sample_zscore, ddof=1, eps=0.0), [math.sqrt(1.5), -math.sqrt(1.5), 0, 0]),
+        (bind(advantages.batch_std, ddof=0, eps=0.0), [math.sqrt(2), -math.sqrt(2), 0, 0]),
+        (bind(advantages.sample_zscore, ddof=1, eps=0.0), [math.sqrt(1.5), -math.sqrt(1.5), 0, 0]),
         # Tokens .5 x 3, -.5, 0 x 4: mean 1/8; squares 4/4 - 8/64 = 7/8 over 8.
         (
-            use(advantages.token_zscore, ddof=0, eps=0.0),
+            bind(advantages.token_zscore, ddof=0, eps=0.0),
             [(a - 1 / 8) / math.sqrt(7 / 64) for a in (0.5, -0.5, 0, 0)],
         ),
         # Two of four completions are in a group with a signal.
-        (use(advantages.valid_group_scale), [1, -1, 0, 0]),
+        (bind(advantages.valid_group_scale), [1, -1, 0, 0]),
     ],
 )
 def test_whiten_steps(whiten, expected: list[float]) -> None:
@@ -160,7 +160,7 @@ def test_components_with_their_weights() -> None:
         components={"answer": pair.rewards, "style": np.array([0, 10.0])},
         weights={"answer": 1, "style": 0.5},
     )
-    algorithm = Algorithm(use(advantages.component_zscore, ddof=0, eps=0.0))
+    algorithm = Algorithm(bind(advantages.component_zscore, ddof=0, eps=0.0))
     assert given([style], algorithm).advantages[:, 0].tolist() == [0.5, -0.5]
 
 
@@ -175,7 +175,7 @@ def test_lengths_are_those_of_trained_tokens() -> None:
 
 def test_tokens_make_the_tree() -> None:
     # tests.fakes gives every completion of a group the same first tokens: they part at the end only.
-    tree = Algorithm(use(credit.prefix_tree))
+    tree = Algorithm(bind(credit.prefix_tree))
     same = group([1, 0], [2, 3])
     assert rows(given([same], tree)) == [[0, 0], [0, 0, -0.5]]
     # Also where the longer one goes on with token 0, which padding must not look like.
@@ -187,7 +187,7 @@ def test_tokens_make_the_tree() -> None:
 def test_steps_by_completion_and_only_of_scorable_ones() -> None:
     steps = (StepRewards([1, 0], [0, 2]), StepRewards([5], [0]), StepRewards([0, 1], [0, 1]))
     graded = replace(group([1, math.nan, 1]), steps=steps)
-    algorithm = Algorithm(use(credit.process_zscore, credit="own_step", ddof=0, eps=0.0))
+    algorithm = Algorithm(bind(credit.process_zscore, credit="own_step", ddof=0, eps=0.0))
     assert rows(given([graded], algorithm)) == [[1, -1, -1], [], [-1, 1, 0]]
 
 

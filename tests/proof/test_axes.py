@@ -16,7 +16,7 @@ import pytest
 
 from covey.console import RunConsole
 from covey.objective.algorithms import AXES, PRESETS
-from covey.objective.choice import data_names
+from covey.objective.bound import data_names
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
 from covey.training.check_run import check_run
@@ -39,7 +39,7 @@ BITES = {
 def proved_by_presets() -> set[Callable[..., Any]]:
     """Functions that some preset uses, and with it a case of test_shadow."""
     algorithms = [PRESETS[name] for name in TRAINABLE]
-    used = {choice.function for a in algorithms for choice in a.choices}
+    used = {choice.function for a in algorithms for choice in a.functions}
     return used | {a.kl.estimator.function for a in algorithms if a.kl}
 
 

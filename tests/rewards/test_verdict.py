@@ -123,7 +123,7 @@ def test_the_order_of_rewards_changes_nothing_but_that_of_columns() -> None:
     for order in itertools.permutations(specs):
         rewards = load_rewards(list(order), Path())
         rollout = Rollout(
-            group_size=4, prompts_per_step=3, max_tokens=8, curriculum="frontier", max_refills=2
+            group_size=4, prompts_per_step=3, max_tokens=8, curriculum="frontier", max_resampling_rounds=2
         )
         algorithm = build_algorithm({"name": "grpo", "filter": "mixed"})
         source = Rollouts(prompted(9), ScriptedSampler(answer), rewards, rollout, algorithm, seed=0)

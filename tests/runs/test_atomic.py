@@ -129,7 +129,7 @@ def test_the_rollout_log_holds_text_rewards_and_token_arrays(tmp_path: Path) -> 
     assert arrays["advantages"].tolist() == [0.5] * 2 + [-0.5] * 3 + [0.0] * 2
     assert len(arrays["tokens"]) == len(arrays["logprobs"]) == 7
     first = (tmp_path / "rollouts" / "step_000004.npz").read_bytes()
-    folder.write_rollouts(4, groups, advantages, rejected=[group([1, 1], [4, 2], "r")])
+    folder.write_rollouts(4, groups, advantages, filtered=[group([1, 1], [4, 2], "r")])
     lines = folder.read("rollouts/step_000004.jsonl")
     assert [(x["problem"], x["trained"]) for x in lines[2:]] == [("q", True)] * 2 + [("r", False)] * 2
     assert lines[-1]["advantage"] == 0.0
@@ -145,12 +145,12 @@ def test_the_rollout_log_holds_text_rewards_and_token_arrays(tmp_path: Path) -> 
 def test_the_rollout_log_holds_what_could_be_drawn(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     kept = [[[4, 5], [1]], [[7], [2, 3, 9], [0]]]
-    trained, rejected = group([1, 0], [2, 3], "p"), group([1, 1], [2, 3], "r")
+    trained, filtered = group([1, 0], [2, 3], "p"), group([1, 1], [2, 3], "r")
     masked = [
         replace(c, sampling_mask=SamplingMask.of([np.array(ids) for ids in sets]))
         for c, sets in zip(trained.completions, kept, strict=True)
     ]
-    groups = [replace(g, completions=tuple(masked)) for g in (trained, rejected)]
+    groups = [replace(g, completions=tuple(masked)) for g in (trained, filtered)]
     folder.write_rollouts(0, groups[:1], [np.ones(2), np.ones(3)], groups[1:])
     arrays = np.load(tmp_path / "rollouts" / "step_000000.npz")
     assert len(arrays["kept_ends"]) == len(arrays["tokens"]) == arrays["ends"][-1]

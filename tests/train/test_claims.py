@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.fakes import group
-from tests.objective.test_loss import made_terms
+from tests.objective.test_loss import made_inputs
 from tests.train.test_runs import start, varied
 
 from covey.advantage import with_advantages
@@ -35,11 +35,11 @@ def steps_of(output: Path, **settings: Any) -> list[dict[str, float]]:
 def test_a_step_raises_what_was_good_and_lowers_what_was_bad(name: str) -> None:
     logits = torch.zeros(2, 2, 3, dtype=torch.float64, requires_grad=True)
     before = logits.log_softmax(-1)[..., 0]
-    terms = made_terms(logprobs=before, old_logprobs=before.detach(), ref_logprobs=before.detach())
-    policy_loss(PRESETS[name], terms).total.backward()
+    inputs = made_inputs(logprobs=before, old_logprobs=before.detach(), ref_logprobs=before.detach())
+    policy_loss(PRESETS[name], inputs).total.backward()
     after = (logits - 0.1 * logits.grad).log_softmax(-1)[..., 0]
-    change = torch.where(terms.mask, (after - before).detach(), 0.0)
-    assert change.sign().tolist() == terms.advantages.sign().tolist()
+    change = torch.where(inputs.mask, (after - before).detach(), 0.0)
+    assert change.sign().tolist() == inputs.advantages.sign().tolist()
 
 
 def test_rewards_in_other_units_give_the_same_run(tmp_path: Path) -> None:

@@ -104,11 +104,11 @@ def test_a_learning_rate_that_destroys_the_model_never_reaches_the_disk(tmp_path
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        (lambda completion: 1.0, "100% of the groups were all right, 0% all wrong"),
-        (lambda completion: 0.0, "100% all wrong, 0% unscorable. Most are cut before"),
-        (lambda completion: None, "100% unscorable. The rewards do not judge"),
+        (lambda completion: 1.0, "100% of the groups were all correct, 0% all incorrect"),
+        (lambda completion: 0.0, "100% all incorrect, 0% unscored. Most are truncated before"),
+        (lambda completion: None, "100% unscored. The rewards give no scores"),
     ],
-    ids=["right", "wrong", "unscorable"],
+    ids=["correct", "incorrect", "unscored"],
 )
 def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, says: str) -> None:
     with pytest.raises(GuardStop, match="for 3 steps no group had anything to teach") as caught:
@@ -118,7 +118,7 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
 
 
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path) -> None:
-    with pytest.raises(GuardStop, match=r"not one changed a weight.*100% .* all right.*take harder ones"):
+    with pytest.raises(GuardStop, match=r"not one changed a weight.*100% .* all correct.*take harder ones"):
         start(tmp_path / "run", rewards=(lambda completion: 1.0,))
     assert not (tmp_path / "run" / "final").exists()
 

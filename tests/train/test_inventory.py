@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from covey.models.reward import reward_model
 from safetensors.torch import load_file, save_file
 from tests.conftest import policy_of
 
 from covey.cli import main
 from covey.config.load import load_config
+from covey.learned.reward_models import reward_model
 from covey.models.policy import save_policy
 from covey.rewards.base import BUILT_IN, Reward, Rewards
 from covey.runs.inventory import inventory

@@ -11,8 +11,9 @@ from tests.train.test_runs import fingerprint, interrupted, start
 import covey
 from covey.config.schema import Config
 from covey.console import RunConsole
+from covey.learner import memory
 from covey.learner.memory import Shape, forecast, planned_tokens, sampling_bytes, token_bytes, update_bytes
-from covey.training import memory, setup
+from covey.training import setup
 from covey.training.run import RunOptions
 
 SHAPE = Shape(

@@ -105,7 +105,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
         "reward/mean",
         "reward/varied/mean",
         "groups/dead",
-        "groups/dead_wrong",
+        "groups/dead_incorrect",
         "groups/effective_completions",
         "kl/token_k1",
         "kl/completion_k1",
@@ -113,7 +113,7 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
         "ratio/q99",
         "entropy",
         "length/truncated",
-        "sampler_gap/max",
+        "mismatch/max",
         "optimizer/grad_norm",
         "text/repetition",
     ):
@@ -149,19 +149,19 @@ def test_the_log_agrees_with_the_metrics(tmp_path: Path) -> None:
 
 
 def test_rejected_groups_are_logged_and_marked(tmp_path: Path) -> None:
-    rollout = {"curriculum": "frontier", "max_refills": 1}
+    rollout = {"curriculum": "frontier", "max_resampling_rounds": 1}
     with pytest.raises(GuardStop, match="not one changed a weight"):
         start(tmp_path / "run", rollout=rollout, algorithm="dapo", rewards=())
     metrics = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert sum(m["rollout/rejected"] for m in metrics) > 0
+    assert sum(m["rollout/filtered"] for m in metrics) > 0
     for step, seen in enumerate(metrics):
         log = tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl"
         rows = [json.loads(line) for line in log.read_text().splitlines()]
         left_out = [r for r in rows if not r["trained"]]
-        assert len(left_out) == 4 * seen["rollout/rejected"]
+        assert len(left_out) == 4 * seen["rollout/filtered"]
         assert {r["advantage"] for r in left_out} <= {0.0}
         assert len({r["reward"] for r in left_out if r["group"] == rows[-1]["group"]}) <= 1
-        assert seen["rollout/judged"] == 2 * len(rows)  # the task has two rewards
+        assert seen["rollout/scored"] == 2 * len(rows)  # the task has two rewards
         assert seen["rollout/reward_calls"] > 0
         frontier = [v for k, v in seen.items() if k.startswith("difficulty/pass_rate")]
         assert sum(frontier) == pytest.approx(1.0)

@@ -13,7 +13,7 @@ from rich.table import Table
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.contradictions import notes_on
 from covey.objective.algorithms import PRESETS, Algorithm
-from covey.objective.choice import Choice
+from covey.objective.bound import AnyBound
 
 COLUMNS = ("advantage", "whiten", "ratio", "surrogate", "kl", "reduce", "extra")
 
@@ -42,15 +42,15 @@ def _row(algorithm: Algorithm) -> Iterator[str]:
     kl = algorithm.kl
     yield f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else "-"
     yield _short(algorithm.reduce)
-    extra = [algorithm.weight, algorithm.mark, *algorithm.multipliers, algorithm.filter]
+    extra = [algorithm.correction, algorithm.select_tokens, *algorithm.token_weights, algorithm.filter]
     yield " ".join(_short(c) for c in extra if c) or "-"
 
 
-def _short(choice: Choice | None) -> str:
-    if choice is None:
+def _short(bound: AnyBound | None) -> str:
+    if bound is None:
         return "-"
-    values = [f"{v:g}" if isinstance(v, float) else str(v) for v in choice.settings.values()]
-    return " ".join([choice.name, "/".join(values)]).strip()
+    values = [f"{v:g}" if isinstance(v, float) else str(v) for v in bound.settings.values()]
+    return " ".join([bound.name, "/".join(values)]).strip()
 
 
 def show_one(name: str, as_json: bool) -> int:
@@ -61,9 +61,9 @@ def show_one(name: str, as_json: bool) -> int:
         return 0
     console = Console(highlight=False)
     console.print(f"[bold]{name}[/bold]  {algorithm.paper}\n")
-    for axis, choice in _choices(algorithm):
-        console.print(f"[bold]{axis}[/bold]: {choice.name}")
-        console.print(f"    {' '.join((inspect.getdoc(choice.function) or '').split())}\n", markup=False)
+    for axis, bound in _choices(algorithm):
+        console.print(f"[bold]{axis}[/bold]: {bound.name}")
+        console.print(f"    {' '.join((inspect.getdoc(bound.function) or '').split())}\n", markup=False)
     for note in notes_on(algorithm, updates=1):
         console.print(f"{note}\n", markup=False)
     console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
@@ -73,11 +73,20 @@ def show_one(name: str, as_json: bool) -> int:
     return 0
 
 
-def _choices(algorithm: Algorithm) -> Iterator[tuple[str, Choice]]:
-    for axis in ("advantage", "whiten", "ratio", "surrogate", "reduce", "weight", "mark", "filter"):
-        if (choice := getattr(algorithm, axis)) is not None:
-            yield axis, choice
-    for choice in algorithm.multipliers:
-        yield "multiplier", choice
+def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyBound]]:
+    for axis in (
+        "advantage",
+        "whiten",
+        "ratio",
+        "surrogate",
+        "reduce",
+        "correction",
+        "select_tokens",
+        "filter",
+    ):
+        if (bound := getattr(algorithm, axis)) is not None:
+            yield axis, bound
+    for bound in algorithm.token_weights:
+        yield "token_weights", bound
     if algorithm.kl is not None:
         yield "kl estimator", algorithm.kl.estimator

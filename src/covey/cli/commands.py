@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -44,7 +44,7 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSO
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Manner:
-    """How a run is to be done, beside what its config says."""
+    """Command-line options that are not part of the config."""
 
     max_minutes: float | None = None
     """End after this long with the state saved (exit code 75)."""
@@ -200,7 +200,7 @@ def command_sample(
     seed: int = 0,
     as_json: Json = False,
 ) -> int:
-    """Complete prompts with a model, a line each.
+    """Complete prompts with a model, one line each.
 
     :param model: A folder or hub id.
     :param n: Completions per prompt.
@@ -275,7 +275,7 @@ def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = 
     return loaded
 
 
-def _json_object(text: str, option: str) -> dict[str, Any]:
+def _json_object(text: str, option: str) -> dict[str, object]:
     try:
         value = json.loads(text or "{}")
     except ValueError:
@@ -285,7 +285,7 @@ def _json_object(text: str, option: str) -> dict[str, Any]:
     return value
 
 
-def _print(as_json: bool, value: Any, lines: Iterable[str]) -> None:
+def _print(as_json: bool, value: object, lines: Iterable[str]) -> None:
     """What a command found: one JSON object, or lines for people."""
     for line in [json.dumps(value, ensure_ascii=False, default=str)] if as_json else lines:
         print(line)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
 
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on
@@ -32,7 +32,7 @@ INERT = (
 )
 
 
-def settings(prefix: str = "") -> list[dict[str, Any]]:
+def settings(prefix: str = "") -> list[dict[str, object]]:
     """Every setting whose name is ``prefix``, or below it, or ends so; without one, those of the schema.
 
     Raises ConfigError with the nearest name.
@@ -50,13 +50,13 @@ def settings(prefix: str = "") -> list[dict[str, Any]]:
     return found
 
 
-def _of_schema() -> Iterator[dict[str, Any]]:
+def _of_schema() -> Iterator[dict[str, object]]:
     for path, field in fields_of(Config):
         says = f"{field.description} {INERT}." if path == "algorithm" else field.description
         yield _row(path, "", field.default, _range(field.metadata), says)
 
 
-def _of_algorithm() -> Iterator[dict[str, Any]]:
+def _of_algorithm() -> Iterator[dict[str, object]]:
     for axis, says in AXES_IN_WORDS.items():
         yield _row(f"algorithm.{axis}", "", "the preset's", ", ".join(names_on(axis)), says)
     for path, function, p in algorithm_settings():
@@ -64,12 +64,12 @@ def _of_algorithm() -> Iterator[dict[str, Any]]:
         yield _row(path, function, default, _values(p.annotation), effect(function, p.name))
 
 
-def _row(path: str, of: str, default: Any, values: str, says: str | None) -> dict[str, Any]:
+def _row(path: str, of: str, default: object, values: str, says: str | None) -> dict[str, object]:
     facts = {"setting": path, "of": of, "default": default, "range": values, "effect": says}
     return facts | {"usual": USUAL.get(path, ""), "trl": ALIKE.get(path, "")}
 
 
-def _of_trl(name: str, everything: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of_trl(name: str, everything: list[dict[str, object]]) -> list[dict[str, object]]:
     """A name of TRL's: what to write here, and what that does."""
     ours = [key for key, theirs in ALIKE.items() if theirs == name] + [trl.SAME.get(name, "")]
     found = [s for s in everything if s["setting"] in ours]
@@ -78,7 +78,7 @@ def _of_trl(name: str, everything: list[dict[str, Any]]) -> list[dict[str, Any]]
     return found
 
 
-def _values(annotation: Any) -> str:
+def _values(annotation: object) -> str:
     """The words or bounds a type allows."""
     if metadata := getattr(annotation, "__metadata__", ()):
         return _range(metadata)
@@ -88,17 +88,17 @@ def _values(annotation: Any) -> str:
     return _values(inner[0]) if inner else ""
 
 
-def _range(bounds_of: Any) -> str:
+def _range(bounds_of: Iterable[object]) -> str:
     signs: Mapping[str, str] = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
     bounds = [(sign, getattr(m, name, None)) for m in bounds_of for name, sign in signs.items()]
     return " ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
 
 
-def show(found: list[dict[str, Any]]) -> Iterator[str]:
+def show(found: list[dict[str, object]]) -> Iterator[str]:
     """Lines for people."""
     for s in found:
         whose = f"of {s['of']}" if s["of"] else ""
         usual = f"usual {s['usual']}" if s["usual"] else ""
         alike = f"TRL {s['trl']}" if s["trl"] else ""
-        facts = ", ".join(x for x in (whose, f"default {s['default']}", s["range"], usual, alike) if x)
+        facts = ", ".join(x for x in (whose, f"default {s['default']}", str(s["range"]), usual, alike) if x)
         yield f"{s['setting']} ({facts}): {s['effect']}"

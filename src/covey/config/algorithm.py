@@ -24,12 +24,12 @@ from covey.config.given import recorded_name
 from covey.config.unknown import meant, near
 from covey.config.usercode import load_function, name_of
 from covey.errors import ConfigError
-from covey.objective.algorithms import AXES, PRESETS, Algorithm, Entropy
-from covey.objective.choice import Choice, data_names
+from covey.objective.algorithms import AXES, PRESETS, Algorithm, Entropy, OldPolicy
+from covey.objective.bound import AnyBound, Bound, data_names
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL
 
-OPTIONAL = {"whiten", "weight", "mark", "multipliers", "filter", "kl", "entropy"}
+OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy"}
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy}
 FEW = 40
 """So many valid words are listed where none is near."""
@@ -71,21 +71,20 @@ def _axis(axis: str, current: Any, value: object, folder: Path) -> Any:
     if value is None:
         if axis not in OPTIONAL:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
-        return () if axis == "multipliers" else None
+        return () if axis == "token_weights" else None
     if axis == "old":
-        known = inspect.signature(Algorithm, eval_str=True).parameters
-        return _validated("algorithm.old", known["old"], value)
-    if axis == "multipliers":
+        return _validated("algorithm.old", OldPolicy, value)
+    if axis == "token_weights":
         items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
-            raise ConfigError(f"algorithm.multipliers: {value!r} is not a list of multipliers")
+            raise ConfigError(f"algorithm.token_weights: {value!r} is not a list of token weights")
         return tuple(_choice(axis, None, item, folder) for item in items)
     if axis in RECORDS:
         return _record(axis, RECORDS[axis], current, value, folder)
     return _choice(axis, current, value, folder)
 
 
-def _choice(axis: str, current: Choice | None, value: object, folder: Path) -> Choice:
+def _choice(axis: str, current: AnyBound | None, value: object, folder: Path) -> AnyBound:
     settings = _mapping(f"algorithm.{axis}", value)
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
@@ -93,7 +92,7 @@ def _choice(axis: str, current: Choice | None, value: object, folder: Path) -> C
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
     function = _function(axis, name, folder)
-    return Choice(function, _checked(f"algorithm.{axis}", function, settings))
+    return Bound(function, _checked(f"algorithm.{axis}", function, settings))
 
 
 def _function(axis: str, named: str | Callable[..., Any], folder: Path) -> Callable[..., Any]:
@@ -126,7 +125,7 @@ def _own(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
     return named
 
 
-def _names(axis: str) -> dict[str, Callable[..., Any]]:
+def _names(axis: str) -> dict[str, Callable[..., object]]:
     return {f.__name__: f for f in AXES[axis]}
 
 
@@ -141,7 +140,7 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path) ->
         if key == "estimator":
             settings[key] = _choice(key, record.estimator, given, folder)
         else:
-            settings[key] = _validated(f"algorithm.{axis}.{key}", known[key], given)
+            settings[key] = _validated(f"algorithm.{axis}.{key}", known[key].annotation, given)
     return replace(record, **settings)
 
 
@@ -154,17 +153,16 @@ def _checked(where: str, function: Callable[..., Any], settings: Mapping[str, ob
     for key in settings:
         if key not in known:
             raise ConfigError(f"{where}.{key}: {name_of(function)} has no such setting{hint(key, known)}")
-    return {key: _validated(f"{where}.{key}", known[key], value) for key, value in settings.items()}
+    return {key: _validated(f"{where}.{key}", known[key].annotation, v) for key, v in settings.items()}
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters_of(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The settings of a function, by name, their types evaluated."""
     signature = inspect.signature(function, eval_str=True, locals={"Tensor": object})
     return {n: p for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
-def _validated(where: str, parameter: inspect.Parameter, value: object) -> object:
-    annotation = parameter.annotation
+def _validated(where: str, annotation: Any, value: object) -> object:
     if annotation is inspect.Parameter.empty:
         return value
     try:
@@ -179,7 +177,7 @@ def describe(algorithm: Algorithm) -> dict[str, object]:
 
 
 def _spelled(value: object) -> object:
-    if isinstance(value, Choice):
+    if isinstance(value, Bound):
         return {"name": value.name, **value.all_settings}
     if isinstance(value, tuple):
         return [_spelled(v) for v in value]

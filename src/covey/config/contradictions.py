@@ -1,4 +1,4 @@
-"""Settings that cannot work together, and rules that cannot act: refused or said before all else."""
+"""Settings that cannot work together are refused, rules that cannot act are reported, before a run starts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from covey.config.schema import Config
 from covey.objective.advantages import greedy_baseline, reward
 from covey.objective.algorithms import AXES, Algorithm
-from covey.objective.choice import Choice
-from covey.objective.credit import gae, process_zscore
+from covey.objective.bound import AnyBound
+from covey.objective.credit import process_zscore
 from covey.objective.filters import pass_rate_band
-from covey.objective.multipliers import future_influence
 from covey.objective.penalties import k1
+from covey.objective.token_weights import future_influence
+from covey.objective.value import gae
 
 NEEDS_SIBLINGS = set(AXES["advantage"]) - {reward, greedy_baseline, process_zscore, gae}
 COLDEST = 0.01
@@ -70,15 +71,15 @@ def updates_of(config: Config) -> int:
 def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     """The built-in rules that act only where the ratio is not 1, with their settings.
 
-    These are all settings of the ratio, of the surrogate, and of multipliers that read the log-ratio: at a
+    These are all settings of the ratio, of the surrogate, and of token weights that read the log-ratio: at a
     ratio of 1 neither the value of a function on these axes nor its gradient depends on them.
     """
-    multipliers = [c for c in algorithm.multipliers if "log_ratio" in c.needs]
+    weights = [c for c in algorithm.token_weights if "log_ratio" in c.needs]
     found = []
-    for choice in (algorithm.ratio, algorithm.surrogate, *multipliers):
-        settings = [f"{k} {v}" for k, v in choice.all_settings.items() if v is not None]
-        if settings and built_in(choice):
-            found.append(f"{choice.name} ({', '.join(settings)})")
+    for bound in (algorithm.ratio, algorithm.surrogate, *weights):
+        settings = [f"{k} {v}" for k, v in bound.all_settings.items() if v is not None]
+        if settings and built_in(bound):
+            found.append(f"{bound.name} ({', '.join(settings)})")
     return found
 
 
@@ -94,9 +95,9 @@ def notes_on(algorithm: Algorithm, updates: int) -> list[str]:
     return [f"{note}; train.updates_per_batch or train.inner_epochs above 1 changes that"]
 
 
-def built_in(choice: Choice) -> bool:
+def built_in(bound: AnyBound) -> bool:
     """Whether a function is one of covey's own, whose properties are known."""
-    return any(choice.function in functions for functions in AXES.values())
+    return any(bound.function in functions for functions in AXES.values())
 
 
 def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
@@ -137,7 +138,7 @@ def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
     if ratio == "on_policy" and surrogate.name in {"clip", "cispo", "sapo", "vespo"}:
         yield (
             f"algorithm.surrogate {surrogate.name} has nothing to bound: ratio on_policy is always 1; use "
-            "surrogate vanilla, or ratio token"
+            "surrogate unclipped, or ratio token"
         )
     if ratio != "token" and "ratio" not in surrogate.needs:
         yield (
@@ -148,23 +149,23 @@ def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
 
 def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
     """Rules driven by the size of the log-ratio alone: with one update they change nothing at all."""
-    remedies = {algorithm.surrogate: "surrogate: vanilla with mark: null"}
-    remedies |= dict.fromkeys(algorithm.multipliers, "multipliers: null")
-    for choice, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
-        if "log_ratio" in choice.needs and built_in(choice):
+    remedies = {algorithm.surrogate: "surrogate: unclipped with select_tokens: null"}
+    remedies |= dict.fromkeys(algorithm.token_weights, "token_weights: null")
+    for bound, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
+        if "log_ratio" in bound.needs and built_in(bound):
             yield (
-                f"algorithm: {choice.name} changes nothing with one update per batch, where every ratio is "
+                f"algorithm: {bound.name} changes nothing with one update per batch, where every ratio is "
                 f"1; use train.updates_per_batch or train.inner_epochs above 1, or {remedy}"
             )
 
 
 def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.old == "sampler":
-        weight = algorithm.weight
-        if weight is not None and "log_ratio" not in weight.needs:
+        correction = algorithm.correction
+        if correction is not None and "log_ratio" not in correction.needs:
             yield (
-                f"algorithm.weight {weight.name} has nothing to correct: with old sampler the ratio itself "
-                "is against the sampler; use weight: null, or old trainer"
+                f"algorithm.correction {correction.name} has nothing to correct: with old sampler the ratio "
+                "itself is against the sampler; use correction: null, or old trainer"
             )
         if missing := algorithm.needs & {"old_entropy", "old_collision"}:
             yield (
@@ -175,7 +176,7 @@ def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
 
 def _of_kl(algorithm: Algorithm) -> Iterator[str]:
     kl, entropy = algorithm.kl, algorithm.entropy
-    asked = {n for c in algorithm.choices for n in c.needs} & {"difference", "ref_logprobs", "full_kl"}
+    asked = {n for c in algorithm.functions for n in c.needs} & {"ref_log_ratio", "ref_logprobs", "full_kl"}
     if asked and kl is None:
         yield f"algorithm.kl is empty, but {min(asked)} is asked for, which needs a reference: set kl"
     if kl is not None:
@@ -214,18 +215,18 @@ def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
         yield "algorithm.surrogate.floor above 1 raises every on-policy weight; use 1 - eps_low, or 0"
     if (surrogate.get("dual_clip") or math.inf) <= 1 + surrogate.get("clip_high", 0):
         yield "algorithm.surrogate.dual_clip must lie above 1 + clip_high"
-    for choice in algorithm.multipliers:
-        bounds = choice.all_settings
-        if choice.function is future_influence and not bounds["low"] <= 1 <= bounds["high"]:
-            yield "algorithm.multipliers future_influence: 1, that is no influence, must lie in low to high"
-    for choice in (c for c in algorithm.choices if c is not algorithm.filter):
-        low, high = (choice.all_settings.get(bound) for bound in ("low", "high"))
+    for weights in algorithm.token_weights:
+        settings = weights.all_settings
+        if weights.function is future_influence and not settings["low"] <= 1 <= settings["high"]:
+            yield "algorithm.token_weights future_influence: 1, that is no influence, must lie in low to high"
+    for bound in (c for c in algorithm.functions if c is not algorithm.filter):
+        low, high = (bound.all_settings.get(end) for end in ("low", "high"))
         if low is not None and high is not None and low >= high:
-            yield f"{choice.name}: low {low:g} must lie below high {high:g}, or nothing is between them"
+            yield f"{bound.name}: low {low:g} must lie below high {high:g}, or nothing is between them"
 
 
 def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
-    if "marked" in algorithm.needs and algorithm.mark is None:
-        yield "algorithm.mark is empty but marked tokens are used: name a mark, such as top_entropy"
-    if algorithm.mark is not None and "marked" not in algorithm.needs:
-        yield "algorithm.mark selects tokens that nothing uses: add a multiplier or remove it"
+    if "selected" in algorithm.needs and algorithm.select_tokens is None:
+        yield "algorithm.select_tokens is empty, but `selected` is asked for: name one, such as top_entropy"
+    if algorithm.select_tokens is not None and "selected" not in algorithm.needs:
+        yield "algorithm.select_tokens selects tokens that nothing uses: add token_weights or remove it"

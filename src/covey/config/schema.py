@@ -32,7 +32,7 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    """Where problems come from: a built-in task, or files with one problem a row."""
+    """Where problems come from: a built-in task, or files with one problem per row."""
 
     task: str | None = Field(None, description="Built-in generated task: `last_digit`, `sums`, ...")
     train: Annotated[Path | GivenRows | None, or_given(Path | None)] = Field(
@@ -70,11 +70,14 @@ class Rollout(Section):
     """How completions are sampled."""
 
     group_size: int = Field(
-        8, ge=1, le=65_536, description="Completions per prompt; more: better baseline, dearer."
+        8,
+        ge=1,
+        le=65_536,
+        description="Completions per prompt. More give a better baseline at a higher cost.",
     )
     prompts_per_step: int = Field(16, ge=1, le=65_536, description="Prompts sampled for a training step.")
     max_tokens: int = Field(
-        512, ge=1, le=MANY, description="Longest completion, tokens; longer ones are cut."
+        512, ge=1, le=MANY, description="Longest completion, tokens; longer ones are truncated."
     )
     temperature: float = Field(
         1.0, ge=0, le=100, description="Of sampling; the loss uses the same. Published runs use 0.6 to 1.0."
@@ -88,9 +91,9 @@ class Rollout(Section):
     adapt_group_size: bool = Field(
         False, description="Spread the step's completions over prompts by their remembered pass rates."
     )
-    mask_truncated: bool = Field(False, description="Train no token of completions that were cut.")
-    max_refills: int = Field(
-        4, ge=0, le=1_000, description="Rounds of resampling for groups a filter rejected."
+    mask_truncated: bool = Field(False, description="Train no token of truncated completions.")
+    max_resampling_rounds: int = Field(
+        4, ge=0, le=1_000, description="Rounds of resampling for groups that a filter dropped."
     )
     max_running: int = Field(
         256, ge=1, le=65_536, description="Completions generated at once; bounds the cache."
@@ -151,23 +154,26 @@ class Guards(Section):
         3,
         ge=1,
         le=10**9,
-        description="Stop after this many updates in a row were skipped for not being finite.",
+        description="Stop after this many non-finite updates in a row, each of which is skipped.",
     )
     dead_steps: int = Field(
         20, ge=0, le=10**9, description="Stop after this many steps in a row without an advantage; 0: never."
     )
-    kl_warn: float | None = Field(5.0, gt=0, description="KL to the reference, nats a completion: say so.")
-    kl_act: float | None = Field(10.0, gt=0, description="The same: do what kl_action says.")
-    kl_stop: float | None = Field(20.0, gt=0, description="The same: stop, whatever kl_action says.")
+    kl_warn: float | None = Field(
+        5.0, gt=0, description="Warn above this KL to the reference, in nats per completion."
+    )
+    kl_act: float | None = Field(10.0, gt=0, description="Do what kl_action says above this KL.")
+    kl_stop: float | None = Field(20.0, gt=0, description="Stop above this KL, whatever kl_action says.")
     kl_action: Literal["warn", "raise_coef", "stop"] = Field(
         "warn",
-        description="At kl_act; raise_coef: the KL coefficient times 1.5 in each step above, and back below.",
+        description="Above kl_act. raise_coef multiplies the KL coefficient by 1.5 per step above it "
+        "and divides it again per step below.",
     )
     entropy_floor: float = Field(
         0.0, ge=0, description="Stop when the entropy of a step's sampling, nats a token, falls below."
     )
     stall_minutes: float = Field(
-        60.0, ge=0, le=10**6, description="End the process after this long without any progress; 0: never."
+        60.0, ge=0, le=10**6, description="End the process after this long without progress; 0: never."
     )
 
 
@@ -176,7 +182,7 @@ class Scoring(Section):
 
     timeout: float = Field(60.0, gt=0, le=10**6, description="Seconds a call of a reward function may take.")
     max_infra: float = Field(
-        0.2, ge=0, le=1, description="Stop if a larger share of the last 5 steps' scores could not be made."
+        0.2, ge=0, le=1, description="Stop if more than this fraction of the last 5 steps' scores failed."
     )
     max_bad_references: float = Field(
         0.01,
@@ -199,7 +205,7 @@ class Sandbox(Section):
         "auto", description="auto: the strongest that withstands its own probe."
     )
     url: str | None = Field(None, description="Of a SandboxFusion service, for `remote`.")
-    unsafe_local: bool = Field(False, description="If none holds, run model code with your own rights.")
+    unsafe_local: bool = Field(False, description="If no sandbox works, run model code with your own rights.")
 
 
 class Lora(Section):

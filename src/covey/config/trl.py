@@ -7,6 +7,7 @@ difference. The names of the loss are read together, under TRL's defaults for th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from covey.errors import ConfigError
 
@@ -57,7 +58,9 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
 """Counted in optimizer steps by TRL, in rollout batches by covey: the same with one update per batch."""
 
-LOSS: Mapping[str, object] = {
+Loss: TypeAlias = Mapping[str, Any]
+"""Values of TRL's names of the loss, as YAML gives them."""
+LOSS: Loss = {
     "loss_type": "dapo",
     "beta": 0.0,
     "epsilon": 0.2,
@@ -107,8 +110,8 @@ INSTEAD: Mapping[str, str] = {
     "torch_dtype": "write dtype",
     "use_cpu": "write device: cpu",
     "top_entropy_quantile": (
-        "write algorithm: {mark: {name: top_entropy, share: 0.2}, multipliers: [marked_only]}, which takes "
-        "the share of the whole update (TRL's is of each micro-batch)"
+        "write algorithm: {select_tokens: {name: top_entropy, share: 0.2}, token_weights: "
+        "[selected_only]}, which takes the share of the whole update (TRL's is of each micro-batch)"
     ),
     "use_adaptive_entropy": (
         "write algorithm: {entropy: {target: 0.2}}, whose bonus fades out above the target (TRL's stops)"
@@ -147,7 +150,7 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
         *("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged"),
         *("transformers_continuous_batching_config", "ds3_gather_for_generation", "use_cache"),
     ),
-    f"{_NO_VLLM}; for another sampler's drift there is algorithm.weight": (
+    f"{_NO_VLLM}; for another sampler's drift there is algorithm.correction": (
         *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
         *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
         "vllm_importance_sampling_cap",
@@ -247,7 +250,7 @@ def value_of(name: str, value: object) -> object:
     return known[value]
 
 
-def algorithm_of(given: Mapping[str, object]) -> dict[str, object]:
+def algorithm_of(given: Loss) -> dict[str, object]:
     """TRL's loss as a config's `algorithm` block: the names given, TRL's defaults for the others.
 
     Raises ConfigError for what TRL itself would refuse or ignore, and for what covey cannot do exactly.
@@ -276,16 +279,16 @@ def algorithm_of(given: Mapping[str, object]) -> dict[str, object]:
         "reduce": _REDUCTIONS[kind],
         "kl": _kl(loss, given),
         "entropy": _entropy(loss),
-        "weight": None if threshold is None else {"name": "off_policy_mask", "delta": threshold},
+        "correction": None if threshold is None else {"name": "off_policy_mask", "delta": threshold},
     }
 
 
-def _clip(loss: Mapping[str, object]) -> dict[str, object]:
+def _clip(loss: Loss) -> dict[str, object]:
     high = loss["epsilon"] if loss["epsilon_high"] is None else loss["epsilon_high"]
     return {"name": "clip", "clip_low": loss["epsilon"], "clip_high": high, "dual_clip": loss["delta"]}
 
 
-def _cispo(loss: Mapping[str, object]) -> dict[str, object]:
+def _cispo(loss: Loss) -> dict[str, object]:
     cap = loss["epsilon_high"]
     if cap is None:
         raise ConfigError(
@@ -295,12 +298,12 @@ def _cispo(loss: Mapping[str, object]) -> dict[str, object]:
     return {"name": "cispo", "cap": cap}
 
 
-def _sapo(loss: Mapping[str, object]) -> dict[str, object]:
+def _sapo(loss: Loss) -> dict[str, object]:
     up, down = loss["sapo_temperature_pos"], loss["sapo_temperature_neg"]
     return {"name": "sapo", "tau_up": up, "tau_down": down}
 
 
-def _vespo(loss: Mapping[str, object]) -> dict[str, object]:
+def _vespo(loss: Loss) -> dict[str, object]:
     signs = {"up": "pos", "down": "neg"}
     powers = {f"k_{ours}": loss[f"vespo_k_{theirs}"] for ours, theirs in signs.items()}
     return {
@@ -311,7 +314,7 @@ def _vespo(loss: Mapping[str, object]) -> dict[str, object]:
 
 
 _CLIPPED = (_clip, ("epsilon", "epsilon_high", "delta"))
-_SURROGATES: Mapping[str, tuple[Callable[[Mapping[str, object]], dict[str, object]], tuple[str, ...]]] = {
+_SURROGATES: Mapping[str, tuple[Callable[[Loss], dict[str, object]], tuple[str, ...]]] = {
     "grpo": _CLIPPED,
     "dr_grpo": _CLIPPED,
     "dapo": _CLIPPED,
@@ -333,7 +336,7 @@ _REDUCTIONS = {
 }
 
 
-def _advantage(loss: Mapping[str, object]) -> dict[str, object]:
+def _advantage(loss: Loss) -> dict[str, object]:
     scale = loss["scale_rewards"]
     scale = ("none", "group")[scale] if isinstance(scale, bool) else scale
     aggregation = loss["multi_objective_aggregation"]
@@ -341,7 +344,7 @@ def _advantage(loss: Mapping[str, object]) -> dict[str, object]:
         return {"advantage": "component_zscore", "whiten": "sample_zscore"}
     if aggregation != "sum_then_normalize":
         raise ConfigError(f"multi_objective_aggregation: {aggregation!r} is none of TRL's")
-    known: Mapping[object, dict[str, object]] = {
+    known: Mapping[str, dict[str, object]] = {
         "group": {"advantage": "group_zscore", "whiten": None},
         "none": {"advantage": "group_centered", "whiten": None},
         "batch": {"advantage": "group_centered", "whiten": {"name": "batch_std", "of": "rewards"}},
@@ -351,7 +354,7 @@ def _advantage(loss: Mapping[str, object]) -> dict[str, object]:
     return known[scale]
 
 
-def _ratio(loss: Mapping[str, object]) -> str:
+def _ratio(loss: Loss) -> str:
     kind, level = loss["loss_type"], loss["importance_sampling_level"]
     if level not in ("token", "sequence"):
         raise ConfigError(f"importance_sampling_level: {level!r} is none of TRL's: token, sequence")
@@ -364,7 +367,7 @@ def _ratio(loss: Mapping[str, object]) -> str:
     return str(level)
 
 
-def _kl(loss: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object] | None:
+def _kl(loss: Loss, given: Loss) -> dict[str, object] | None:
     beta, corrected = loss["beta"], loss["use_bias_correction_kl"]
     synced = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(given)
     if synced and not loss["sync_ref_model"]:
@@ -385,7 +388,7 @@ def _kl(loss: Mapping[str, object], given: Mapping[str, object]) -> dict[str, ob
     return kl
 
 
-def _entropy(loss: Mapping[str, object]) -> dict[str, object] | None:
+def _entropy(loss: Loss) -> dict[str, object] | None:
     if loss["entropy_coef"] == 0 or loss["entropy_coef"] is None:
         return None
     if _REDUCTIONS[str(loss["loss_type"])] != "token_mean":

@@ -38,7 +38,7 @@ model = {model}
 print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_tokens})[0]))
 ```
 
-{settings} holds every setting, `metrics.jsonl` beside it every step.
+{settings} holds every setting, `metrics.jsonl` next to it every step.
 """
 
 
@@ -105,7 +105,7 @@ def _inputs(example: Problem) -> str:
     )
 
 
-def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
+def _metadata(loaded: Loaded, adapter: bool) -> dict[str, object]:
     """The card's head, as the hub reads it."""
     config = loaded.config
     of_base = _head_of(_name(loaded), loaded.folder)

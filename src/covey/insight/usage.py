@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from covey.types import Messages, Problem
 
@@ -22,7 +21,7 @@ def example_of(problems: Sequence[Problem]) -> Problem:
     return next((p for p in few if _simple(p)), min(few, key=lambda p: len(str(p.prompt))))
 
 
-def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, Any]) -> str:
+def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, object]) -> str:
     """The `covey sample` line for a prompt, safe to paste into bash or zsh."""
     system, text = spoken(prompt)
     words = ["covey sample", shell_word(str(model))]
@@ -74,7 +73,7 @@ def _simple(problem: Problem) -> bool:
     return alone and (system + text).isprintable() and 0 < len(text) <= SHORT
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text(message: Mapping[str, object]) -> str:
     """A message's content, which may be a list of parts."""
     content = message["content"]
     parts = content if isinstance(content, list) else [content]

@@ -73,7 +73,7 @@ def _by_reward(before: Evaluation, after: Evaluation, changes: Mapping[str, Esti
 
 
 def _saturated(before: Evaluation, after: Evaluation) -> bool:
-    """Whether all is right or all is wrong before and after, so that accuracy has no room to change."""
+    """Whether all is correct or all is incorrect before and after, so that accuracy cannot show a change."""
     rates = np.concatenate([a for e in (before, after) for a in (e.greedy, e.pass_rate)])
     return bool((rates == rates[0]).all() and rates[0] in (0, 1))
 

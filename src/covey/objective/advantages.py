@@ -89,8 +89,8 @@ def length_weighted(rewards: Tensor, lengths: Tensor) -> Tensor:
 def mean_normalized(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
     """A_i = (r_i - mean(r)) / (mean(r) + eps), 0 where mean(r) <= 0. MaxRL, arXiv 2602.02710.
 
-    (G,) -> (G,), rewards >= 0. For rewards 0 and 1 the expected gradient is exactly that of log p(right)
-    with its series cut after G - 1 terms (the paper's order G needs the baseline in all-wrong groups too).
+    (G,) -> (G,), rewards >= 0. For rewards 0 and 1 the expected gradient is exactly that of log p(correct)
+    truncated after G - 1 terms (the paper's order G also needs the baseline in all-incorrect groups).
     """
     mean = rewards.mean()
     return divided(centered(rewards) * (mean > 0), mean.clamp(min=0) + eps)

@@ -1,27 +1,33 @@
-"""Every algorithm of the field as a composition: a choice on each axis, one row a name."""
+"""Every algorithm of the field as a composition: a function on each axis, one row per name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from covey.objective import (
     advantages,
+    corrections,
     credit,
     filters,
-    multipliers,
     penalties,
     ratios,
     reductions,
     surrogates,
-    weights,
+    token_weights,
+    value,
 )
-from covey.objective.choice import Choice, use
+from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.penalties import KL
 from covey.types import NonNegative, Positive
 
-AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from covey.objective.data import BatchData, FilterData, GroupData, LossInputs, SelectionData
+
+AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
     "advantage": (
         advantages.reward,
         advantages.group_centered,
@@ -36,7 +42,7 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         credit.process_zscore,
         credit.prefix_tree,
         credit.optimal_token_baseline,
-        credit.gae,
+        value.gae,
     ),
     "whiten": (
         advantages.batch_centered,
@@ -54,14 +60,14 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         ratios.geometric_clipped,
     ),
     "surrogate": (
-        surrogates.vanilla,
+        surrogates.unclipped,
         surrogates.clip,
         surrogates.cispo,
         surrogates.sapo,
         surrogates.vespo,
         surrogates.divergence_mask_tv,
         surrogates.divergence_mask_kl,
-        surrogates.kl_on_marked,
+        surrogates.kl_on_selected,
     ),
     "estimator": (penalties.k1, penalties.k2, penalties.k3, penalties.absolute, penalties.full),
     "reduce": (
@@ -71,24 +77,29 @@ AXES: Mapping[str, tuple[Callable[..., Any], ...]] = {
         reductions.constant_length,
         reductions.prompt_mean,
     ),
-    "weight": (
-        weights.truncated,
-        weights.masked,
-        weights.geometric_mask,
-        weights.decoupled,
-        weights.off_policy_mask,
+    "correction": (
+        corrections.truncated,
+        corrections.masked,
+        corrections.geometric_mask,
+        corrections.decoupled,
+        corrections.off_policy_mask,
     ),
-    "mark": (multipliers.top_entropy, multipliers.top_covariance, multipliers.random_covariant),
-    "multipliers": (
-        multipliers.marked_only,
-        multipliers.unmarked_only,
-        multipliers.unlikely_only,
-        multipliers.future_influence,
+    "select_tokens": (
+        token_weights.top_entropy,
+        token_weights.top_covariance,
+        token_weights.random_covariant,
+    ),
+    "token_weights": (
+        token_weights.selected_only,
+        token_weights.unselected_only,
+        token_weights.unlikely_only,
+        token_weights.future_influence,
     ),
     "filter": (filters.informative, filters.mixed, filters.pass_rate_band),
 }
 """The functions a config may name on each axis; ``module.py:function`` brings one's own."""
-PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_marked}
+OldPolicy = Literal["trainer", "sampler"]
+PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_selected}
 """Surrogates whose gradient vanishes with the advantage."""
 
 
@@ -104,36 +115,36 @@ class Entropy:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A policy-optimization algorithm: one choice on each axis; a bare function is a choice too.
+    """A policy-optimization algorithm: one bound function on each axis; a plain function is bound as it is.
 
     >>> from covey.objective.surrogates import clip
-    >>> mine = replace(PRESETS["grpo"], surrogate=use(clip, clip_low=0.1, clip_high=0.3))
+    >>> mine = replace(PRESETS["grpo"], surrogate=bind(clip, clip_low=0.1, clip_high=0.3))
     >>> mine.surrogate.settings["clip_high"]
     0.3
     """
 
-    advantage: Choice
+    advantage: Bound[GroupData, Tensor]
     """One group's data -> (G,) or (G, T)."""
-    ratio: Choice = use(ratios.token)
+    ratio: Bound[LossInputs, Tensor] = bind(ratios.token)
     """(N, T) log-ratios -> (N, T) ratios."""
-    surrogate: Choice = use(surrogates.clip)
+    surrogate: Bound[LossInputs, Tensor] = bind(surrogates.clip)
     """Ratios and advantages -> (N, T) losses."""
-    reduce: Choice = use(reductions.token_mean)
+    reduce: Bound[LossInputs, Tensor] = bind(reductions.token_mean)
     """Weight of each completion, (N,)."""
     kl: KL | None = None
     """Pull to a reference; None keeps no reference in memory."""
-    whiten: Choice | None = None
+    whiten: Bound[BatchData, Tensor] | None = None
     """Second step of the advantage, across the rollout batch: (N, T) -> (N, T)."""
     entropy: Entropy | None = None
-    weight: Choice | None = None
-    """Correction for a sampler that disagrees with the trainer."""
-    mark: Choice | None = None
-    """Tokens of the optimizer step that are singled out."""
-    multipliers: tuple[Choice, ...] = ()
-    """Factors on the policy term."""
-    filter: Choice | None = None
-    """Groups to train on; rejected ones are replaced by dynamic sampling."""
-    old: Literal["trainer", "sampler"] = "trainer"
+    correction: Bound[LossInputs, Tensor] | None = None
+    """Importance correction for a sampler whose probabilities differ from the trainer's."""
+    select_tokens: Bound[SelectionData, Tensor] | None = None
+    """(N, T) bool: tokens of the optimizer step to single out."""
+    token_weights: tuple[Bound[LossInputs, Tensor], ...] = ()
+    """Weights of tokens in the policy term, (N, T)."""
+    filter: Bound[FilterData, bool] | None = None
+    """Groups to train on; filtered ones are replaced by dynamic sampling."""
+    old: OldPolicy = "trainer"
     """Whose log-probs the ratio divides by: recomputed ones, or the sampler's (bypass)."""
     paper: str = field(default="", compare=False)
     """Source and the settings its authors report."""
@@ -141,17 +152,17 @@ class Algorithm:
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name not in ("kl", "entropy", "old", "paper")):
             value = getattr(self, name)
-            bare = callable(value) and not isinstance(value, Choice)
-            object.__setattr__(self, name, use(value) if bare else value)
+            plain = callable(value) and not isinstance(value, Bound)
+            object.__setattr__(self, name, bind(value) if plain else value)
 
-    def but(self, paper: str, **axes: Any) -> Algorithm:
-        """The algorithm of another paper: this one, but for some axes."""
+    def variant(self, paper: str, **axes: Any) -> Algorithm:
+        """The algorithm of another paper: this one with some axes replaced."""
         return replace(self, paper=paper, **axes)
 
     @property
-    def factors(self) -> tuple[Choice, ...]:
-        """All multipliers of the policy term, the rollout weight first."""
-        return (*((self.weight,) if self.weight else ()), *self.multipliers)
+    def policy_weights(self) -> tuple[Bound[LossInputs, Tensor], ...]:
+        """All token weights of the policy term, the importance correction first."""
+        return (*((self.correction,) if self.correction else ()), *self.token_weights)
 
     @property
     def needs_reference(self) -> bool:
@@ -166,7 +177,7 @@ class Algorithm:
     @property
     def needs_old(self) -> bool:
         """Whether log-probs from before the update are read outside the loss."""
-        outside = [c for c in (self.advantage, self.whiten, self.mark) if c]
+        outside: list[AnyBound] = [c for c in (self.advantage, self.whiten, self.select_tokens) if c]
         names = {n for c in outside for n in c.needs if n.startswith("old_")}
         return bool(names) or (self.kl is not None and self.kl.place == "reward")
 
@@ -177,216 +188,224 @@ class Algorithm:
         return not pulls and self.surrogate.function in PROPORTIONAL
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
-        """The choices on all axes but the KL estimator."""
-        one = (self.advantage, self.whiten, self.ratio, self.surrogate, self.reduce, self.mark, self.filter)
-        return (*(c for c in one if c), *self.factors)
+    def functions(self) -> tuple[AnyBound, ...]:
+        """The bound functions on all axes but the KL estimator's."""
+        one: tuple[AnyBound | None, ...] = (
+            self.advantage,
+            self.whiten,
+            self.ratio,
+            self.surrogate,
+            self.reduce,
+            self.select_tokens,
+            self.filter,
+        )
+        return (*(c for c in one if c), *self.policy_weights)
 
     @property
     def needs(self) -> frozenset[str]:
         """Names of all data that any axis asks for."""
-        names = {name for choice in self.choices for name in choice.needs}
+        names = {name for bound in self.functions for name in bound.needs}
         if self.kl is not None:
             names |= set(self.kl.estimator.needs)
-        names |= {"ref_logprobs"} if "difference" in names else set()
+        names |= {"ref_logprobs"} if "ref_log_ratio" in names else set()
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
 
 _GRPO = Algorithm(
     paper="DeepSeekMath, arXiv 2402.03300: group 64, lr 1e-6, KL .04, one update per batch.",
-    advantage=use(advantages.group_zscore),
-    surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.2),
-    reduce=use(reductions.sequence_mean),
-    kl=KL(use(penalties.k3), coef=0.04),
+    advantage=bind(advantages.group_zscore),
+    surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.2),
+    reduce=bind(reductions.sequence_mean),
+    kl=KL(bind(penalties.k3), coef=0.04),
 )
 _NO_KL = replace(_GRPO, kl=None)
-_BY_TOKEN = replace(_NO_KL, reduce=use(reductions.token_mean))
-_DAPO = _BY_TOKEN.but(
+_BY_TOKEN = replace(_NO_KL, reduce=bind(reductions.token_mean))
+_DAPO = _BY_TOKEN.variant(
     "DAPO, arXiv 2503.14476: clip .2/.28, no KL, dynamic sampling, 16 x 512, lr 1e-6; with "
     "the reward `soft_overlong`.",
-    surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28),
+    surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.28),
     filter=filters.informative,
 )
 _REINFORCE = Algorithm(
     paper="Williams 1992: A = r, no clip; a baseline over the batch is whiten batch_centered.",
-    advantage=use(advantages.reward),
-    ratio=use(ratios.on_policy),
-    surrogate=use(surrogates.vanilla),
-    reduce=use(reductions.sequence_sum),
+    advantage=bind(advantages.reward),
+    ratio=bind(ratios.on_policy),
+    surrogate=bind(surrogates.unclipped),
+    reduce=bind(reductions.sequence_sum),
 )
-_GSPO = _NO_KL.but(
+_GSPO = _NO_KL.variant(
     "GSPO, arXiv 2507.18071: clip 3e-4/4e-4 on the geometric-mean ratio, 4 minibatches.",
     ratio=ratios.sequence,
-    surrogate=use(surrogates.clip, clip_low=3e-4, clip_high=4e-4),
+    surrogate=bind(surrogates.clip, clip_low=3e-4, clip_high=4e-4),
 )
-_RPP = replace(_BY_TOKEN, whiten=use(advantages.token_zscore))
+_RPP = replace(_BY_TOKEN, whiten=bind(advantages.token_zscore))
 
 PRESETS: Mapping[str, Algorithm] = {
     "reinforce": _REINFORCE,
-    "rloo": _REINFORCE.but(
+    "rloo": _REINFORCE.variant(
         "RLOO, arXiv 2402.14740: k 2 or 4, KL .05 summed over the response, in the reward.",
         advantage=advantages.leave_one_out,
-        kl=KL(use(penalties.k1), coef=0.05, place="reward", level="response"),
+        kl=KL(bind(penalties.k1), coef=0.05, place="reward", level="response"),
     ),
-    "remax": _REINFORCE.but(
+    "remax": _REINFORCE.variant(
         "ReMax, arXiv 2310.10505: the baseline is the greedy completion's reward.",
         advantage=advantages.greedy_baseline,
     ),
     "ppo": Algorithm(
         paper="PPO, arXiv 1707.06347, as InstructGPT uses it: clip .2, lambda .95, KL in the reward.",
-        advantage=use(credit.gae),
-        kl=KL(use(penalties.k1), coef=0.05, place="reward"),
+        advantage=bind(value.gae),
+        kl=KL(bind(penalties.k1), coef=0.05, place="reward"),
     ),
     "vapo": Algorithm(
         paper="VAPO, arXiv 2504.05118: length-adaptive lambda 1 - 1/(.05 l), clip .2/.28, NLL .1.",
-        advantage=use(credit.gae, length_adaptive=0.05),
-        surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28),
+        advantage=bind(value.gae, length_adaptive=0.05),
+        surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.28),
     ),
     "grpo": _GRPO,
-    "grpo_r1": _GRPO.but(
+    "grpo_r1": _GRPO.variant(
         "GRPO as DeepSeek-R1 prints it, arXiv 2501.12948: response-level ratio and k3, KL "
         ".001, clip 10 (off), group 16, 16 updates per batch, reference renewed every 400 updates.",
         ratio=ratios.response,
-        surrogate=use(surrogates.clip, clip_low=10.0, clip_high=10.0),
-        kl=KL(use(penalties.k3), coef=0.001, level="response", refresh_every=400),
+        surrogate=bind(surrogates.clip, clip_low=10.0, clip_high=10.0),
+        kl=KL(bind(penalties.k3), coef=0.001, level="response", refresh_every=400),
     ),
-    "grpo_process": _GRPO.but(
+    "grpo_process": _GRPO.variant(
         "GRPO with process supervision, arXiv 2402.03300, 4.1.3; needs rewards by step.",
-        advantage=use(credit.process_zscore, credit="sum_to_go"),
+        advantage=bind(credit.process_zscore, credit="sum_to_go"),
     ),
-    "grpo_prefix_tree": _NO_KL.but(
+    "grpo_prefix_tree": _NO_KL.variant(
         "Credit where completions part, after TEMPO, arXiv 2509.18314, whose own form adds the "
         "outcome's advantage (advantage.outcome 1); no extra rollouts.",
         advantage=credit.prefix_tree,
         reduce=reductions.sequence_sum,
     ),
-    "dr_grpo": _NO_KL.but(
+    "dr_grpo": _NO_KL.variant(
         "Dr. GRPO, arXiv 2503.20783: no std, constant length; group 8, lr 1e-6, 3,000 tokens.",
         advantage=advantages.group_centered,
         reduce=reductions.constant_length,
     ),
     "dapo": _DAPO,
-    "lite_ppo": _BY_TOKEN.but(
+    "lite_ppo": _BY_TOKEN.variant(
         "Lite PPO, arXiv 2508.08221: group mean, batch std, token mean; group 8.",
         advantage=advantages.group_centered,
-        whiten=use(advantages.batch_std, of="rewards"),
+        whiten=bind(advantages.batch_std, of="rewards"),
     ),
     "gspo": _GSPO,
-    "gspo_token": _GSPO.but(
+    "gspo_token": _GSPO.variant(
         "GSPO-token, arXiv 2507.18071, 4.3: GSPO's ratio for advantages that vary by token.",
         ratio=ratios.sequence_token,
     ),
-    "luspo": _GSPO.but(
+    "luspo": _GSPO.variant(
         "LUSPO, arXiv 2602.05261: GSPO weighted by length, clip 2e-3/2.5e-3.",
-        surrogate=use(surrogates.clip, clip_low=2e-3, clip_high=2.5e-3),
+        surrogate=bind(surrogates.clip, clip_low=2e-3, clip_high=2.5e-3),
         reduce=reductions.sequence_sum,
     ),
-    "gmpo": _NO_KL.but(
+    "gmpo": _NO_KL.variant(
         "GMPO, arXiv 2507.20673: log-ratios clipped at .4 before their mean.",
-        ratio=use(ratios.geometric_clipped, clip_log=0.4),
-        surrogate=surrogates.vanilla,
+        ratio=bind(ratios.geometric_clipped, clip_log=0.4),
+        surrogate=surrogates.unclipped,
     ),
-    "cispo": _BY_TOKEN.but(
+    "cispo": _BY_TOKEN.variant(
         "CISPO, arXiv 2506.13585: detached weight with an upper bound, token mean.",
-        surrogate=use(surrogates.cispo, cap=5.0),
+        surrogate=bind(surrogates.cispo, cap=5.0),
     ),
-    "sapo": _NO_KL.but(
+    "sapo": _NO_KL.variant(
         "SAPO, arXiv 2511.20347: soft gate, tau 1.0 up and 1.05 down.",
-        surrogate=use(surrogates.sapo, tau_up=1.0, tau_down=1.05),
+        surrogate=bind(surrogates.sapo, tau_up=1.0, tau_down=1.05),
     ),
-    "vespo": _BY_TOKEN.but(
+    "vespo": _BY_TOKEN.variant(
         "VESPO, arXiv 2602.10693: gamma weight on the response ratio, k/lam 2/3 up, 3/2 down.",
         ratio=ratios.response,
-        surrogate=use(surrogates.vespo, k_up=2.0, lam_up=3.0, k_down=3.0, lam_down=2.0),
+        surrogate=bind(surrogates.vespo, k_up=2.0, lam_up=3.0, k_down=3.0, lam_down=2.0),
     ),
-    "dppo": _BY_TOKEN.but(
+    "dppo": _BY_TOKEN.variant(
         "DPPO, arXiv 2602.04879: total-variation mask .15 against the sampler's probabilities.",
         advantage=advantages.group_centered,
-        surrogate=use(surrogates.divergence_mask_tv, threshold=0.15),
+        surrogate=bind(surrogates.divergence_mask_tv, threshold=0.15),
         old="sampler",
     ),
-    "gdpo": _BY_TOKEN.but(
+    "gdpo": _BY_TOKEN.variant(
         "GDPO, arXiv 2601.05242, the authors' TRL fork: z-score per reward, then over samples.",
         advantage=advantages.component_zscore,
         whiten=advantages.sample_zscore,
     ),
-    "gdpo_tokens": _BY_TOKEN.but(
+    "gdpo_tokens": _BY_TOKEN.variant(
         "GDPO as the authors' verl fork computes it: eps 1e-6, then a z-score over tokens.",
-        advantage=use(advantages.component_zscore, eps=1e-6),
+        advantage=bind(advantages.component_zscore, eps=1e-6),
         whiten=advantages.token_zscore,
     ),
-    "gdpo_leave_one_out": _BY_TOKEN.but(
+    "gdpo_leave_one_out": _BY_TOKEN.variant(
         "GDPO as NeMo-RL computes it: leave-one-out mean and std per reward, no eps in the batch.",
         advantage=advantages.component_leave_one_out,
-        whiten=use(advantages.sample_zscore, eps=0.0),
+        whiten=bind(advantages.sample_zscore, eps=0.0),
     ),
-    "reinforce_pp": _RPP.but(
+    "reinforce_pp": _RPP.variant(
         "REINFORCE++, arXiv 2501.03262: returns with k1 in the reward, whitened over tokens.",
         advantage=advantages.reward,
-        kl=KL(use(penalties.k1), coef=0.01, place="reward"),
+        kl=KL(bind(penalties.k1), coef=0.01, place="reward"),
     ),
-    "reinforce_pp_baseline": _RPP.but(
+    "reinforce_pp_baseline": _RPP.variant(
         "REINFORCE++-baseline, arXiv 2501.03262, as verl whitens (tokens); k2 in the loss. "
         "ms-swift: whiten batch_std of advantages; TRL's nearest: batch_std of rewards.",
         advantage=advantages.group_centered,
-        kl=KL(use(penalties.k2), coef=0.01),
+        kl=KL(bind(penalties.k2), coef=0.01),
     ),
-    "max_rl": _BY_TOKEN.but(
+    "max_rl": _BY_TOKEN.variant(
         "MaxRL, arXiv 2602.02710: divided by the mean; 128 rollouts, lr 1e-5.",
         advantage=advantages.mean_normalized,
     ),
-    "opo": _REINFORCE.but(
+    "opo": _REINFORCE.variant(
         "OPO, arXiv 2505.23585: length-weighted baseline, exactly on-policy, no KL, no std.",
         advantage=advantages.length_weighted,
         reduce=reductions.token_mean,
     ),
-    "gpg": _REINFORCE.but(
+    "gpg": _REINFORCE.variant(
         "GPG, arXiv 2504.02546: centred, scaled up by the share of groups with a signal.",
         advantage=advantages.group_centered,
         whiten=advantages.valid_group_scale,
         reduce=reductions.token_mean,
     ),
-    "scale_rl": _NO_KL.but(
+    "scale_rl": _NO_KL.variant(
         "ScaleRL, arXiv 2510.13786: CISPO cap 5 against the sampler, std of all advantages, prompt "
         "mean, tied groups dropped; without its FP32 logits and its retirement of solved prompts.",
         advantage=advantages.group_centered,
-        whiten=use(advantages.batch_std, of="advantages"),
-        surrogate=use(surrogates.cispo, cap=5.0),
+        whiten=bind(advantages.batch_std, of="advantages"),
+        surrogate=bind(surrogates.cispo, cap=5.0),
         reduce=reductions.prompt_mean,
         filter=filters.informative,
         old="sampler",
     ),
-    "clip_cov": _BY_TOKEN.but(
+    "clip_cov": _BY_TOKEN.variant(
         "Clip-Cov, arXiv 2505.22617: 2e-4 of the tokens, covariance in [1, 5], get no gradient; "
         "the ratio clip is as good as off (1/1).",
-        surrogate=use(surrogates.clip, clip_low=1.0, clip_high=1.0),
-        mark=use(multipliers.random_covariant, share=2e-4, low=1.0, high=5.0),
-        multipliers=(use(multipliers.unmarked_only),),
+        surrogate=bind(surrogates.clip, clip_low=1.0, clip_high=1.0),
+        select_tokens=bind(token_weights.random_covariant, share=2e-4, low=1.0, high=5.0),
+        token_weights=(bind(token_weights.unselected_only),),
     ),
-    "kl_cov": _BY_TOKEN.but(
+    "kl_cov": _BY_TOKEN.variant(
         "KL-Cov, arXiv 2505.22617: |log ratio| penalty 1 on the top 2e-3 (7B), 2e-4 (32B).",
-        mark=use(multipliers.top_covariance, share=2e-3),
-        surrogate=use(surrogates.kl_on_marked, coef=1.0),
+        select_tokens=bind(token_weights.top_covariance, share=2e-3),
+        surrogate=bind(surrogates.kl_on_selected, coef=1.0),
     ),
-    "entropy_80_20": _DAPO.but(
+    "entropy_80_20": _DAPO.variant(
         "Beyond the 80/20 rule, arXiv 2506.01939: DAPO on the 20 % of highest entropy.",
-        mark=use(multipliers.top_entropy, share=0.2),
-        multipliers=(use(multipliers.marked_only),),
+        select_tokens=bind(token_weights.top_entropy, share=0.2),
+        token_weights=(bind(token_weights.selected_only),),
     ),
-    "fipo": _DAPO.but(
+    "fipo": _DAPO.variant(
         "FIPO, arXiv 2603.19835: DAPO times future influence in [1, 1.2], half-life 32, safety 4, "
         "outliers and dual clip at 10.",
-        surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.28, dual_clip=10.0),
-        multipliers=(use(multipliers.future_influence),),
+        surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.28, dual_clip=10.0),
+        token_weights=(bind(token_weights.future_influence),),
     ),
-    "intellect_2": _GRPO.but(
+    "intellect_2": _GRPO.variant(
         "INTELLECT-2, arXiv 2505.07291: two-sided clip, delta 4, KL .001, group 16, lr 3e-7.",
-        surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=4.0),
-        kl=KL(use(penalties.k3), coef=0.001),
+        surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=4.0),
+        kl=KL(bind(penalties.k3), coef=0.001),
     ),
-    "dual_clip": _BY_TOKEN.but(
+    "dual_clip": _BY_TOKEN.variant(
         "Dual-clip PPO, arXiv 1912.09729: c = 3 and a mean over tokens, as verl's default.",
-        surrogate=use(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0),
+        surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0),
     ),
 }
 """name -> algorithm, each with its paper's settings; a config overrides any axis of one."""

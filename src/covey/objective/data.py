@@ -1,20 +1,86 @@
 """The data that functions of the objective may ask for by name, axis by axis.
 
-``ratio``, ``surrogate``, ``reduce``, ``weight`` and ``multipliers`` read a micro-batch's ``Terms``; the
-other axes read the classes below. What a class does not name, a config may not ask for.
+``ratio``, ``surrogate``, ``reduce``, ``correction`` and ``token_weights`` read a micro-batch's
+``LossInputs``, the other axes the records below it. A config may not name a function that asks for more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from covey.objective.loss import Estimated, Terms
+from covey.objective.ratios import bounded
 from covey.types import StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from covey.objective.reductions import Totals
+
+_CARRY_GRADIENT = {"logprobs", "entropy", "full_kl", "ratio"}
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """Everything that a token loss may be made of, under the names that its functions ask for.
+
+    Shapes are (N, T) unless said otherwise. Values off the mask are replaced by 0, so padding may hold
+    NaN or infinity; whatever is not of the policy being trained is detached.
+    """
+
+    logprobs: Tensor
+    """log pi of the sampled tokens under the policy being trained, at the sampling temperature."""
+    mask: Tensor
+    """bool: the tokens that are trained."""
+    advantages: Tensor
+    old_logprobs: Tensor
+    """At the start of this rollout batch's updates."""
+    totals: Totals
+    group_tokens: Tensor
+    """(N,) trained tokens in the whole group of each completion."""
+    sampler_logprobs: Tensor | None = None
+    """As recorded by the sampler."""
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    """Of the policy's distribution at each token, nats."""
+    full_kl: Tensor | None = None
+    """KL(pi || ref) over the vocabulary at each token, nats."""
+    selected: Tensor | None = None
+    """bool: see ``token_weights``."""
+    ratio: Tensor | None = None
+    """Set by the algorithm's ratio axis."""
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.name not in ("mask", "totals", "group_tokens")):
+            value = getattr(self, name)
+            if value is not None:
+                value = value if name in _CARRY_GRADIENT else value.detach()
+                object.__setattr__(self, name, value.where(self.mask, value.new_zeros(())))
+        object.__setattr__(self, "group_tokens", self.group_tokens.to(self.advantages.dtype))
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N,) trained tokens of each completion."""
+        return self.mask.sum(-1).to(self.advantages.dtype)
+
+    @cached_property
+    def log_ratio(self) -> Tensor:
+        """log pi - log pi_old, bounded."""
+        return bounded(self.logprobs - self.old_logprobs)
+
+    @property
+    def mismatch(self) -> Tensor:
+        """old_logprobs - sampler_logprobs, bounded: trainer against sampler."""
+        assert self.sampler_logprobs is not None
+        return bounded(self.old_logprobs - self.sampler_logprobs)
+
+    @property
+    def ref_log_ratio(self) -> Tensor:
+        """log pi - log ref."""
+        assert self.ref_logprobs is not None
+        return self.logprobs - self.ref_logprobs
 
 
 @dataclass(frozen=True)
@@ -59,7 +125,7 @@ class BatchData:
 
 @dataclass(frozen=True)
 class FilterData:
-    """One scored group, for ``filter``."""
+    """A scored group, for ``filter``."""
 
     rewards: Tensor
     """(G,) float64."""
@@ -68,8 +134,8 @@ class FilterData:
 
 
 @dataclass(frozen=True)
-class MarkData:
-    """The completions of an optimizer step before it, for ``mark``."""
+class SelectionData:
+    """The completions of an optimizer step before it, for ``select_tokens``."""
 
     advantages: Tensor
     """(N, T) float32."""
@@ -91,7 +157,19 @@ class MarkData:
     """(N, T) float32, uniform in [0, 1)."""
 
 
-_OF_LOSS = frozenset({f.name for f in fields(Terms)} | {"lengths", "log_ratio", "gap", "difference"})
+@dataclass(frozen=True)
+class KLData:
+    """What ``kl.estimator`` reads."""
+
+    ref_log_ratio: Tensor | None = None
+    """log pi - log ref, by token (N, T) or, at level response, its sum on every token."""
+    full_kl: Tensor | None = None
+    """(N, T), in the loss only."""
+
+
+_OF_LOSS = frozenset(
+    {f.name for f in fields(LossInputs)} | {"lengths", "log_ratio", "mismatch", "ref_log_ratio"}
+)
 OFFERED: Mapping[str, frozenset[str]] = {
     **{
         axis: frozenset(f.name for f in fields(kind))
@@ -99,11 +177,11 @@ OFFERED: Mapping[str, frozenset[str]] = {
             "advantage": GroupData,
             "whiten": BatchData,
             "filter": FilterData,
-            "mark": MarkData,
-            "estimator": Estimated,
+            "select_tokens": SelectionData,
+            "estimator": KLData,
         }.items()
     },
-    **dict.fromkeys(("surrogate", "reduce", "weight", "multipliers"), _OF_LOSS),
+    **dict.fromkeys(("surrogate", "reduce", "correction", "token_weights"), _OF_LOSS),
     "ratio": _OF_LOSS - {"ratio"},
 }
 """axis -> the names that its functions may ask for."""

@@ -1,7 +1,7 @@
-"""What a step looked like, in numbers: computed beside the loss, never in it, without gradient.
+"""What a step looked like, in numbers: computed besides the loss, never in it, without gradient.
 
-``observe`` reads the terms of a micro-batch, ``token_metrics`` sums up a step's observations,
-``group_metrics`` reads the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
+``token_stats`` reads a micro-batch, ``token_metrics`` sums up those of a step, ``group_metrics`` reads
+the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
 says what each metric means.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,9 @@ from covey.types import Group
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from covey.objective.loss import Loss, Terms
+    from covey.objective.data import LossInputs
+    from covey.objective.loss import Loss
 
-Observation = Mapping[str, "Tensor"]
 REFLECTION = {
     "doubt": re.compile(r"\b(?:wait|hmm+|hold on)\b", re.IGNORECASE),
     "check": re.compile(r"\b(?:let me (?:check|verify|re)|double-check)", re.IGNORECASE),
@@ -35,99 +35,134 @@ REFLECTION = {
 PASS_RATE_BUCKETS = 4
 
 
-def push(algorithm: Algorithm, terms: Terms) -> Tensor:
-    """-d(policy loss) / d(log pi) of each token before the reduction: how hard it is pushed. (N, T).
+@dataclass(frozen=True)
+class TokenStats:
+    """What a micro-batch's update saw, on the CPU: by token (N, L), read on the mask only."""
 
-    On-policy this is the advantage; 0 where the clip rule, a mask or a multiplier silences it.
+    loss: Tensor
+    """() as the other two: the micro-batch's share of the step's loss."""
+    policy_loss: Tensor
+    kl_loss: Tensor
+    mask: Tensor
+    """bool: the trained tokens."""
+    ratio: Tensor
+    advantage: Tensor
+    coefficient: Tensor
+    """See ``gradient_coefficient``."""
+    correction: Tensor | None
+    """The importance correction, where the algorithm has one."""
+    entropy: Tensor | None
+    mismatch: Tensor | None
+    """Log-prob of the trainer minus that of the sampler."""
+    ref_log_ratio: Tensor | None
+
+
+def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
+    """-d(policy loss) / d(log pi) of each token, before the reduction. (N, T).
+
+    On-policy this is the advantage; it is 0 where the clip rule, a mask or a token weight stops the gradient.
     """
-    logprobs = terms.logprobs.detach().requires_grad_()
+    logprobs = inputs.logprobs.detach().requires_grad_()
     with torch.enable_grad():
-        free = replace(terms, logprobs=logprobs)
+        free = replace(inputs, logprobs=logprobs)
         values = policy_values(algorithm, replace(free, ratio=algorithm.ratio(free)))
         return -torch.autograd.grad(values.sum(), logprobs)[0]
 
 
 @torch.no_grad()
-def observe(algorithm: Algorithm, terms: Terms, loss: Loss) -> Observation:
-    """The trained tokens' values, flat on the CPU, and the loss parts of one micro-batch."""
-    keep = terms.mask
-    values = {
-        "ratio": algorithm.ratio(terms)[keep],
-        "advantage": terms.advantages[keep],
-        "push": push(algorithm, terms)[keep],
-        "weight": algorithm.weight(terms)[keep] if algorithm.weight else None,
-        "entropy": terms.entropy[keep] if terms.entropy is not None else None,
-        "gap": terms.gap[keep] if terms.sampler_logprobs is not None else None,
-        "kl": terms.difference[keep] if terms.ref_logprobs is not None else None,
-        "kl_completion": terms.difference.sum(-1) if terms.ref_logprobs is not None else None,
-        "loss": loss.total[None],
-        "policy_loss": loss.policy[None],
-        "kl_loss": loss.kl[None],
-    }
-    return {name: v.detach().float().cpu() for name, v in values.items() if v is not None}
+def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenStats:
+    """What the update of a micro-batch saw, each value at its token's place."""
+
+    def host(values: Tensor) -> Tensor:
+        return values.detach().float().cpu()
+
+    return TokenStats(
+        loss=host(loss.total),
+        policy_loss=host(loss.policy),
+        kl_loss=host(loss.kl),
+        mask=inputs.mask.cpu(),
+        ratio=host(algorithm.ratio(inputs)),
+        advantage=host(inputs.advantages),
+        coefficient=host(gradient_coefficient(algorithm, inputs)),
+        correction=host(algorithm.correction(inputs)) if algorithm.correction else None,
+        entropy=None if inputs.entropy is None else host(inputs.entropy),
+        mismatch=None if inputs.sampler_logprobs is None else host(inputs.mismatch),
+        ref_log_ratio=None if inputs.ref_logprobs is None else host(inputs.ref_log_ratio),
+    )
 
 
-def token_metrics(observations: Sequence[Observation], algorithm: Algorithm) -> dict[str, float]:
-    """Loss, ratio, clipping, KL, entropy and the sampler's disagreement over a training step."""
-    if not observations:
+def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str, float]:
+    """Loss, ratio, clipping, KL, entropy and mismatch over the micro-batches of a training step."""
+    if not stats:
         return {}
-    every = {name: torch.cat([o[name] for o in observations]) for name in observations[0]}
-    ratio, advantage = every["ratio"], every["advantage"]
-    metrics = {name: float(every[name].sum()) for name in ("loss", "policy_loss", "kl_loss")}
+
+    def trained(name: str) -> Tensor | None:
+        values = [getattr(s, name) for s in stats]
+        if values[0] is None:
+            return None
+        return torch.cat([v[s.mask] for v, s in zip(values, stats, strict=True)])
+
+    parts = ("loss", "policy_loss", "kl_loss")
+    metrics = {name: float(torch.stack([getattr(s, name) for s in stats]).sum()) for name in parts}
+    ratio, advantage, coefficient = trained("ratio"), trained("advantage"), trained("coefficient")
+    assert ratio is not None and advantage is not None and coefficient is not None
     if not len(ratio):
         return metrics
     metrics["ratio/mean"] = float(ratio.mean())
-    for name, share in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
-        metrics[f"ratio/{name}"] = float(np.quantile(ratio.numpy(), share))
+    for name, level in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
+        metrics[f"ratio/{name}"] = float(np.quantile(ratio.numpy(), level))
     settings = algorithm.surrogate.all_settings
     if "clip_low" in settings:
         low, high = ratio < 1 - settings["clip_low"], ratio > 1 + settings["clip_high"]
         metrics["clip/low"] = float((low & (advantage < 0)).float().mean())
         metrics["clip/high"] = float((high & (advantage > 0)).float().mean())
-    metrics["clip/silent"] = float(((every["push"] == 0) & (advantage != 0)).float().mean())
-    if "weight" in every:
-        metrics["weight/mean"] = float(every["weight"].mean())
-        metrics["weight/zero"] = float((every["weight"] == 0).float().mean())
-    metrics["entropy"] = float(every["entropy"].mean()) if "entropy" in every else float("nan")
-    if "gap" in every:
-        metrics["sampler_gap/mean"] = float(every["gap"].abs().mean())
-        metrics["sampler_gap/max"] = float(every["gap"].abs().max())
-    if "kl" in every:
-        metrics["kl/token_k1"] = float(every["kl"].mean())
-        metrics["kl/token_k3"] = float(((-every["kl"]).expm1() + every["kl"]).mean())
-        metrics["kl/completion_k1"] = float(every["kl_completion"].mean())
+    metrics["clip/zero_gradient"] = float(((coefficient == 0) & (advantage != 0)).float().mean())
+    if (correction := trained("correction")) is not None:
+        metrics["correction/mean"] = float(correction.mean())
+        metrics["correction/zero"] = float((correction == 0).float().mean())
+    entropy = trained("entropy")
+    metrics["entropy"] = float("nan") if entropy is None else float(entropy.mean())
+    if (mismatch := trained("mismatch")) is not None:
+        metrics["mismatch/mean"] = float(mismatch.abs().mean())
+        metrics["mismatch/max"] = float(mismatch.abs().max())
+    if (log_ratio := trained("ref_log_ratio")) is not None:
+        metrics["kl/token_k1"] = float(log_ratio.mean())
+        metrics["kl/token_k3"] = float(((-log_ratio).expm1() + log_ratio).mean())
+        by_completion = [s.ref_log_ratio.sum(-1) for s in stats if s.ref_log_ratio is not None]
+        metrics["kl/completion_k1"] = float(torch.cat(by_completion).mean())
     return metrics
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards, dead groups, lengths, truncation and texts of a step's groups."""
     rewards = np.concatenate([g.rewards for g in groups])
-    right = np.concatenate([g.correct for g in groups])
+    correct = np.concatenate([g.correct for g in groups])
     lengths = np.array([len(c.tokens) for g in groups for c in g.completions])
-    cut = np.array([c.finish == "length" for g in groups for c in g.completions])
+    truncated = np.array([c.finish == "length" for g in groups for c in g.completions])
     dead = [g for g in groups if g.dead]
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": _std(rewards),
-        "reward/unscorable": float(np.isnan(rewards).mean()),
+        "reward/unscored": float(np.isnan(rewards).mean()),
         "groups/count": float(len(groups)),
         "groups/dead": len(dead) / len(groups),
-        "groups/dead_right": sum(bool(g.correct.all()) for g in dead) / len(groups),
-        "groups/dead_wrong": sum(bool(g.scorable.any()) and not g.correct.any() for g in dead) / len(groups),
-        "groups/dead_unscorable": sum(not g.scorable.any() for g in dead) / len(groups),
+        "groups/dead_correct": sum(bool(g.correct.all()) for g in dead) / len(groups),
+        "groups/dead_incorrect": sum(bool(g.scorable.any()) and not g.correct.any() for g in dead)
+        / len(groups),
+        "groups/dead_unscored": sum(not g.scorable.any() for g in dead) / len(groups),
         "groups/effective_completions": float(sum(len(g.completions) for g in groups if not g.dead)),
-        "accuracy": float(right.mean()),
+        "accuracy": float(correct.mean()),
         "length/mean": float(lengths.mean()),
-        "length/right": _mean(lengths[right]),
-        "length/wrong": _mean(lengths[~right]),
-        "length/truncated": float(cut.mean()),
+        "length/correct": _mean(lengths[correct]),
+        "length/incorrect": _mean(lengths[~correct]),
+        "length/truncated": float(truncated.mean()),
     }
     components = {name: np.concatenate([g.components[name] for g in groups]) for name in groups[0].components}
     for name, values in components.items():
         metrics[f"reward/{name}/mean"] = _mean(values)
         metrics[f"reward/{name}/std"] = _std(values)
     texts = [c.text for g in groups for c in g.completions]
-    return metrics | correlations(components) | text_metrics(texts, right)
+    return metrics | correlations(components) | text_metrics(texts, correct)
 
 
 def sampled_entropy(groups: Sequence[Group]) -> float:
@@ -140,7 +175,7 @@ def sampled_entropy(groups: Sequence[Group]) -> float:
 
 
 def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Pearson's r of every two rewards over the completions both judged, where both vary.
+    """Pearson's r of every two rewards over the completions that both scored, where both vary.
 
     Near 1 two rewards say the same, and their weights add up; below 0 each is paid at the other's cost.
     """
@@ -167,17 +202,17 @@ def gradient_shares(groups: Sequence[Group], mass: np.ndarray) -> dict[str, floa
     return dict(zip(names, shares.tolist(), strict=True))
 
 
-def text_metrics(texts: Sequence[str], right: np.ndarray) -> dict[str, float]:
+def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
     """Cheap signs of how the model writes: reflection, script mixing, repetition, duplicates.
 
-    ``right`` (N,) bool splits the signs of reflection by whether the answer was right.
+    ``correct`` (N,) bool splits the signs of reflection by whether the answer was correct.
     """
     signs = {k: np.array([len(p.findall(t)) for t in texts]) for k, p in REFLECTION.items()}
     every = np.sum(list(signs.values()), axis=0)
     return {
         "text/reflection": _mean(every),
-        "text/reflection/right": _mean(every[right]),
-        "text/reflection/wrong": _mean(every[~right]),
+        "text/reflection/correct": _mean(every[correct]),
+        "text/reflection/incorrect": _mean(every[~correct]),
         **{f"text/reflection/{kind}": _mean(found) for kind, found in signs.items()},
         "text/mixed_scripts": _mean(np.array([_mixes_scripts(t) for t in texts])),
         "text/repetition": _mean(np.array([_repetition(t) for t in texts])),
@@ -201,7 +236,7 @@ def _mixes_scripts(text: str) -> bool:
 
 
 def _repetition(text: str) -> float:
-    """Share of four-word windows that occurred before."""
+    """Fraction of four-word windows that occurred before."""
     words = text.split()
     windows = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
     return 1 - len(set(windows)) / len(windows) if windows else 0.0

@@ -2,92 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from covey.objective.data import KLData, LossInputs
 from covey.objective.penalties import at_level, with_gradient
-from covey.objective.ratios import bounded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from covey.objective.algorithms import Algorithm
     from covey.objective.penalties import KL
-    from covey.objective.reductions import Totals
-
-CARRY_GRADIENT = {"logprobs", "entropy", "full_kl", "ratio"}
-
-
-@dataclass(frozen=True)
-class Terms:
-    """All that a token loss may be made of, by the names the functions of the objective ask for.
-
-    Shapes are (N, T) unless said otherwise. Values off the mask are replaced by 0, so padding may hold
-    NaN or infinity; whatever is not of the policy being trained is detached.
-    """
-
-    logprobs: Tensor
-    """log pi of the sampled tokens under the policy being trained, at the sampling temperature."""
-    mask: Tensor
-    """bool: the tokens that are trained."""
-    advantages: Tensor
-    old_logprobs: Tensor
-    """At the start of this rollout batch's updates."""
-    totals: Totals
-    group_tokens: Tensor
-    """(N,) trained tokens in the whole group of each completion."""
-    sampler_logprobs: Tensor | None = None
-    """As recorded by the sampler."""
-    ref_logprobs: Tensor | None = None
-    entropy: Tensor | None = None
-    """Of the policy's distribution at each token, nats."""
-    full_kl: Tensor | None = None
-    """KL(pi || ref) over the vocabulary at each token, nats."""
-    marked: Tensor | None = None
-    """bool: see ``multipliers``."""
-    ratio: Tensor | None = None
-    """Set by the algorithm's ratio axis."""
-
-    def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self) if f.name not in ("mask", "totals", "group_tokens")):
-            value = getattr(self, name)
-            if value is not None:
-                value = value if name in CARRY_GRADIENT else value.detach()
-                object.__setattr__(self, name, value.where(self.mask, value.new_zeros(())))
-        object.__setattr__(self, "group_tokens", self.group_tokens.to(self.advantages.dtype))
-
-    @property
-    def lengths(self) -> Tensor:
-        """(N,) trained tokens of each completion."""
-        return self.mask.sum(-1).to(self.advantages.dtype)
-
-    @cached_property
-    def log_ratio(self) -> Tensor:
-        """log pi - log pi_old, bounded."""
-        return bounded(self.logprobs - self.old_logprobs)
-
-    @property
-    def gap(self) -> Tensor:
-        """old_logprobs - sampler_logprobs, bounded: trainer against sampler."""
-        assert self.sampler_logprobs is not None
-        return bounded(self.old_logprobs - self.sampler_logprobs)
-
-    @property
-    def difference(self) -> Tensor:
-        """log pi - log ref."""
-        assert self.ref_logprobs is not None
-        return self.logprobs - self.ref_logprobs
-
-
-@dataclass(frozen=True)
-class Estimated:
-    """What ``kl.estimator`` reads."""
-
-    difference: Tensor | None = None
-    """log pi - log ref, by token (N, T) or, at level response, its sum on every token."""
-    full_kl: Tensor | None = None
-    """(N, T), in the loss only."""
 
 
 @dataclass(frozen=True)
@@ -102,41 +27,45 @@ class Loss:
 
 
 def policy_loss(
-    algorithm: Algorithm, terms: Terms, *, kl_coef: float | None = None, entropy_coef: float | None = None
+    algorithm: Algorithm,
+    inputs: LossInputs,
+    *,
+    kl_coef: float | None = None,
+    entropy_coef: float | None = None,
 ) -> Loss:
-    """sum_it w_i (surrogate_it * factors_it + kl_coef KL_it - entropy_coef H_it).
+    """sum_it w_i (surrogate_it * token_weights_it + kl_coef KL_it - entropy_coef H_it).
 
     w_i is the reduction's weight under the totals of the whole optimizer step: the losses and
     gradients of micro-batches add up to those of the step. The coefficients default to the
     algorithm's; controllers pass their current ones.
     """
-    terms = replace(terms, ratio=algorithm.ratio(terms))
-    weight = algorithm.reduce(terms)[:, None] * terms.mask
-    policy = (policy_values(algorithm, terms) * weight).sum()
+    inputs = replace(inputs, ratio=algorithm.ratio(inputs))
+    weight = algorithm.reduce(inputs)[:, None] * inputs.mask
+    policy = (policy_values(algorithm, inputs) * weight).sum()
     kl = entropy = policy.new_zeros(())
     total = policy
     if algorithm.kl is not None and algorithm.kl.place == "loss":
-        kl = (penalty(algorithm.kl, terms) * weight).sum()
+        kl = (penalty(algorithm.kl, inputs) * weight).sum()
         total = total + (algorithm.kl.coef if kl_coef is None else kl_coef) * kl
-    if algorithm.entropy is not None and terms.entropy is not None:
-        entropy = (terms.entropy * weight).sum()
+    if algorithm.entropy is not None and inputs.entropy is not None:
+        entropy = (inputs.entropy * weight).sum()
         total = total - (algorithm.entropy.coef if entropy_coef is None else entropy_coef) * entropy
     return Loss(total, policy.detach(), kl.detach(), entropy.detach())
 
 
-def policy_values(algorithm: Algorithm, terms: Terms) -> Tensor:
+def policy_values(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
     """What each token adds to the policy loss before the reduction. (N, T)."""
-    values: Tensor = algorithm.surrogate(terms)
-    for factor in algorithm.factors:
-        values = values * factor(terms).detach()
+    values = algorithm.surrogate(inputs)
+    for weight in algorithm.policy_weights:
+        values = values * weight(inputs).detach()
     return values
 
 
-def penalty(kl: KL, terms: Terms) -> Tensor:
+def penalty(kl: KL, inputs: LossInputs) -> Tensor:
     """The KL penalty of each token, with the gradient that ``kl`` asks for. (N, T)."""
-    if "difference" not in kl.estimator.needs:
-        return kl.estimator(Estimated(full_kl=terms.full_kl))
-    assert terms.ratio is not None
-    difference = at_level(terms.difference, terms.mask, kl.level)
-    value = kl.estimator(Estimated(difference, terms.full_kl))
-    return with_gradient(value, difference, terms.ratio, kl.gradient)
+    if "ref_log_ratio" not in kl.estimator.needs:
+        return kl.estimator(KLData(full_kl=inputs.full_kl))
+    assert inputs.ratio is not None
+    ref_log_ratio = at_level(inputs.ref_log_ratio, inputs.mask, kl.level)
+    value = kl.estimator(KLData(ref_log_ratio, inputs.full_kl))
+    return with_gradient(value, ref_log_ratio, inputs.ratio, kl.gradient)

@@ -1,6 +1,6 @@
 """The pull towards the reference policy: estimators of KL(pi || ref) and how they act.
 
-``difference`` is log pi - log ref, (N, T), zero off the mask. Value and gradient are separate
+``ref_log_ratio`` is log pi - log ref, (N, T), zero off the mask. Value and gradient are separate
 questions (arXiv 2506.09477, 2510.01555): on-policy, the expected gradient of k1 as a loss is zero,
 that of k3 is the forward KL's, that of k2 and of ratio-weighted k3 the reverse KL's; k1 in the
 reward gives the exact policy gradient of the reverse KL.
@@ -9,39 +9,44 @@ reward gives the exact policy gradient of the reverse KL.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from covey.objective.choice import Choice, use
+from covey.objective.bound import Bound, bind
 from covey.objective.ratios import LOG_RATIO_LIMIT
 from covey.types import Count, NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from covey.objective.data import KLData
 
-def k1(difference: Tensor) -> Tensor:
+Estimator: TypeAlias = "Bound[KLData, Tensor]"
+"""A string, because configs evaluate the annotations of ``KL`` without loading torch."""
+
+
+def k1(ref_log_ratio: Tensor) -> Tensor:
     """log pi - log ref: unbiased, may be negative. (N, T) -> (N, T)."""
-    return difference
+    return ref_log_ratio
 
 
-def k2(difference: Tensor) -> Tensor:
+def k2(ref_log_ratio: Tensor) -> Tensor:
     """(log pi - log ref)^2 / 2: biased, low variance. (N, T) -> (N, T)."""
-    return difference.square() / 2
+    return ref_log_ratio.square() / 2
 
 
-def k3(difference: Tensor) -> Tensor:
+def k3(ref_log_ratio: Tensor) -> Tensor:
     """exp(-d) + d - 1 with d = log pi - log ref: unbiased, never negative. (N, T) -> (N, T).
 
     Schulman 2020; GRPO, arXiv 2402.03300. d below -``LOG_RATIO_LIMIT`` counts as that, so that the
     exponential stays finite; above, it grows linearly and needs no bound.
     """
-    d = difference.clamp(min=-LOG_RATIO_LIMIT)
+    d = ref_log_ratio.clamp(min=-LOG_RATIO_LIMIT)
     return (-d).expm1() + d
 
 
-def absolute(difference: Tensor) -> Tensor:
+def absolute(ref_log_ratio: Tensor) -> Tensor:
     """abs(log pi - log ref). (N, T) -> (N, T)."""
-    return difference.abs()
+    return ref_log_ratio.abs()
 
 
 def full(full_kl: Tensor) -> Tensor:
@@ -53,7 +58,7 @@ def full(full_kl: Tensor) -> Tensor:
 class KL:
     """One reading of "KL to the reference": what is estimated, where it acts, how it is differentiated."""
 
-    estimator: Choice = field(default_factory=lambda: use(k3))
+    estimator: Estimator = field(default_factory=lambda: bind(k3))
     coef: NonNegative = 0.001
     """Weight of the penalty; the start value where ``target`` is set."""
     place: Literal["loss", "reward"] = "loss"
@@ -73,14 +78,14 @@ class KL:
     """How far it moves: 1 copies the policy, less mixes it in."""
 
 
-def at_level(difference: Tensor, mask: Tensor, level: str) -> Tensor:
+def at_level(ref_log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
     """The log-ratio to the reference per token, or its sum over the response on each. (N, T)."""
-    return difference.sum(-1, keepdim=True) * mask if level == "response" else difference
+    return ref_log_ratio.sum(-1, keepdim=True) * mask if level == "response" else ref_log_ratio
 
 
-def with_gradient(value: Tensor, difference: Tensor, ratio: Tensor, mode: str) -> Tensor:
+def with_gradient(value: Tensor, ref_log_ratio: Tensor, ratio: Tensor, mode: str) -> Tensor:
     """Give a KL value its gradient: its own, k2's, or that of ratio * value. (N, T) -> (N, T)."""
     if mode == "straight_through":
-        gradient = k2(difference)
+        gradient = k2(ref_log_ratio)
         return value.detach() + gradient - gradient.detach()
     return value * ratio if mode == "ratio" else value

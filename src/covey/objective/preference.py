@@ -108,7 +108,7 @@ def simpo(
     return -log_sigmoid(beta * (chosen / chosen_lengths - rejected / rejected_lengths) - gamma)
 
 
-def reward_model(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
+def bradley_terry(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
     """-log sig(s(x) - s(y)): Bradley-Terry. (B,) -> (B,)."""
     return -log_sigmoid(chosen_scores - rejected_scores)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def vanilla(ratio: Tensor, advantages: Tensor) -> Tensor:
+def unclipped(ratio: Tensor, advantages: Tensor) -> Tensor:
     """-rho A, without any clip. REINFORCE, RLOO, GPG."""
     return -ratio * advantages
 
@@ -115,11 +115,11 @@ def divergence_mask_kl(
     return -advantages * weight * logprobs
 
 
-def kl_on_marked(
-    ratio: Tensor, advantages: Tensor, log_ratio: Tensor, marked: Tensor, *, coef: NonNegative = 1.0
+def kl_on_selected(
+    ratio: Tensor, advantages: Tensor, log_ratio: Tensor, selected: Tensor, *, coef: NonNegative = 1.0
 ) -> Tensor:
-    """-rho A + coef |log rho| on the marked tokens. KL-Cov, arXiv 2505.22617.
+    """-rho A + coef |log rho| on the selected tokens. KL-Cov, arXiv 2505.22617.
 
-    ``marked`` (N, T) bool: see ``multipliers.top_covariance``.
+    ``selected`` (N, T) bool: see ``token_weights.top_covariance``.
     """
-    return -ratio * advantages + coef * log_ratio.abs() * marked
+    return -ratio * advantages + coef * log_ratio.abs() * selected

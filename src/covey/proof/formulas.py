@@ -231,7 +231,7 @@ def ratio(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
 def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     """The loss of each token before weights; what is under .detach() is a weight on log pi."""
     advantage, up = row.advantage, row.advantage > 0
-    if name == "vanilla":
+    if name == "unclipped":
         return -rho * advantage
     if name == "clip":
         gain = torch.minimum(rho * advantage, rho.clamp(1 - s["clip_low"], 1 + s["clip_high"]) * advantage)
@@ -247,7 +247,7 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: Settings) -
         k = torch.where(advantage >= 0, s["k_up"], s["k_down"]).double()
         lam = torch.where(advantage >= 0, s["lam_up"], s["lam_down"]).double()
         return -(rho.detach() ** k * (lam * (1 - rho.detach())).exp()) * advantage * logprobs
-    if name == "kl_on_marked":
+    if name == "kl_on_selected":
         moved = (logprobs - row.old).clamp(-FAR, FAR)
         return -rho * advantage + s["coef"] * moved.abs() * row.marked
     now, before = logprobs.detach().exp(), row.old.exp()
@@ -292,9 +292,9 @@ def correction(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
 
 def multiplier(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     """Factors on the policy term of each token. Detached."""
-    if name == "marked_only":
+    if name == "selected_only":
         return row.marked.double()
-    if name == "unmarked_only":
+    if name == "unselected_only":
         return 1 - row.marked.double()
     if name == "unlikely_only":
         return (row.old.exp() < s["below"]).double()

@@ -241,7 +241,7 @@ def minibatches(setting: Setting, rows: Sequence[Row], number: int) -> Iterator[
 
 def mark(setting: Setting, minibatch: Sequence[Row]) -> None:
     """Single out tokens of the update, where the algorithm does."""
-    axis, trained = setting.algorithm["mark"], [row for row in minibatch if row.trained]
+    axis, trained = setting.algorithm["select_tokens"], [row for row in minibatch if row.trained]
     if axis and trained:
         for row, marked in zip(trained, formulas.marks(axis["name"], trained, axis), strict=True):
             row.marked = marked
@@ -261,9 +261,9 @@ def row_loss(
         done.drifts.append(float((logprobs.detach() - row.reference).sum()))
     rho = formulas.ratio(axes["ratio"]["name"], logprobs, row, axes["ratio"])
     value = formulas.surrogate(axes["surrogate"]["name"], rho, logprobs, row, axes["surrogate"])
-    if axes["weight"]:
-        value = value * formulas.correction(axes["weight"]["name"], logprobs, row, axes["weight"])
-    for factor in axes["multipliers"]:
+    if axes["correction"]:
+        value = value * formulas.correction(axes["correction"]["name"], logprobs, row, axes["correction"])
+    for factor in axes["token_weights"]:
         value = value * formulas.multiplier(factor["name"], logprobs, row, factor)
     if kl and kl["place"] == "loss":
         value = value + trainer.kl_coef * penalty(trainer, setting, row, log_pi, logprobs, rho)
@@ -298,7 +298,7 @@ def apply(
     """One update. Without a completion that pulls there is none, and the norm is 0."""
     axes = setting.algorithm
     always = axes["entropy"] or (axes["kl"] and axes["kl"]["place"] == "loss")
-    always = always or axes["surrogate"]["name"] == "kl_on_marked"
+    always = always or axes["surrogate"]["name"] == "kl_on_selected"
     pulling = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
     if not pulling:
         done.norms.append(0.0)

@@ -147,19 +147,19 @@ class RunFolder:
         step: int,
         trained: Sequence[Group],
         advantages: Sequence[np.ndarray],
-        rejected: Sequence[Group] = (),
+        filtered: Sequence[Group] = (),
     ) -> None:
         """Log a step's completions: text and rewards as JSONL, token arrays as npz.
 
         ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
-        of rejected ones, which come after, are 0.
+        of filtered ones, which come after, are 0.
         """
-        groups = [*trained, *rejected]
+        groups = [*trained, *filtered]
         if not groups:
             return
         name = self.path / "rollouts" / f"step_{step:06d}"
         completions = [c for g in groups for c in g.completions]
-        advantages = [*advantages, *(np.zeros(len(c.tokens)) for g in rejected for c in g.completions)]
+        advantages = [*advantages, *(np.zeros(len(c.tokens)) for g in filtered for c in g.completions)]
         places = [(number, sample) for number, g in enumerate(groups) for sample in range(len(g.completions))]
         lines = [
             {

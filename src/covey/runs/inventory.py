@@ -37,7 +37,7 @@ LIBRARIES = tuple(
 def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     """name -> sha256 of every file the run has read; files of the project by their path in its folder."""
     files = {_name(path, loaded.folder): path for path in data_files(loaded)}
-    chosen = [*loaded.algorithm.choices, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
+    chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
     functions = [f.function for f in (*rewards, *chosen)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
     model, given = loaded.config.model, dict[str, str]()

@@ -8,9 +8,11 @@ import numpy as np
 
 from covey.advantage import off_centre
 from covey.batching import Batch, trained_advantages
+from covey.config.schema import Config, Train
+from covey.learner.schedule import learning_rate
 from covey.objective.algorithms import Algorithm
 from covey.objective.diagnostics import (
-    Observation,
+    TokenStats,
     gradient_shares,
     group_metrics,
     sampled_entropy,
@@ -26,13 +28,14 @@ OFF_CENTRE = "advantages do not sum to zero"
 
 
 def step_metrics(
+    step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    stats: Sequence[Observation],
+    stats: Sequence[TokenStats],
     norms: Sequence[float],
     algorithm: Algorithm,
     coefficients: Coefficients,
-    lr: float,
+    train: Train,
 ) -> dict[str, float]:
     """Everything that is logged of a step, by name; it follows from the config alone."""
     groups = [*rollout.groups, *rollout.filtered]
@@ -48,7 +51,7 @@ def step_metrics(
         "optimizer/grad_norm": float(np.mean(applied)) if applied else 0.0,
         "optimizer/updates": float(len(norms)),
         "optimizer/skipped": float(len(norms) - len(applied)),
-        "optimizer/lr": lr,
+        "optimizer/lr": learning_rate(step, train),
     }
     if algorithm.kl is not None:
         metrics["kl/coef"] = coefficients.kl
@@ -57,7 +60,22 @@ def step_metrics(
     return metrics
 
 
-def note_off_centre(
+def report_step(
+    journal: Journal,
+    step: int,
+    rollout: RolloutBatch,
+    batch: Batch,
+    metrics: Mapping[str, float],
+    config: Config,
+    algorithm: Algorithm,
+) -> None:
+    """Write a step down and show it."""
+    _note_off_centre(journal, algorithm, batch, rollout.groups, step)
+    times = journal.rollouts(step, rollout, batch, config.train.inner_epochs, metrics)
+    journal.console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times))
+
+
+def _note_off_centre(
     journal: Journal, algorithm: Algorithm, batch: Batch, groups: Sequence[Group], step: int
 ) -> None:
     """Say once in a run that a user's own estimator gives a group advantages that do not sum to zero."""
@@ -86,9 +104,9 @@ def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> d
     """What the console shows of a step."""
     return {
         "reward": f"{metrics['reward/mean']:.3f}",
-        "right": f"{100 * metrics['accuracy']:.0f} %",
+        "correct": f"{100 * metrics['accuracy']:.0f} %",
         "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
-        "cut": f"{100 * metrics['length/truncated']:.0f} %",
+        "truncated": f"{100 * metrics['length/truncated']:.0f} %",
         "entropy": f"{metrics['entropy/sampled']:.2f}",
         "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
     }

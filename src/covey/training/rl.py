@@ -10,20 +10,19 @@ import torch
 from torch import Tensor
 
 from covey.advantage import with_advantages
-from covey.batching import Batch, MicroBatch, collate, marked, minibatches
+from covey.batching import Batch, MicroBatch, collate, minibatches, select_tokens
 from covey.config.contradictions import updates_of
 from covey.config.schema import Config
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
-from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import Algorithm
-from covey.objective.diagnostics import Observation, observe
+from covey.objective.diagnostics import TokenStats, token_stats
 from covey.objective.loss import policy_loss
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts
 from covey.runs.checkpoint import Coefficients
-from covey.training.metrics import console_facts, note_off_centre, step_metrics
+from covey.training.metrics import report_step, step_metrics
 from covey.training.run import Run
 from covey.types import Group
 
@@ -31,9 +30,8 @@ from covey.types import Group
 def train(run: Run) -> None:
     """Do the steps that are left. A stop request surfaces as Stopped between updates."""
     config, algorithm, learner, journal = run.loaded.config, run.loaded.algorithm, run.learner, run.journal
-    rollouts = Rollouts(
-        run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed
-    ).after(run.state.step, run.state.position, run.on_sample)
+    source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed)
+    rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     old = old_logprob_source(algorithm, run.sampler, updates_of(config))
     for step in range(run.state.step, config.train.steps):
         run.options.faults.at_step()
@@ -44,21 +42,16 @@ def train(run: Run) -> None:
         with journal.clock("prepare"):
             batch = prepare(rollout.groups, learner, algorithm, config, old, now, step)
         objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
-        stats: list[Observation] = []
-        norms: list[float] = []
+        stats, norms = list[TokenStats](), list[float]()
         with journal.clock("update"):
             for minibatch in updates(batch, algorithm, config, old, step):
                 seen = learner.forward_backward(minibatch, objective)
-                norms.append(run.update(step, minibatch, [float(s["loss"]) for s in seen]))
+                norms.append(run.update(step, minibatch, [float(s.loss) for s in seen]))
                 stats += seen if isfinite(norms[-1]) else []
         run.sampler.sync(learner)
         run.advance(step + 1, rollout.position)
-        metrics = step_metrics(
-            rollout, batch, stats, norms, algorithm, now, learning_rate(step, config.train)
-        )
-        note_off_centre(journal, algorithm, batch, rollout.groups, step)
-        times = journal.rollouts(step, rollout, batch, config.train.inner_epochs, metrics)
-        journal.console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times))
+        metrics = step_metrics(step, rollout, batch, stats, norms, algorithm, now, config.train)
+        report_step(journal, step, rollout, batch, metrics, config, algorithm)
         run.follow(step, metrics, signal=bool(batch.advantages.any()))
         refresh(learner, algorithm, updates=sum(norm > 0 for norm in norms))
         if run.evaluate_and_save():
@@ -84,11 +77,11 @@ class PolicyObjective:
         """Whether the KL is exact, over the whole vocabulary."""
         return "full_kl" in self.algorithm.needs
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Observation]:
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
         """A micro-batch's share of the loss, and its token statistics."""
-        terms, now = micro.terms(scores), self.coefficients
-        loss = policy_loss(self.algorithm, terms, kl_coef=now.kl, entropy_coef=now.entropy)
-        return loss.total, observe(self.algorithm, terms, loss)
+        inputs, now = micro.loss_inputs(scores), self.coefficients
+        loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
+        return loss.total, token_stats(self.algorithm, inputs, loss)
 
 
 def prepare(
@@ -126,11 +119,11 @@ def updates(
 ) -> Iterator[Batch]:
     """The minibatches of a rollout batch, one per optimizer step, regrouped in every inner epoch."""
     # Before the first update the current policy is the old policy, so every ratio is exactly 1.
-    unmoved = old.starts_at_one
+    unmoved, choose = old.starts_at_one, algorithm.select_tokens
     for epoch in range(config.train.inner_epochs):
         order = permutation(key(config.seed, "minibatches", step, epoch), len(batch.group.unique()))
         for minibatch in minibatches(batch, config.train.updates_per_batch, order):
-            ready = minibatch if algorithm.mark is None else marked(minibatch, algorithm.mark)
+            ready = minibatch if choose is None else select_tokens(minibatch, choose)
             yield replace(ready, old_logprobs=None) if unmoved else ready
             unmoved = False
 

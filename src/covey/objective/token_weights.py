@@ -1,8 +1,8 @@
-"""Token multipliers: which tokens of a completion get how much of the policy term.
+"""Which tokens of a completion get how much of the policy term.
 
-A *mark* singles out tokens of the whole optimizer step, once, from what was known when the step
-began (so micro-batches agree); a *multiplier* turns marks or the current log-probs into (N, T)
-factors. Multipliers are detached and leave the denominators of the reduction alone.
+A selection singles out tokens of the whole optimizer step, once, from what was known when the step began,
+so that micro-batches agree. Token weights turn the selection or the current log-probs into factors (N, T)
+on the policy term; they are detached and do not change the denominators of the reduction.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from covey.types import NonNegative, Positive, Share
 if TYPE_CHECKING:
     from torch import Tensor
 
-# --- marks: (N, T) bool, over all completions of an optimizer step --------------------------------
+# --- selections: (N, T) bool, over all completions of an optimizer step ----------------------------
 
 
 def top_entropy(old_entropy: Tensor, mask: Tensor, *, share: Share = 0.2) -> Tensor:
@@ -67,17 +67,17 @@ def _largest(values: Tensor, among: Tensor, share: float, of: int | None = None)
     return among & (values >= candidates.topk(count).values[-1])
 
 
-# --- multipliers: (N, T) factors on the policy term -----------------------------------------------
+# --- token weights: (N, T) factors on the policy term ----------------------------------------------
 
 
-def marked_only(marked: Tensor) -> Tensor:
-    """1 on marked tokens, 0 elsewhere. (N, T) bool -> (N, T)."""
-    return marked.float()
+def selected_only(selected: Tensor) -> Tensor:
+    """1 on selected tokens, 0 elsewhere. (N, T) bool -> (N, T)."""
+    return selected.float()
 
 
-def unmarked_only(marked: Tensor) -> Tensor:
-    """0 on marked tokens, 1 elsewhere. (N, T) bool -> (N, T)."""
-    return (~marked).float()
+def unselected_only(selected: Tensor) -> Tensor:
+    """0 on selected tokens, 1 elsewhere. (N, T) bool -> (N, T)."""
+    return (~selected).float()
 
 
 def unlikely_only(old_logprobs: Tensor, *, below: Share = 0.9) -> Tensor:

@@ -1,4 +1,4 @@
-"""Marks and token multipliers by hand."""
+"""Selections of tokens, and token weights, by hand."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.objective.multipliers import (
+from covey.objective.token_weights import (
     covariance,
     discounted_sum,
     future_influence,
-    marked_only,
     random_covariant,
+    selected_only,
     top_covariance,
     top_entropy,
     unlikely_only,
-    unmarked_only,
+    unselected_only,
 )
 
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
@@ -68,10 +68,10 @@ def test_random_covariant_draws_within_the_band_by_the_given_noise() -> None:
         assert drawn.tolist() == [[True, True, True], [False, False, False]]
 
 
-def test_marked_and_unmarked() -> None:
-    marked = torch.tensor([[True, False]])
-    assert marked_only(marked).tolist() == [[1, 0]]
-    assert unmarked_only(marked).tolist() == [[0, 1]]
+def test_selected_and_unselected() -> None:
+    selected = torch.tensor([[True, False]])
+    assert selected_only(selected).tolist() == [[1, 0]]
+    assert unselected_only(selected).tolist() == [[0, 1]]
 
 
 def test_unlikely_only() -> None:
@@ -114,6 +114,6 @@ def test_future_influence_leaves_outliers_out_and_is_careful_with_negatives() ->
     assert influence(t([LOG(3), LOG(9)]), t([-1, 1]), mask, **wide) == pytest.approx([9, 9])
 
 
-def test_multipliers_carry_no_gradient() -> None:
+def test_token_weights_carry_no_gradient() -> None:
     x = t([0.1, 0.2]).requires_grad_()
     assert not future_influence(x, t([1, 1]), torch.ones(1, 2).bool()).requires_grad

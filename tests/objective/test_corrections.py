@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from covey.objective.weights import at_level, decoupled, geometric_mask, masked, off_policy_mask, truncated
+from covey.objective.corrections import (
+    _at_level,
+    decoupled,
+    geometric_mask,
+    masked,
+    off_policy_mask,
+    truncated,
+)
 
 LOG = math.log
 MASK = torch.tensor([[1, 1], [1, 0]]).bool()
@@ -50,14 +57,14 @@ def test_decoupled_has_no_cap() -> None:
 
 def test_sequence_weights_stay_finite_on_long_completions() -> None:
     long = torch.full((1, 100), 1.0)
-    assert at_level(long, "sequence").tolist() == [[20.0] * 100]
+    assert _at_level(long, "sequence").tolist() == [[20.0] * 100]
     assert truncated(long, cap=1e12, level="sequence").isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("advantage", "delta", "kept"),
     [
-        # Drift: mean of -(gap + log_ratio) = -(log 4 - log 2 + 2 log(1/4)) / 2 = log(8) / 2 = 1.04.
+        # Drift: mean of -(mismatch + log_ratio) = -(log 4 - log 2 + 2 log(1/4)) / 2 = log(8) / 2 = 1.04.
         (-1.0, 1.0, 0.0),
         (-1.0, 1.1, 1.0),
         (1.0, 1.0, 1.0),

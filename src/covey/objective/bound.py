@@ -1,4 +1,4 @@
-"""A choice on one axis: a pure function with its settings bound, fed its data by name."""
+"""A function of the objective with its settings bound; it receives its data by parameter name."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
+
+Data_contra = TypeVar("Data_contra", contravariant=True)
+Out_co = TypeVar("Out_co", covariant=True)
 
 
 @cache
-def data_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the positional parameters: the data a function of the objective asks for."""
+def data_names(function: Callable[..., object]) -> tuple[str, ...]:
+    """Names of the positional parameters: the data that a function of the objective asks for."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds)
 
 
 @cache
-def setting_defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
+def setting_defaults(function: Callable[..., object]) -> Mapping[str, Any]:
     """Keyword-only parameters and their defaults: the settings of a function of the objective."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
-    """A function of the objective and its settings.
+class Bound(Generic[Data_contra, Out_co]):
+    """A function and its settings; calling it with a record of ``objective.data`` gives a result.
 
-    Positional parameters are data and are filled by name from the object it is called with;
-    keyword-only parameters are settings. So a user's own function joins an algorithm as it is.
-    Choices are equal if they compute the same: a default spelled out makes no difference.
+    Positional parameters are data, filled by name from that record; keyword-only parameters are
+    settings. So a user's plain function fits an axis as it is. Two are equal if they compute the same:
+    writing out a default makes no difference.
 
-    >>> from types import SimpleNamespace
-    >>> def scaled(rewards, *, factor=2.0): return [r * factor for r in rewards]
-    >>> use(scaled, factor=3.0)(SimpleNamespace(rewards=[1, 2]))
-    [3.0, 6.0]
+    >>> from fractions import Fraction
+    >>> def scaled(numerator, *, factor=2): return numerator * factor
+    >>> bind(scaled, factor=3)(Fraction(2, 7))
+    6
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Out_co]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,15 +49,15 @@ class Choice:
             raise TypeError(f"{self.name} has no setting {sorted(unknown)}")
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Choice):
+        if not isinstance(other, Bound):
             return NotImplemented
         return (self.function, self.all_settings) == (other.function, other.all_settings)
 
     def __hash__(self) -> int:
         return hash(self.function)
 
-    def __call__(self, data: object) -> Any:
-        """Call the function with the data it names and the bound settings."""
+    def __call__(self, data: Data_contra) -> Out_co:
+        """Call the function with the data that it names and the bound settings."""
         arguments = {name: getattr(data, name) for name in self.needs}
         return self.function(**arguments, **self.settings)
 
@@ -70,7 +73,7 @@ class Choice:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What data it asks for: this decides whether a reference, an extra pass, ... is made."""
+        """The data it asks for: this decides whether a reference is kept, an extra pass is made, ..."""
         return data_names(self.function)
 
     @property
@@ -79,6 +82,10 @@ class Choice:
         return {**setting_defaults(self.function), **self.settings}
 
 
-def use(function: Callable[..., Any], **settings: Any) -> Choice:
+def bind(function: Callable[..., Out_co], **settings: object) -> Bound[object, Out_co]:
     """Bind settings to a function of the objective."""
-    return Choice(function, settings)
+    return Bound(function, settings)
+
+
+AnyBound: TypeAlias = Bound[Any, object]
+"""A bound function of any axis: one can ask for its name, needs and settings."""
