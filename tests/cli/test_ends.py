@@ -130,7 +130,7 @@ def test_resume_gives_the_same_command_again(project: Path, capsys, monkeypatch)
     assert f"Go on with: covey resume {project / 'run'}" in capsys.readouterr().err
     monkeypatch.chdir(project.parent)  # from anywhere
     assert main(["resume", str(project / "run")]) == 0
-    assert "going on after step 2 of 4" in capsys.readouterr().out
+    assert "resuming after step 2 of 4" in capsys.readouterr().out
     assert "lr: 0.0005" in (project / "run" / "config.yaml").read_text()
     assert main(["resume", str(project)]) == 2
     assert "no run in this folder" in capsys.readouterr().err

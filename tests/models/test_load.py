@@ -19,7 +19,7 @@ from tests.conftest import CONFIGS, sharpened
 def test_an_unreachable_hub_is_one_message(tmp_path: Path) -> None:
     nobody_listens = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "covey.cli", "sample", "nobody/no-such-model", "hello"],
+        [sys.executable, "-m", "covey", "sample", "nobody/no-such-model", "hello"],
         capture_output=True,
         text=True,
         env={**os.environ, **nobody_listens},

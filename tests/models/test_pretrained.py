@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def loaded(folder: Path) -> Any:
-    return load_policy(load_config(values={"model": str(folder), "device": "cpu"}).config, folder)
+    return load_policy(load_config(values={"model": str(folder), "device": "cpu"}))
 
 
 def weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

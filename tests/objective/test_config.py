@@ -153,7 +153,7 @@ def test_a_users_own_function(tmp_path: Path) -> None:
     assert build_algorithm({"name": "grpo", "surrogate": "mine.py:steep"}, tmp_path).needs >= {"mismatch"}
     for function, says in {
         "best_onl": "defines no function",
-        "scaled": "settings stand after a *",
+        "scaled": "settings come after a *",
         "rough": "'Missing'",
     }.items():
         with pytest.raises(ConfigError) as caught:

@@ -146,7 +146,7 @@ def test_the_constant_length_is_that_of_the_config_not_of_the_longest(tmp_path: 
 
 def test_marks_drawn_by_chance_are_drawn_alike(tmp_path: Path, model: Model) -> None:
     mark = {"name": "random_covariant", "share": 0.3, "low": -99.0, "high": 99.0}
-    proof(tmp_path / "run", model, {"name": "clip_cov", "filter": None, "mark": mark})
+    proof(tmp_path / "run", model, {"name": "clip_cov", "filter": None, "select_tokens": mark})
 
 
 @pytest.mark.parametrize("kl", [None, {"coef": 0.5}], ids=str)
@@ -174,7 +174,7 @@ def test_every_function_is_known_to_the_shadow(
     if axis == "weight":
         another_engine(monkeypatch)
     choice: Any = {"name": name, **BITES.get(name, {})}
-    algorithm = {"name": "dapo", "filter": None, axis: [choice] if axis == "multipliers" else choice}
+    algorithm = {"name": "dapo", "filter": None, axis: [choice] if axis == "token_weights" else choice}
     proof(tmp_path / "run", model, algorithm)
 
 

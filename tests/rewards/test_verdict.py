@@ -138,7 +138,7 @@ def test_the_order_of_rewards_changes_nothing_but_that_of_columns() -> None:
                 [g.rewards.tolist() for g in groups],
                 [g.correct.tolist() for g in groups],
                 group_metrics(groups),
-                source.difficulty.state(),
+                batches[-1].position,
                 measured.record(),
             )
         )

@@ -210,7 +210,7 @@ def test_a_function_on_an_axis(tmp_path: Path, capsys, lost: Callable[..., torch
         ),
         ("advantage", {"name": half, "factr": 1.0}, "half has no such setting; did you mean factor"),
         ("advantage", {"name": half, "factor": "a"}, "unable to parse string as a number"),
-        ("multipliers", lambda gradient: gradient, "asks for 'gradient'"),
+        ("token_weights", lambda gradient: gradient, "asks for 'gradient'"),
         ("advantage", max, "does not say what data it asks for"),
         ("advantage", 7, "7 is neither a name nor a mapping"),
     ],

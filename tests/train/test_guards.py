@@ -359,15 +359,15 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     interrupted(tmp_path / "parts", counter.checks * 2 // 3, **settings)
     newest = max((tmp_path / "parts/checkpoints").iterdir())
     saved = json.loads((newest / "trainer.json").read_text())["state"]
-    assert {"guards", "unjudged", "refused"} <= set(saved)
+    assert {"unjudged", "refused"} <= set(saved["position"])
     assert saved["guards"]["kl_level"] == 1
     start(tmp_path / "parts", **settings)
     assert read(tmp_path / "whole", "events.jsonl") == read(tmp_path / "parts", "events.jsonl")
     loaded = load_config(values={**FAST, "output": tmp_path / "refused"})
     run = set_up(loaded, RunConsole(quiet=True), StopSignal())
-    run.advance(1, refused={"varied": 2})
+    run.advance(1, {"refused": {"varied": 2}})
     run.save()
     run.journal.folder.close()
     again = set_up(loaded, RunConsole(quiet=True), StopSignal())
     again.journal.folder.close()
-    assert again.rewards.refused == {"varied": 2}
+    assert again.state.position["refused"] == {"varied": 2}

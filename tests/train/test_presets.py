@@ -86,7 +86,7 @@ def test_every_rollout_weight_works_in_the_loop(
     tmp_path: Path, weight: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another_engine(monkeypatch)
-    algorithm = {"name": "dapo", "filter": None, "weight": weight}
+    algorithm = {"name": "dapo", "filter": None, "correction": weight}
     start(
         tmp_path / "run", algorithm=algorithm, rewards=(varied,), train={"steps": 1, "updates_per_batch": 2}
     )
@@ -102,7 +102,7 @@ def test_every_rollout_weight_works_in_the_loop(
         "dppo",
         "scale_rl",
         {"name": "dapo", "old": "sampler"},
-        {"name": "dapo", "weight": "geometric_mask"},
+        {"name": "dapo", "correction": "geometric_mask"},
         {"name": "grpo", "kl": {"coef": 0.1}},
         {"name": "grpo", "kl": {"estimator": "full", "coef": 0.1}, "entropy": {"coef": 0.01}},
     ],
