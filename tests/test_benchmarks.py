@@ -107,3 +107,11 @@ def test_a_pathology_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.
 def test_partial_sums_are_judged_one_by_one(steps: str, values: list[float]) -> None:
     ends = list(range(1, len(steps) + 1))
     assert [v for *_, v in STEPS.partial_sums(steps, "7+8+9=", ends).steps] == values
+
+
+def test_every_mistake_has_its_place_in_the_source() -> None:
+    """A mutant whose text is gone would be an error only when somebody runs all of them."""
+    source = Path(__file__).parents[1] / "src" / "covey"
+    mutants = importlib.import_module("mutants").MUTANTS
+    lost = [(m.file, m.mistake) for m in mutants if (source / m.file).read_text().count(m.old) != 1]
+    assert lost == []
