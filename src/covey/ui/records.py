@@ -191,7 +191,7 @@ def shown(name: str, folder: Path) -> Json:
         notes.append(str(error))
     remarks: list[Json] = []
     try:
-        remarks = [vars(r) for r in explain_run(folder)[1]]
+        remarks = [vars(r) for r in explain_run(folder)[-1]]
     except CoveyError as error:
         notes.append(str(error))
     ended = folder / RECORD if (folder / RECORD).is_file() else folder.parent / RECORD

@@ -182,9 +182,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Uvicorn would send itself the signal once more when all is closed."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.handle_exit)
+        """The signals are taken before the address is printed; uvicorn would also send them on in the end."""
         yield
 
 
@@ -200,14 +198,17 @@ def serve(root: Path | None, port: int, open_browser: bool, fragment: str, as_js
             raise ConfigError(f"--port {port}: {error}. Choose another, or leave it out") from None
         port, token = place.getsockname()[1], secrets.token_urlsafe(16)
         url = f"http://{HERE}:{port}/?token={token}{fragment}"
+        settings = uvicorn.Config(
+            Gate(build(root), token, port), log_level="critical", timeout_graceful_shutdown=1, lifespan="off"
+        )
+        server = Server(settings)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
         said = json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it"
         print(said, flush=True)
         if open_browser and _has_display():
             webbrowser.open(url)
-        settings = uvicorn.Config(
-            Gate(build(root), token, port), log_level="critical", timeout_graceful_shutdown=1, lifespan="off"
-        )
-        Server(settings).run(sockets=[place])
+        server.run(sockets=[place])
 
 
 def _has_display() -> bool:

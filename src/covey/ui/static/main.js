@@ -14,7 +14,7 @@ function page(parts) {
   if (first === "compare") return compare(run, rest[0]);
   if (first === "run" && run) {
     const [, step, , group, , sample] = rest;
-    if (sample !== undefined) return tokenPage(run, Number(step), Number(group), Number(sample), rest[6]);
+    if (sample !== undefined) return tokenPage(run, Number(step), Number(group), Number(sample), rest[7]);
     if (group !== undefined) return groupPage(run, Number(step), Number(group));
     if (step !== undefined) return stepPage(run, Number(step));
     return runPage(run);

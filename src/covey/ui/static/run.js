@@ -54,28 +54,27 @@ function follow(run, name, redraw) {
   return source;
 }
 
-const said = (event) => event.finding ?? event.text ?? event.event ?? "";
+const SEVERITY = { severe: "severe", note: "quiet" };
 
 function findings(run, name) {
-  const events = [...run.findings, ...run.events];
-  if (!run.remarks.length && !events.length) return [];
-  const card = (text, remedy, step, evidence) => h("article", { class: "finding" }, h("p", {}, written(String(text))),
-    remedy ? h("p", { class: "remedy" }, h("b", {}, "Try "), written(String(remedy))) : null,
-    step === undefined ? null : h("p", { class: "muted" }, `step ${step}`, evidenceLink(run, name, step, evidence)));
-  return [h("h2", {}, "What stands out"), h("div", { class: "findings" },
-    run.remarks.map((r) => card(r.finding, r.remedy)),
-    events.slice(-12).reverse().map((e) => card(said(e), e.remedy ?? e.try, e.step, e.evidence)))];
+  const found = run.findings.length ? run.findings : run.remarks;
+  if (!found.length && !run.events.length) return [];
+  const card = (e) => h("article", { class: `finding ${SEVERITY[e.severity] ?? ""}` }, h("p", {}, written(String(e.sentence ?? e.finding ?? e.event ?? ""))),
+    e.remedy || e.advice ? h("p", { class: "remedy" }, h("b", {}, "Try "), e.remedy ? h("code", {}, written(String(e.remedy))) : null, e.remedy && e.advice ? " or " : null, e.advice ? written(String(e.advice)) : null) : null,
+    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step}`, evidenceLink(run, name, e)));
+  return [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card), run.events.slice(-6).reverse().map((e) => card({ ...e, severity: "note" })))];
 }
 
 // Evidence points to a step, to a group in it, to a completion of that, to a token of that.
-function evidenceLink(run, name, step, evidence) {
+function evidenceLink(run, name, { step, evidence }) {
   const place = evidence && typeof evidence === "object" ? evidence : {};
   const of = place.step ?? step;
   if (!run.logged.includes(of)) return null;
   const parts = ["run", name, "step", of];
-  if (place.group !== undefined && place.group !== null) parts.push("group", place.group);
-  if (place.sample !== undefined && place.sample !== null && parts.length === 6) parts.push("token", place.sample);
-  if (place.token !== undefined && place.token !== null && parts.length === 8) parts.push("at", place.token);
+  const known = (key) => place[key] !== undefined && place[key] !== null;
+  if (known("group")) parts.push("group", place.group);
+  if (known("group") && known("completion")) parts.push("token", place.completion);
+  if (known("group") && known("completion") && known("token")) parts.push("at", place.token);
   return [" · ", link(at(...parts), "look at the evidence")];
 }
 
