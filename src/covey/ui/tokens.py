@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
-from transformers.utils.hub import cached_file
 
 from covey.errors import ConfigError, CoveyError
 from covey.objective.credit import prefix_values
@@ -74,7 +74,7 @@ def tokenizer_of(folder: Path) -> Tokenizer | None:
     try:
         place = own / "tokenizer.json" if own else _of_base(folder)
         return None if place is None else _read(place, place.stat().st_mtime)
-    except (OSError, CoveyError):
+    except (OSError, ValueError, CoveyError):
         return None
 
 
@@ -84,8 +84,8 @@ def _of_base(folder: Path) -> Path | None:
     for place in (loaded.folder / model, Path(model)):
         if (place / "tokenizer.json").is_file():
             return place / "tokenizer.json"
-    found = None if model == "tiny" else cached_file(model, "tokenizer.json", local_files_only=True)
-    return Path(found) if found else None
+    found = None if model == "tiny" else try_to_load_from_cache(model, "tokenizer.json")
+    return Path(found) if isinstance(found, str) else None
 
 
 @lru_cache(maxsize=8)
