@@ -105,7 +105,7 @@ export function curves(source) {
       return {
         label: l.text, stroke: colours.lines[(source.compare ? l.r : i) % COLOURS.length], width: 1.75, spanGaps: true,
         dash: source.compare && l.k ? [5, 4] : undefined, points: { show: l.name.startsWith("held-out:") || (few && l.points.size < 2), size: 6 },
-        value: (_, v) => (show ?? ((x) => fmt(x, 3)))(v),
+        value: (_, v) => (v === null || v === undefined ? "" : (show ?? ((x) => fmt(x, 3)))(v)),
       };
     });
     return [[xs, ...lines.map((l) => xs.map((x) => l.points.get(x) ?? null))], made];

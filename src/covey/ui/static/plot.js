@@ -13,6 +13,7 @@ function ticks(low, high, count = 5) {
 
 // series: [{name, tone, xs, ys, dash}]; marks: [{x, y, tone}]
 export function lines({ label, series, marks = [], x: xLabel = "", y: yLabel = "", xRange, yRange, width = 560, height = 260, show = (v) => fmt(v, 2) }) {
+  width = Math.max(300, Math.min(width, document.documentElement.clientWidth - 40));
   const pad = { left: 56, right: 14, top: yLabel ? 28 : 12, bottom: xLabel ? 40 : 24 };
   const xs = series.flatMap((s) => s.xs), ys = series.flatMap((s) => s.ys).filter((v) => v !== null);
   const [x0, x1] = xRange ?? [Math.min(...xs), Math.max(...xs)];

@@ -61,8 +61,9 @@ function findings(run, name) {
   if (!found.length && !run.events.length) return [];
   const card = (e) => h("article", { class: `finding ${SEVERITY[e.severity] ?? ""}` }, h("p", {}, written(String(e.sentence ?? e.finding ?? e.event ?? ""))),
     e.remedy || e.advice ? h("p", { class: "remedy" }, h("b", {}, "Try "), e.remedy ? h("code", {}, written(String(e.remedy))) : null, e.remedy && e.advice ? " or " : null, e.advice ? written(String(e.advice)) : null) : null,
-    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step}`, evidenceLink(run, name, e)));
-  return [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card), run.events.slice(-6).reverse().map((e) => card({ ...e, severity: "note" })))];
+    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step}`, e.evidence ? evidenceLink(run, name, e) : null));
+  const noted = ({ step, event, ...details }) => card({ step, severity: "note", event, advice: "", sentence: [event, ...Object.entries(details).map(([k, v]) => `${k}: ${typeof v === "string" ? v : JSON.stringify(v)}`)].join(", ") });
+  return [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card), run.events.slice(-6).reverse().map(noted))];
 }
 
 // Evidence points to a step, to a group in it, to a completion of that, to a token of that.

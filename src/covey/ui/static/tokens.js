@@ -24,7 +24,7 @@ export async function tokenPage(run, step, group, sample, focus) {
   const starts = new Set((row.steps ?? []).map(([a]) => a));
   const spans = ids.map((id, t) => h("span", { class: `tok ${starts.has(t) ? "begins" : ""}`, "data-t": t, role: "option", id: `t${t}` }, piece(t)));
   const text = h("div", { class: "tokens", tabindex: "0", role: "listbox", "aria-label": "The tokens of this completion; arrows move", onkeydown: key, onclick: (e) => move(e.target.closest(".tok")), onpointerover: (e) => move(e.target.closest(".tok"), false) }, spans);
-  const panel = h("aside", { class: "panel", "aria-live": "polite" }), legend = h("div", { class: "legend" }), drawing = h("div");
+  const panel = h("aside", { class: "panel", "aria-live": "polite" }), legend = h("div", { class: "legend" }), drawing = h("div", { class: "along" });
 
   function piece(t) {
     if (!pieces) return `#${ids[t]} `;
