@@ -15,7 +15,7 @@ from covey.objective.advantages import group_centered, group_zscore, leave_one_o
 from covey.runs.folder import RunFolder
 from covey.ui import lab
 from covey.ui.copy import write_copy
-from covey.ui.drawings import texts
+from covey.ui.drawings import lab_texts
 from tests.ui.conftest import log_step, made_group, made_run, serving
 
 RANDOM = np.random.default_rng(5)
@@ -75,7 +75,7 @@ def walk(page, guide: dict) -> None:
     """Go through a guided page; every number of its sentences is the library's."""
     page.wait_for_selector(f"h1:text-is({json.dumps(guide['title'])})")
     for look in guide["looks"]:
-        answer = lab.ask(guide["tool"], {k: [v] for k, v in look["ask"].items()})
+        answer = lab.answer_tool(guide["tool"], {k: [v] for k, v in look["ask"].items()})
         wanted = []
         for path in re.findall(r"\{([^{}:]+):[+%]?\d\}", look["say"]):
             value = answer
@@ -95,17 +95,17 @@ def walk(page, guide: dict) -> None:
         page.click(".steps-of .primary")
 
 
-@pytest.mark.parametrize("name", [g["id"] for g in texts()["guides"]])
+@pytest.mark.parametrize("name", [g["id"] for g in lab_texts()["guides"]])
 def test_a_guided_page_shows_the_numbers_of_the_library(site, page, name: str) -> None:
     page.goto(site.at(f"#/lab/guide/{name}"))
-    walk(page, next(g for g in texts()["guides"] if g["id"] == name))
+    walk(page, next(g for g in lab_texts()["guides"] if g["id"] == name))
 
 
 def test_the_copy_works_from_a_file_and_asks_nobody(page, tmp_path) -> None:
     file = write_copy(tmp_path / "copy")
     requests = []
     page.on("request", lambda r: requests.append(r.url))
-    for guide in texts()["guides"]:
+    for guide in lab_texts()["guides"]:
         page.goto(f"{file.as_uri()}#/lab/guide/{guide['id']}")
         walk(page, guide)
     page.goto(f"{file.as_uri()}#/lab")

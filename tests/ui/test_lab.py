@@ -12,12 +12,12 @@ from covey.config.load import load_config
 from covey.errors import ConfigError
 from covey.estimates import chance_of_dead
 from covey.ui import lab
-from covey.ui.copy import page, stored
-from covey.ui.drawings import contents, texts
+from covey.ui.copy import copy_page, stored_answers
+from covey.ui.drawings import lab_contents, lab_texts
 
 
 def asked(tool: str, **query: object) -> dict:
-    return lab.ask(tool, {name: [str(value)] for name, value in query.items()})
+    return lab.answer_tool(tool, {name: [str(value)] for name, value in query.items()})
 
 
 def by_name(answer: dict, name: str) -> dict:
@@ -112,15 +112,15 @@ def test_odds() -> None:
 )
 def test_a_senseless_question_is_refused_in_words(tool: str, query: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        lab.ask(tool, {k: [v] for k, v in query.items()})
+        lab.answer_tool(tool, {k: [v] for k, v in query.items()})
 
 
-PLACES = [(g["id"], i) for g in texts()["guides"] for i in range(len(g["looks"]))]
+PLACES = [(g["id"], i) for g in lab_texts()["guides"] for i in range(len(g["looks"]))]
 
 
 @pytest.mark.parametrize(("name", "number"), PLACES)
 def test_every_sentence_finds_its_numbers(name: str, number: int) -> None:
-    guide = next(g for g in texts()["guides"] if g["id"] == name)
+    guide = next(g for g in lab_texts()["guides"] if g["id"] == name)
     look = guide["looks"][number]
     answer = asked(guide["tool"], **look["ask"])
     for path in re.findall(r"\{([^{}:]+):[+%]?\d\}", look["say"]):
@@ -138,7 +138,7 @@ def test_the_explainers_numbers_are_in_the_guided_pages() -> None:
     """Values that the published walk-throughs print, by page, state and path."""
 
     def z(name: str, state: int) -> list[float]:
-        guide = next(g for g in texts()["guides"] if g["id"] == name)
+        guide = next(g for g in lab_texts()["guides"] if g["id"] == name)
         return by_name(asked(guide["tool"], **guide["looks"][state]["ask"]), "group_zscore")["advantages"]
 
     assert z("tickets", 0) == pytest.approx([0.866, -0.866, 0.866, -0.866], abs=1e-3)
@@ -154,7 +154,7 @@ def test_the_explainers_numbers_are_in_the_guided_pages() -> None:
 
 
 def test_ppo_keeps_four_models_and_grpo_three() -> None:
-    drawn = {a["name"]: a for a in contents()["algorithms"]}
+    drawn = {a["name"]: a for a in lab_contents()["algorithms"]}
     kept = {name: [r["role"] for r in a["roles"] if r["kept"]] for name, a in drawn.items()}
     assert kept["ppo"] == ["policy", "critic", "reference", "reward"]
     assert kept["grpo"] == ["policy", "reference", "reward"]
@@ -164,19 +164,19 @@ def test_ppo_keeps_four_models_and_grpo_three() -> None:
 
 
 def test_the_ways_are_real_configs(tmp_path) -> None:
-    for way in contents()["ways"]:
+    for way in lab_contents()["ways"]:
         if way["config"]:
             (tmp_path / "way.yaml").write_text(way["config"])
             load_config(tmp_path / "way.yaml")
 
 
 def test_the_copy_holds_the_librarys_answers() -> None:
-    found = stored()
+    found = stored_answers()
     for address, answer in list(found.items())[1::40]:
         tool, _, query = address.removeprefix("lab/").partition("?")
         again = asked(tool, **dict(part.split("=", 1) for part in query.split("&")))
         assert list(numbers_in(answer)) == pytest.approx(list(numbers_in(again)), rel=1e-9)
-    assert "src=" not in page()[:2000]
+    assert "src=" not in copy_page()[:2000]
 
 
 def numbers_in(value: object) -> list[float]:

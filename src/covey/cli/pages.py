@@ -23,9 +23,9 @@ def command_ui(
     :param runs: The folder of a run, or one with runs in it.
     :param port: On 127.0.0.1; 0 takes any that is free.
     """
-    from covey.ui.server import serve
+    from covey.ui.server import serve_pages
 
-    serve(runs, port, open_browser, "#/", as_json)
+    serve_pages(runs, port, open_browser, "#/", as_json)
     return 0
 
 
@@ -50,7 +50,7 @@ def command_lab(
         page = write_copy(static)
         print(f'{{"page": "{page}"}}' if as_json else page)
         return 0
-    from covey.ui.server import serve
+    from covey.ui.server import serve_pages
 
-    serve(runs if runs.is_dir() else None, port, open_browser, "#/lab", as_json)
+    serve_pages(runs if runs.is_dir() else None, port, open_browser, "#/lab", as_json)
     return 0

@@ -11,7 +11,7 @@ import numpy as np
 from covey.estimates import Evaluation, gains
 from covey.runs.reader import recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.ui.records import Json, changed_settings, news, tails
+from covey.ui.records import Record, changed_settings, news, tails
 
 LATEST = 20
 """Steps of each run whose problems are compared, the last ones."""
@@ -19,7 +19,7 @@ MOST = 100
 """Problems that the page lists."""
 
 
-def compared(a: Path, b: Path) -> Json:
+def compared(a: Path, b: Path) -> Record:
     """What differs between two runs, from a to b."""
     settings = [{s["setting"]: s["value"] for s in changed_settings(run)} for run in (a, b)]
     differ = [k for k in sorted({*settings[0], *settings[1]}) if settings[0].get(k) != settings[1].get(k)]
@@ -42,7 +42,7 @@ def compared(a: Path, b: Path) -> Json:
     }
 
 
-def _incomparable(a: Path, b: Path, evals: list[list[Json]]) -> str:
+def _incomparable(a: Path, b: Path, evals: list[list[Record]]) -> str:
     """Why the last evaluations of two runs say nothing of each other; empty if they do."""
     if not all(evals):
         return "One of them has not been evaluated yet."
@@ -59,9 +59,9 @@ def _generated(settings: Mapping[str, Any]) -> bool:
     return bool((settings.get("data") or {}).get("task"))
 
 
-def _problems(run: Path) -> dict[str, Json]:
+def _problems(run: Path) -> dict[str, Record]:
     """Problem -> its mean reward when it was last sampled."""
-    found: dict[str, Json] = {}
+    found: dict[str, Record] = {}
     for step in recorded_steps(run)[-LATEST:]:
         log = read_rollouts(run, step)
         for group, places in log.groups.items():

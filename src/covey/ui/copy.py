@@ -13,10 +13,10 @@ from pathlib import Path
 
 from covey.runs.atomic import make_folder, write_file
 from covey.ui import lab
-from covey.ui.drawings import contents, texts
+from covey.ui.drawings import lab_contents, lab_texts
 
 MODULES = ("dom", "plot", "drawings", "tools", "lab", "site")
-START = 'start((parts) => lab(parts[0] === "lab" ? parts.slice(1) : []));'
+STARTED_BY = 'start((parts) => lab(parts[0] === "lab" ? parts.slice(1) : []));'
 DIGITS = 10
 """Significant digits of a number in the copy."""
 Query = Mapping[str, str]
@@ -25,17 +25,17 @@ Query = Mapping[str, str]
 def write_copy(folder: Path) -> Path:
     """Write `lab.html` into a folder. -> the file."""
     make_folder(folder)
-    write_file(folder / "lab.html", page())
+    write_file(folder / "lab.html", copy_page())
     return folder / "lab.html"
 
 
-def page() -> str:
+def copy_page() -> str:
     """The lab as one HTML file; its own policy forbids every request."""
     static = files("covey") / "ui" / "static"
     style = (static / "style.css").read_text(encoding="utf-8")
     scripts = [(static / f"{name}.js").read_text(encoding="utf-8") for name in MODULES]
-    script = "\n".join([*(_without_modules(text) for text in scripts), START])
-    answers = json.dumps(stored(), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    script = "\n".join([*(_without_modules(text) for text in scripts), STARTED_BY])
+    answers = json.dumps(stored_answers(), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     policy = (
         f"default-src 'none'; img-src data:; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
     )
@@ -70,25 +70,25 @@ def _without_modules(text: str) -> str:
     return re.sub(r"^export ", "", text, flags=re.MULTILINE)
 
 
-def stored() -> dict[str, object]:
+def stored_answers() -> dict[str, object]:
     """Address of a question -> its answer, for every state that the copy can show."""
-    found: dict[str, object] = {"lab?": contents()}
-    for tool, query in states():
+    found: dict[str, object] = {"lab?": lab_contents()}
+    for tool, query in stored_states():
         address = f"lab/{tool}?" + "&".join(sorted(f"{name}={value}" for name, value in query.items()))
         if address not in found:
-            found[address] = _rounded(lab.ask(tool, {name: [value] for name, value in query.items()}))
+            found[address] = _rounded(lab.answer_tool(tool, {name: [value] for name, value in query.items()}))
     return found
 
 
-def states() -> Iterator[tuple[str, Query]]:
+def stored_states() -> Iterator[tuple[str, Query]]:
     """Tool and query of every state: those of guided pages, what a click makes of them, and the grids."""
-    for guide in texts()["guides"]:
+    for guide in lab_texts()["guides"]:
         for look in guide["looks"]:
             yield guide["tool"], look["ask"]
             yield from ((guide["tool"], query) for query in _turned(guide["view"], look["ask"]))
-    for tool, queries in texts()["first"].items():
+    for tool, queries in lab_texts()["first"].items():
         yield from ((tool, query) for query in queries)
-    for tool, grid in texts()["grids"].items():
+    for tool, grid in lab_texts()["grids"].items():
         yield from ((tool, dict(zip(grid, values, strict=True))) for values in product(*grid.values()))
 
 

@@ -12,10 +12,10 @@ from covey.config.load import load_config
 from covey.learner.memory import Shape, forecast
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import Bound
-from covey.ui.lab import says
+from covey.ui.lab import first_words
 
-Drawn = dict[str, Any]
-SHAPE = Shape(
+Drawing = dict[str, Any]
+BILLION = Shape(
     parameters=1_000_000_000,
     trained=1_000_000_000,
     vocabulary=151_936,
@@ -28,31 +28,31 @@ SHAPE = Shape(
     number=2,
     exact=False,
 )
-"""A model of a billion parameters in bfloat16, for the memory of its roles."""
-KEPT = ("weights", "gradient", "optimizer")
+"""A model of a billion parameters in bfloat16, for the memory of its model_roles."""
+KEPT_BY_TRAINED = ("weights", "gradient", "optimizer")
 """What a model that is trained keeps in memory."""
 AXES_DRAWN = ("advantage", "ratio", "surrogate", "kl", "reduce")
 
 
 @cache
-def texts() -> Drawn:
+def lab_texts() -> Drawing:
     """Guided pages and the three ways to train, from `lab.yaml`."""
     return yaml.safe_load((files("covey") / "ui" / "lab.yaml").read_text(encoding="utf-8"))
 
 
-def contents() -> Drawn:
+def lab_contents() -> Drawing:
     """Everything that the lab shows besides its tools' answers."""
     names = ("ppo", "grpo", "dapo")
-    drawn = [{"name": name, "paper": PRESETS[name].paper, **roles(PRESETS[name])} for name in names]
+    drawn = [{"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name])} for name in names]
     both = sum(role["bytes"] for role in drawn[1]["roles"] if role["role"] in ("policy", "reference"))
-    return {"algorithms": drawn, "dpo": both, **texts()}
+    return {"algorithms": drawn, "dpo": both, **lab_texts()}
 
 
-def roles(algorithm: Algorithm) -> Drawn:
+def model_roles(algorithm: Algorithm) -> Drawing:
     """The models that an algorithm keeps, what each takes, and its composition axis by axis."""
     config = load_config(values={"model": "tiny", "data": {"task": "last_digit"}}).config
-    taken = forecast(SHAPE, config, 256, 4096, algorithm.needs_reference, 0)
-    trained = sum(taken[part] for part in KEPT)
+    taken = forecast(BILLION, config, 256, 4096, algorithm.needs_reference, 0)
+    trained = sum(taken[part] for part in KEPT_BY_TRAINED)
     critic = "values" in algorithm.needs
     models = [
         ("policy", True, trained, "the model that is trained"),
@@ -69,11 +69,11 @@ def roles(algorithm: Algorithm) -> Drawn:
     }
 
 
-def _named(value: object) -> Drawn:
+def _named(value: object) -> Drawing:
     if isinstance(value, Bound):
-        return {"name": value.name, "says": says(value.function), "settings": dict(value.all_settings)}
+        return {"name": value.name, "says": first_words(value.function), "settings": dict(value.all_settings)}
     kl = getattr(value, "estimator", None)
     if kl is None:
         return {"name": "none", "says": "No penalty, and no reference in memory.", "settings": {}}
     where = {"place": getattr(value, "place", ""), "coef": getattr(value, "coef", 0.0)}
-    return {"name": kl.name, "says": says(kl.function), "settings": where}
+    return {"name": kl.name, "says": first_words(kl.function), "settings": where}

@@ -26,11 +26,11 @@ from covey.objective.reductions import Totals
 from covey.rng import key, uniforms
 from covey.types import StepRewards
 
-Answer = dict[str, object]
+ToolAnswer = dict[str, object]
 AXIS = cast("Mapping[str, tuple[Callable[..., Tensor], ...]]", AXES)
 OF_REWARDS = {"rewards", "components", "weights", "lengths", "greedy_reward"}
 """What a group without a model can offer an estimator."""
-SIZES = (2, 4, 8, 16, 32, 64)
+GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 
 
 def _listed(text: object) -> object:
@@ -38,15 +38,15 @@ def _listed(text: object) -> object:
 
 
 Finite = Annotated[float, Field(ge=-1e6, le=1e6)]
-Rewards = Annotated[list[Finite], Field(min_length=2, max_length=64), BeforeValidator(_listed)]
-Lengths = Annotated[
+RewardList = Annotated[list[Finite], Field(min_length=2, max_length=64), BeforeValidator(_listed)]
+LengthList = Annotated[
     list[Annotated[int, Field(ge=1, le=4096)]], Field(max_length=64), BeforeValidator(_listed)
 ]
 Chance = Annotated[float, Field(ge=0, le=1)]
 Size = Annotated[int, Field(ge=2, le=1024)]
 
 
-def ask(tool: str, query: Mapping[str, Sequence[str]]) -> Answer:
+def answer_tool(tool: str, query: Mapping[str, Sequence[str]]) -> ToolAnswer:
     """Answer a question of the page. Raises ConfigError for one that makes no sense."""
     if tool not in TOOLS:
         raise ConfigError(f"{tool}: no such tool; there are {', '.join(TOOLS)}")
@@ -61,15 +61,15 @@ def ask(tool: str, query: Mapping[str, Sequence[str]]) -> Answer:
 
 
 @validate_call
-def group(
+def group_tool(
     *,
-    rewards: Rewards,
-    lengths: Lengths = [],  # noqa: B006 - validated into a list of its own
+    rewards: RewardList,
+    lengths: LengthList = [],  # noqa: B006 - validated into a list of its own
     ddof: Annotated[int, Field(ge=0, le=1)] = 1,
     eps: Annotated[float, Field(ge=0, le=1)] = 1e-4,
     greedy: Finite | None = None,
     max_tokens: Annotated[int, Field(ge=1, le=65_536)] = 512,
-) -> Answer:
+) -> ToolAnswer:
     """A group's statistics, its advantages under every estimator, and what a token weighs then."""
     lengths = lengths or [100] * len(rewards)
     if len(lengths) != len(rewards):
@@ -107,7 +107,7 @@ def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -
     )
 
 
-def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[str, float]) -> Answer:
+def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[str, float]) -> ToolAnswer:
     """An estimator on a group: its advantages, its formula, and the numbers that stand in it."""
     settings = {k: v for k, v in given.items() if k in setting_defaults(function)}
     bound: Bound[GroupData, Tensor] = bind(function, **settings)
@@ -115,7 +115,7 @@ def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[
     count = len(data.rewards)
     return {
         "name": bound.name,
-        "says": says(function),
+        "says": first_words(function),
         "formula": formula,
         "settings": settings,
         "advantages": bound(data).tolist(),
@@ -124,14 +124,14 @@ def _estimated(function: Callable[..., Tensor], data: GroupData, given: Mapping[
     }
 
 
-def says(function: Callable[..., object]) -> str:
+def first_words(function: Callable[..., object]) -> str:
     """The first paragraph of a docstring, on one line."""
     return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].replace("``", "").split())
 
 
 def formula_of(function: Callable[..., object]) -> str:
     """The right-hand side of a docstring's `A_i = ...`, where it is one of plain numbers; else empty."""
-    found = re.match(r"A_i = (.+?)(?: = |, undivided|, 0 where|: |\. )", says(function))
+    found = re.match(r"A_i = (.+?)(?: = |, undivided|, 0 where|: |\. )", first_words(function))
     return "" if found is None or "_k" in found[1] else found[1]
 
 
@@ -153,7 +153,7 @@ def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float
     return {symbol: value for symbol, value in known.items() if symbol in formula}
 
 
-def _weights(lengths: Sequence[int], max_tokens: int) -> list[Answer]:
+def _weights(lengths: Sequence[int], max_tokens: int) -> list[ToolAnswer]:
     """What one token of each completion weighs in the loss under each reduction."""
     counts = torch.tensor(lengths, dtype=torch.float64)
     totals = Totals(int(counts.sum()), len(lengths), 1, max_tokens)
@@ -161,13 +161,13 @@ def _weights(lengths: Sequence[int], max_tokens: int) -> list[Answer]:
     mask = torch.arange(max(lengths)) < counts[:, None]
     inputs = LossInputs(rows, mask, rows, rows, totals, counts.sum().expand(len(lengths)))
     return [
-        {"name": f.__name__, "says": says(f), "weights": bind(f)(inputs).expand(len(lengths)).tolist()}
+        {"name": f.__name__, "says": first_words(f), "weights": bind(f)(inputs).expand(len(lengths)).tolist()}
         for f in AXIS["reduce"]
     ]
 
 
 @validate_call
-def steps(*, rewards: Annotated[str, Field(max_length=400)]) -> Answer:
+def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
     """Rewards by reasoning step, `1,1,-1;1,1,1`, credited to the steps in each of the three ways."""
     try:
         values = [[float(v) for v in row.split(",")] for row in rewards.split(";")]
@@ -188,7 +188,7 @@ def steps(*, rewards: Annotated[str, Field(max_length=400)]) -> Answer:
 
 
 @validate_call
-def prefixes(*, rewards: Rewards, texts: Annotated[str, Field(max_length=2000)]) -> Answer:
+def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length=2000)]) -> ToolAnswer:
     """Completions as words, separated by |: the value of each prefix and the credit where they part."""
     words = [text.split() for text in texts.split("|")]
     if len(words) != len(rewards) or not all(words):
@@ -209,14 +209,14 @@ def prefixes(*, rewards: Rewards, texts: Annotated[str, Field(max_length=2000)])
 
 
 @validate_call
-def gate(
+def gate_tool(
     *,
     ratio: Annotated[float, Field(gt=0, le=20)] = 1.0,
     advantage: Finite = 1.0,
     clip_low: Annotated[float, Field(gt=0, le=20)] = 0.2,
     clip_high: Annotated[float, Field(gt=0, le=20)] = 0.2,
     old: Annotated[float, Field(gt=0, lt=1)] = 0.1,
-) -> Answer:
+) -> ToolAnswer:
     """Every clip rule at a ratio and over many: what a token gains, and how hard it is pushed."""
     grid = [*(i / 40 for i in range(4, 101)), ratio]
     log_ratio = torch.tensor(grid, dtype=torch.float64).log()[:, None]
@@ -240,7 +240,7 @@ def gate(
         found.append(
             {
                 "name": surrogate.name,
-                "says": says(rule),
+                "says": first_words(rule),
                 "gains": gains[:-1].tolist(),
                 "pushes": pushes[:-1].tolist(),
                 "gain": float(gains[-1]),
@@ -255,9 +255,9 @@ def _with_ratio(algorithm: Algorithm, inputs: LossInputs) -> LossInputs:
 
 
 @validate_call
-def kl(
+def kl_tool(
     *, p: Annotated[float, Field(gt=0, lt=1)] = 0.5, q: Annotated[float, Field(gt=0, lt=1)] = 0.3
-) -> Answer:
+) -> ToolAnswer:
     """KL estimators for a choice of two tokens, p under the policy and q under the reference."""
     policy, reference = (torch.tensor([x, 1 - x], dtype=torch.float64) for x in (p, q))
     distance = policy.log() - reference.log()
@@ -269,7 +269,9 @@ def kl(
             by_token = estimator(KLData(distance))
             expected = float((policy * by_token).sum())
             values = {"by_token": by_token.tolist(), "curve": estimator(KLData(grid)).tolist()}
-            rows.append({"name": estimator.name, "says": says(function), "expected": expected, **values})
+            rows.append(
+                {"name": estimator.name, "says": first_words(function), "expected": expected, **values}
+            )
     exact = float((policy * distance).sum())
     return {"exact": exact, "log_ratios": distance.tolist(), "grid": grid.tolist(), "estimators": rows}
 
@@ -278,7 +280,9 @@ def kl(
 
 
 @validate_call
-def odds(*, p: Chance = 0.2, size: Size = 8, prompts: Annotated[int, Field(ge=1, le=100_000)] = 64) -> Answer:
+def odds_tool(
+    *, p: Chance = 0.2, size: Size = 8, prompts: Annotated[int, Field(ge=1, le=100_000)] = 64
+) -> ToolAnswer:
     """How often a group ties where each completion is correct with probability p."""
     dead = chance_of_dead(p, size)
     rates = [i / 50 for i in range(51)]
@@ -289,12 +293,12 @@ def odds(*, p: Chance = 0.2, size: Size = 8, prompts: Annotated[int, Field(ge=1,
         "cost": math.inf if dead == 1 else 1 / (1 - dead),
         "rates": rates,
         "curve": [chance_of_dead(x, size) for x in rates],
-        "by_size": [{"size": s, "dead": chance_of_dead(p, s)} for s in SIZES],
+        "by_size": [{"size": s, "dead": chance_of_dead(p, s)} for s in GROUP_SIZES],
     }
 
 
 @validate_call
-def toy(
+def toy_tool(
     *,
     estimator: Annotated[str, Field(max_length=40)] = "group_zscore",
     size: Annotated[int, Field(ge=2, le=64)] = 8,
@@ -303,7 +307,7 @@ def toy(
     lr: Annotated[float, Field(gt=0, le=10)] = 0.5,
     updates: Annotated[int, Field(ge=1, le=200)] = 50,
     seed: Annotated[int, Field(ge=0, le=1000)] = 0,
-) -> Answer:
+) -> ToolAnswer:
     """A policy over a few answers, the first one correct, trained for some steps, a group each."""
     known = {f.__name__: f for f in AXIS["advantage"] if set(data_names(f)) <= {"rewards", "lengths"}}
     if estimator not in known:
@@ -331,12 +335,12 @@ def toy(
     return {"course": course, "entropy": entropy, "dead": dead, "drawn": drawn}
 
 
-TOOLS: dict[str, Callable[..., Answer]] = {
-    "group": group,
-    "steps": steps,
-    "prefixes": prefixes,
-    "gate": gate,
-    "kl": kl,
-    "odds": odds,
-    "toy": toy,
+TOOLS: dict[str, Callable[..., ToolAnswer]] = {
+    "group": group_tool,
+    "steps": steps_tool,
+    "prefixes": prefixes_tool,
+    "gate": gate_tool,
+    "kl": kl_tool,
+    "odds": odds_tool,
+    "toy": toy_tool,
 }

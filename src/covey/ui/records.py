@@ -19,18 +19,18 @@ from covey.console import duration
 from covey.errors import RECORD, ConfigError, CoveyError
 from covey.estimates import Evaluation
 from covey.insight.recorded import explain_run
-from covey.insight.verdict import judge
+from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.runs.folder import latest_checkpoint
 from covey.runs.reader import recorded_settings
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
-Json = dict[str, Any]
-State = Literal["training", "finished", "interrupted"]
+Record = dict[str, Any]
+RunState = Literal["training", "finished", "interrupted"]
 DEEPEST = 4
 """Folders below the one that is shown in which runs are looked for."""
-STREAMS = ("metrics", "timings", "evals", "events", "findings")
+PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
 COURSE = 80
 """Points of the small curve in the list of runs."""
 PROMPT = 400
@@ -79,7 +79,7 @@ class Tail:
     at: int = 0
     unreadable: int = 0
 
-    def read(self) -> list[Json]:
+    def read(self) -> list[Record]:
         """What has come since the last time. Raises EOFError where the file was cut: a resume has begun."""
         if not self.path.exists():
             return []
@@ -91,7 +91,7 @@ class Tail:
         self.at += len(whole) + 1 if whole else 0
         return [record for line in whole.splitlines() if (record := self._record(line)) is not None]
 
-    def _record(self, line: bytes) -> Json | None:
+    def _record(self, line: bytes) -> Record | None:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -104,10 +104,10 @@ class Tail:
 
 def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
     """All streams of a run, from these bytes on."""
-    return {name: Tail(folder / f"{name}.jsonl", (at or {}).get(name, 0)) for name in STREAMS}
+    return {name: Tail(folder / f"{name}.jsonl", (at or {}).get(name, 0)) for name in PAGE_STREAMS}
 
 
-def state(folder: Path) -> State:
+def run_state(folder: Path) -> RunState:
     """Whether a run is at work, has ended as it should, or was stopped.
 
     Its lock names the process; taking the lock to find out could get in a trainer's way.
@@ -124,24 +124,24 @@ def state(folder: Path) -> State:
     return "training"
 
 
-def verdict(evals: Sequence[Json], seconds: float) -> Json | None:
+def run_verdict(evals: Sequence[Record], seconds: float) -> Record | None:
     """What held-out problems say from the first to the last evaluation."""
     if len(evals) < 2:
         return None
-    return vars(judge(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
+    return vars(judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
 
 
-def _seconds(timings: Sequence[Json]) -> float:
+def _seconds(timings: Sequence[Record]) -> float:
     return sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/") and v is not None)
 
 
-def listed(runs: Runs) -> list[Json]:
+def listed_runs(runs: Runs) -> list[Record]:
     """The first page: a row for every run."""
     return [_row(name, folder) for name, folder in runs.folders().items()]
 
 
-def _row(name: str, folder: Path) -> Json:
-    row: Json = {"run": name, "state": state(folder), "changed": _changed(folder)}
+def _row(name: str, folder: Path) -> Record:
+    row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder)}
     try:
         settings = recorded_settings(folder) or {}
     except CoveyError as error:
@@ -163,7 +163,7 @@ def _row(name: str, folder: Path) -> Json:
 
 
 @lru_cache(maxsize=512)
-def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Json:
+def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     """What a row takes from the streams: read again only when they have grown."""
     metrics, evals, timings = (
         Tail(folder / f"{name}.jsonl").read() for name in ("metrics", "evals", "timings")
@@ -175,27 +175,27 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Json:
         "course": course[::every],
         "greedy": [e["greedy"] for e in evals],
         "seconds": _seconds(timings),
-        "verdict": verdict(evals, _seconds(timings)),
+        "verdict": run_verdict(evals, _seconds(timings)),
     }
 
 
-def shown(name: str, folder: Path) -> Json:
+def run_page(name: str, folder: Path) -> Record:
     """The page of a run: what it is, its curves, what was found."""
     streams = tails(folder)
     read = {kind: tail.read() for kind, tail in streams.items()}
     notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
-    settings: list[Json] = []
+    settings: list[Record] = []
     try:
         settings = changed_settings(folder)
     except CoveyError as error:
         notes.append(str(error))
-    remarks: list[Json] = []
+    remarks: list[Record] = []
     try:
         remarks = [vars(r) for r in explain_run(folder)[-1]]
     except CoveyError as error:
         notes.append(str(error))
     ended = folder / RECORD if (folder / RECORD).is_file() else folder.parent / RECORD
-    now = state(folder)
+    now = run_state(folder)
     if now == "interrupted" and ended.is_file():
         notes.append(ended.read_text(encoding="utf-8", errors="replace"))
     return {
@@ -203,7 +203,7 @@ def shown(name: str, folder: Path) -> Json:
         "folder": str(folder),
         "state": now,
         "settings": settings,
-        "verdict": verdict(read["evals"], _seconds(read["timings"])),
+        "verdict": run_verdict(read["evals"], _seconds(read["timings"])),
         "duration": duration(_seconds(read["timings"])),
         "remarks": remarks,
         "notes": notes,
@@ -212,13 +212,13 @@ def shown(name: str, folder: Path) -> Json:
     }
 
 
-def news(folder: Path, read: Mapping[str, list[Json]]) -> Json:
+def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:
     """Records of the streams as the page takes them: evaluations without the outcome of every problem."""
     evals = [{k: v for k, v in e.items() if k != "outcome"} for e in read["evals"]]
     return {**read, "evals": evals, "logged": recorded_steps(folder)}
 
 
-def changed_settings(folder: Path) -> list[Json]:
+def changed_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
     recorded = recorded_settings(folder)
     if recorded is None:
@@ -235,7 +235,7 @@ def changed_settings(folder: Path) -> list[Json]:
     return [*found, *(_of_algorithm(recorded) if recorded["method"] == "rl" else ())]
 
 
-def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Json]:
+def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
     """The preset that is nearest to a run's algorithm, and where the two differ."""
     axes = recorded["algorithm"]
     known = {name: describe(preset) for name, preset in PRESETS.items()}
@@ -265,7 +265,7 @@ def _written(value: object) -> str:
 # --- a step of the rollout log ----------------------------------------------------------------------
 
 
-def step(folder: Path, number: int) -> Json:
+def step_page(folder: Path, number: int) -> Record:
     """The groups of a step, what matters first: mixed ones by their spread, then those that tie."""
     log = read_rollouts(folder, number)
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
@@ -273,7 +273,7 @@ def step(folder: Path, number: int) -> Json:
     return {"step": number, "logged": recorded_steps(folder), "groups": groups}
 
 
-def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Json:
+def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
     rows = [log.rows[i] for i in places]
     known = np.array([r["reward"] for r in rows if r["reward"] is not None])
     texts = {r["completion"] for r in rows}
@@ -281,7 +281,7 @@ def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Json:
     return {
         "group": group,
         "problem": rows[0]["problem"],
-        "prompt": spoken(rows[0]["prompt"])[:PROMPT],
+        "prompt": prompt_text(rows[0]["prompt"])[:PROMPT],
         "trained": rows[0]["trained"],
         "rewards": [r["reward"] for r in rows],
         "lengths": [r["tokens"] for r in rows],
@@ -293,21 +293,21 @@ def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Json:
     }
 
 
-def spoken(prompt: str | Sequence[Mapping[str, object]]) -> str:
+def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """A prompt as one text; of a chat the messages, each after its role."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)
 
 
-def group(folder: Path, number: int, which: int) -> Json:
+def group_page(folder: Path, number: int, which: int) -> Record:
     """A group: its completions with everything rewards said of them."""
     log = read_rollouts(folder, number)
     places = log.groups.get(which)
     if places is None:
         raise ConfigError(f"{folder}: step {number} has no group {which}")
     rows = [dict(log.rows[i]) for i in places]
-    order = [g["group"] for g in step(folder, number)["groups"]]
+    order = [g["group"] for g in step_page(folder, number)["groups"]]
     return {
         **_group_row(log, which, places),
         "step": number,
@@ -319,7 +319,7 @@ def group(folder: Path, number: int, which: int) -> Json:
     }
 
 
-def has_model(folder: Path) -> Path | None:
+def model_folder(folder: Path) -> Path | None:
     """A folder in which the run has left its model and tokenizer."""
     found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
     return found if found is not None and (found / "tokenizer.json").is_file() else None

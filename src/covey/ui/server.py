@@ -29,12 +29,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from covey.errors import ConfigError, CoveyError
 from covey.ui import lab
 from covey.ui.compare import compared
-from covey.ui.drawings import contents
-from covey.ui.records import Json, Runs, group, listed, news, shown, state, step, tails
-from covey.ui.tokens import tokens
+from covey.ui.drawings import lab_contents
+from covey.ui.records import (
+    Record,
+    Runs,
+    group_page,
+    listed_runs,
+    news,
+    run_page,
+    run_state,
+    step_page,
+    tails,
+)
+from covey.ui.tokens import token_page
 
 STATIC = Path(str(files("covey") / "ui" / "static"))
-HERE = "127.0.0.1"
+ADDRESS = "127.0.0.1"
 LOOK = 0.5
 """Seconds between looks at the files of a run that writes."""
 HEADERS = {
@@ -52,7 +62,7 @@ class Gate:
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app, self.token, self.cookie = app, token, f"covey_{port}"
-        self.hosts = {f"{host}:{port}" for host in (HERE, "localhost")}
+        self.hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI request."""
@@ -85,25 +95,25 @@ class Gate:
         return None
 
 
-def answer(value: object, status: int = 200) -> Response:
+def json_answer(value: object, status: int = 200) -> Response:
     """As JSON; what is not finite becomes null."""
-    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
 
 
-def plain(value: object) -> object:
+def finite(value: object) -> object:
     """A value as JSON has it."""
     if isinstance(value, np.ndarray):
         listed = value.astype(np.float64).tolist()
         return listed if bool(np.isfinite(value).all()) else [v if math.isfinite(v) else None for v in listed]
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
+        return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def build(root: Path | None) -> Starlette:
+def build_site(root: Path | None) -> Starlette:
     """The site without its gate; without a folder it is the lab alone."""
     runs = Runs(root)
 
@@ -122,11 +132,11 @@ def build(root: Path | None) -> Starlette:
     def of(make: Callable[[Request], object]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
-                return answer(make(request))
+                return json_answer(make(request))
             except CoveyError as error:
-                return answer({"error": str(error)}, 400)
+                return json_answer({"error": str(error)}, 400)
             except OSError as error:  # the run's folder may go while it is looked at
-                return answer({"error": f"{error.filename}: {error.strerror}"}, 400)
+                return json_answer({"error": f"{error.filename}: {error.strerror}"}, 400)
 
         return endpoint
 
@@ -135,18 +145,18 @@ def build(root: Path | None) -> Starlette:
         try:
             return StreamingResponse(changes(folder(request), at), media_type="text/event-stream")
         except CoveyError as error:
-            return answer({"error": str(error)}, 400)
+            return json_answer({"error": str(error)}, 400)
 
     api: dict[str, Callable[[Request], object]] = {
-        "runs": lambda _: {"root": str(runs.root or ""), "runs": listed(runs)},
+        "runs": lambda _: {"root": str(runs.root or ""), "runs": listed_runs(runs)},
         "compare": lambda q: compared(
             runs.folder(q.query_params.get("a", "")), runs.folder(q.query_params.get("b", ""))
         ),
-        "lab": lambda _: contents(),
-        "run": lambda q: shown(q.query_params.get("run", ""), folder(q)),
-        "step": lambda q: step(folder(q), number(q, "step")),
-        "group": lambda q: group(folder(q), number(q, "step"), number(q, "group")),
-        "tokens": lambda q: tokens(folder(q), number(q, "step"), number(q, "group"), number(q, "sample")),
+        "lab": lambda _: lab_contents(),
+        "run": lambda q: run_page(q.query_params.get("run", ""), folder(q)),
+        "step": lambda q: step_page(folder(q), number(q, "step")),
+        "group": lambda q: group_page(folder(q), number(q, "step"), number(q, "group")),
+        "tokens": lambda q: token_page(folder(q), number(q, "step"), number(q, "group"), number(q, "sample")),
     }
     routes = [Route(f"/api/{name}", of(make)) for name, make in api.items()]
     return Starlette(
@@ -154,7 +164,9 @@ def build(root: Path | None) -> Starlette:
             Route("/", page),
             *routes,
             Route("/api/live", live),
-            Route("/api/lab/{tool}", of(lambda q: lab.ask(q.path_params["tool"], parse_qs(q.url.query)))),
+            Route(
+                "/api/lab/{tool}", of(lambda q: lab.answer_tool(q.path_params["tool"], parse_qs(q.url.query)))
+            ),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
     )
@@ -169,15 +181,15 @@ async def changes(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
         except (EOFError, OSError):
             yield "event: reset\ndata: {}\n\n"
             return
-        now = state(folder)
+        now = run_state(folder)
         if any(read.values()) or now != before:
-            message: Json = {"state": now, **news(folder, read)}
-            yield f"data: {json.dumps(plain(message), allow_nan=False)}\n\n"
+            message: Record = {"state": now, **news(folder, read)}
+            yield f"data: {json.dumps(finite(message), allow_nan=False)}\n\n"
         before = now
         await asyncio.sleep(LOOK)
 
 
-class Server(uvicorn.Server):
+class PageServer(uvicorn.Server):
     """Ends at the first signal; what comes later (a terminal's and the supervisor's) finds it ending."""
 
     @contextmanager
@@ -186,22 +198,25 @@ class Server(uvicorn.Server):
         yield
 
 
-def serve(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
+def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
     """Show the pages until Ctrl-C. ``port`` 0 takes any that is free. Raises ConfigError where one is not."""
     if root is not None and not root.is_dir():
         raise ConfigError(f"{root}: no such folder; give the folder of a run, or one with runs in it")
     with socket.socket() as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            place.bind((HERE, port))
+            place.bind((ADDRESS, port))
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--port {port}: {error}. Choose another, or leave it out") from None
         port, token = place.getsockname()[1], secrets.token_urlsafe(16)
-        url = f"http://{HERE}:{port}/?token={token}{fragment}"
+        url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
         settings = uvicorn.Config(
-            Gate(build(root), token, port), log_level="critical", timeout_graceful_shutdown=1, lifespan="off"
+            Gate(build_site(root), token, port),
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+            lifespan="off",
         )
-        server = Server(settings)
+        server = PageServer(settings)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, server.handle_exit)
         said = json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it"

@@ -18,7 +18,7 @@ from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
 from covey.runs.reader import load_recorded
 from covey.runs.rollouts import RolloutLog, read_rollouts
-from covey.ui.records import Json, has_model
+from covey.ui.records import Record, model_folder
 
 QUANTITIES = {
     "applied": "gradient coefficient: how hard the step's updates pushed this token, the reduction included",
@@ -32,7 +32,7 @@ QUANTITIES = {
 """What a token can be coloured by."""
 
 
-def tokens(folder: Path, step: int, group: int, sample: int) -> Json:
+def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
     """One completion of the rollout log."""
     log = read_rollouts(folder, step)
     places = log.groups.get(group, [])
@@ -56,13 +56,13 @@ def tokens(folder: Path, step: int, group: int, sample: int) -> Json:
         "prompt": row["prompt"],
         "siblings": len(places),
         "ids": ids,
-        "pieces": None if tokenizer is None else pieces(tokenizer, ids),
+        "pieces": None if tokenizer is None else token_pieces(tokenizer, ids),
         "quantities": {k: QUANTITIES[k] for k, v in values.items() if v is not None},
         "values": {k: v for k, v in values.items() if v is not None},
     }
 
 
-def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """The text that each token adds; empty for one that only begins a character."""
     stream = DecodeStream(skip_special_tokens=False)
     return [stream.step(tokenizer, i) or "" for i in ids]
@@ -70,7 +70,7 @@ def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 def tokenizer_of(folder: Path) -> Tokenizer | None:
     """The tokenizer of a run: of its own model, else of the one it began with, as far as that is here."""
-    own = has_model(folder)
+    own = model_folder(folder)
     try:
         place = own / "tokenizer.json" if own else _of_base(folder)
         return None if place is None else _read(place, place.stat().st_mtime)
