@@ -8,35 +8,40 @@
  * behind N and K. A unit is a float, or a pair of bfloat16 where the processor multiplies pairs. */
 #include "vector.h"
 
-#define ROWS 6    /* tokens in registers */
-#define VECTORS 4 /* vectors of outputs beside them: 24 accumulators */
+#define ROWS 6 /* tokens in registers */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define VECTORS 4 /* vectors of outputs beside them: 24 accumulators of 32 registers */
+#else
+#define VECTORS 2 /* 12 of 16 */
+#endif
 #define PANEL (VECTORS * LANES)
-#define TASK 96 /* tokens that a thread takes at once */
+#define TASK 96               /* tokens that a thread takes at once, */
+#define PANELS (64 / PANEL)   /* with so many panels */
 
 #if defined(BFLOAT16) && defined(__AVX512BF16__)
 #include <immintrin.h>
 #define DOT 2
 typedef uint32_t unit;
-typedef i16 units;
-static inline v16 multiply_add(v16 acc, units a, unit b) {
-    return (v16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)_mm512_set1_epi32(b));
+typedef ivec units;
+static inline vec multiply_add(vec acc, units a, unit b) {
+    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)_mm512_set1_epi32(b));
 }
 static inline unit at(const real *x) { return *(const uint32_t __attribute__((aligned(2), may_alias)) *)x; }
 static inline unit last(const real *x) { return *x; }
 static inline unit join(const real *first, const real *second) { return *first | (uint32_t)*second << 16; }
-static inline units join16(const real *first, const real *second) {
-    u16 a = __builtin_convertvector(*(const h16 *)first, u16), b = __builtin_convertvector(*(const h16 *)second, u16);
+static inline units join_vec(const real *first, const real *second) {
+    uvec a = __builtin_convertvector(*(const hvec *)first, uvec), b = __builtin_convertvector(*(const hvec *)second, uvec);
     return (units)(a | b << 16);
 }
 #else
 #define DOT 1
 typedef float unit;
-typedef v16 units;
-static inline v16 multiply_add(v16 acc, units a, unit b) { return acc + a * b; }
+typedef vec units;
+static inline vec multiply_add(vec acc, units a, unit b) { return acc + a * b; }
 static inline unit at(const real *x) { return get(x); }
 static inline unit last(const real *x) { return 0; }
 static inline unit join(const real *first, const real *second) { return get(first); }
-static inline units join16(const real *first, const real *second) { return load(first); }
+static inline units join_vec(const real *first, const real *second) { return load(first); }
 #endif
 
 #define UNITS(K) (((K) + DOT - 1) / DOT)
@@ -61,7 +66,7 @@ void NAME(pack_weight)(const real *w, unit *panels, long N, long K) {
 
 static inline __attribute__((always_inline)) void product_tile(const real *x, long K, const unit *panel, const float *bias,
                                                                real *c, long N, long columns, const int rows) {
-    v16 acc[ROWS][VECTORS];
+    vec acc[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < VECTORS; j++) acc[i][j] = splat(0);
     for (long k = 0; k < UNITS(K); k++) {
@@ -76,8 +81,8 @@ static inline __attribute__((always_inline)) void product_tile(const real *x, lo
         for (int j = 0; j < VECTORS; j++) {
             long left = columns - j * LANES;
             if (left <= 0) break;
-            v16 sum = acc[i][j];
-            if (bias) sum += *(const v16 *)(bias + j * LANES);
+            vec sum = acc[i][j];
+            if (bias) sum += *(const vec *)(bias + j * LANES);
             if (left >= LANES)
                 store(c + i * N + j * LANES, sum);
             else {
@@ -104,37 +109,52 @@ static inline void product_rows(const real *x, const unit *panel, const float *b
     }
 }
 
+/* Rows m to end of C, `count` panels of its columns from p on: what a thread reads stays in its cache. */
+static inline void product_panels(const real *x, const unit *panels, const float *bias, real *c, long p, long count,
+                                  long m, long end, long N, long K) {
+    for (; m < end; m += TASK)
+        for (long i = 0; i < count; i++)
+            product_rows(x, panels + i * UNITS(K) * PANEL, bias, c, p + i, m, m + TASK < end ? m + TASK : end, N, K);
+}
+
+static inline long panels_from(long p, long N) {
+    long left = (N + PANEL - 1) / PANEL - p;
+    return left < PANELS ? left : PANELS;
+}
+
 /* C (M, N) = X (M, K) W^T + bias; the bias (or NULL) has room for whole panels. */
 void NAME(product)(const real *x, const unit *panels, const float *bias, real *c, long M, long N, long K) {
-    long across = (N + PANEL - 1) / PANEL, down = (M + TASK - 1) / TASK;
+    long across = (N + PANELS * PANEL - 1) / (PANELS * PANEL), down = (M + TASK - 1) / TASK;
 #pragma omp parallel for schedule(dynamic)
     for (long task = 0; task < across * down; task++) {
-        long p = task % across, m = task / across * TASK, end = m + TASK < M ? m + TASK : M;
-        product_rows(x, panels + p * UNITS(K) * PANEL, bias, c, p, m, end, N, K);
+        long p = task % across * PANELS, m = task / across * TASK, end = m + TASK < M ? m + TASK : M;
+        product_panels(x, panels + p * UNITS(K) * PANEL, bias, c, p, panels_from(p, N), m, end, N, K);
     }
 }
 
-/* The same, and the same bits, from a weight (N, K) that is packed a panel at a time: for many rows, where a
- * packed copy would only stand in memory. */
+/* The same, and the same bits, from a weight (N, K) that is packed a few panels at a time: for many rows, where
+ * a packed copy would only stand in memory. */
 void NAME(product_once)(const real *x, const real *w, const float *bias, real *c, long M, long N, long K) {
 #pragma omp parallel for schedule(dynamic)
-    for (long p = 0; p < (N + PANEL - 1) / PANEL; p++) {
-        unit *panel = aligned_alloc(64, UNITS(K) * PANEL * sizeof(unit));
-        pack_panel(w, panel, p, N, K);
-        product_rows(x, panel, bias, c, p, 0, M, N, K);
-        free(panel);
+    for (long p = 0; p < (N + PANEL - 1) / PANEL; p += PANELS) {
+        unit *panels = aligned_alloc(64, PANELS * UNITS(K) * PANEL * sizeof(unit));
+        long count = panels_from(p, N);
+        for (long i = 0; i < count; i++) pack_panel(w, panels + i * UNITS(K) * PANEL, p + i, N, K);
+        product_panels(x, panels, bias, c, p, count, 0, M, N, K);
+        free(panels);
     }
 }
 
 /* --- sums over tokens or outputs, for the backward pass ----------------------------------------------- */
 
-#define STEP 256 /* tokens summed before the accumulators are written */
-#define STRIP 96 /* rows of dW that a thread takes at once */
+#define STEP 256  /* tokens summed before the accumulators are written */
+#define STRIP 96  /* rows of dW that a thread takes at once, */
+#define ACROSS 256 /* with so many columns: their copies fill half of a second-level cache */
 
 /* One panel of columns: g [steps][ROWS] and x [steps][vectors of 16] units; adds to `rows` rows of w. */
 static inline __attribute__((always_inline)) void gradient_tile(const unit *g, const unit *x, float *w, long ws,
                                                                 long steps, long rows, const int vectors) {
-    v16 acc[ROWS][VECTORS];
+    vec acc[ROWS][VECTORS];
     for (int i = 0; i < ROWS; i++)
         for (int j = 0; j < vectors; j++) acc[i][j] = splat(0);
     for (long t = 0; t < steps; t++) {
@@ -143,22 +163,54 @@ static inline __attribute__((always_inline)) void gradient_tile(const unit *g, c
         for (int i = 0; i < ROWS; i++)
             for (int j = 0; j < vectors; j++) acc[i][j] = multiply_add(acc[i][j], b[j], g[t * ROWS + i]);
     }
-    for (long i = 0; i < rows; i++)
-        for (int j = 0; j < vectors; j++) *(v16 *)(w + i * ws + j * LANES) += acc[i][j];
+    for (int i = 0; i < ROWS && i < rows; i++)
+        for (int j = 0; j < vectors; j++) *(vec *)(w + i * ws + j * LANES) += acc[i][j];
+}
+
+static inline void gradient_rows(const unit *g, const unit *x, float *w, long ws, long steps, long rows, long vectors) {
+    switch (vectors) { /* constants, so that every case keeps its sums in registers */
+    default: gradient_tile(g, x, w, ws, steps, rows, VECTORS); break;
+#if VECTORS > 2
+    case 3: gradient_tile(g, x, w, ws, steps, rows, 3); break;
+    case 2: gradient_tile(g, x, w, ws, steps, rows, 2); break;
+#endif
+    case 1: gradient_tile(g, x, w, ws, steps, rows, 1); break;
+    }
+}
+
+/* ROWS neighbours of G at two tokens, or at one and `nothing`; beyond `present` they are zero. */
+static inline __attribute__((always_inline)) void copy_rows(const real *first, const real *second, long gn, unit *into,
+                                                            const long present) {
+    for (int r = 0; r < ROWS; r++) into[r] = r < present ? join(first + r * gn, second + r * gn) : 0;
 }
 
 /* gp [width / ROWS][STEP / DOT][ROWS] from (tokens, width) elements of G, along the side that lies together. */
 static inline void copy_strip(const real *g, long gm, long gn, unit *gp, long tokens, long width) {
-    static const real nothing = 0;
     long steps = (tokens + DOT - 1) / DOT, blocks = (width + ROWS - 1) / ROWS, along = gm < gn;
     for (long outer = 0; outer < (along ? blocks : steps); outer++)
         for (long inner = 0; inner < (along ? steps : blocks); inner++) {
             long i = (along ? outer : inner) * ROWS, s = along ? inner : outer;
             const real *own = g + s * DOT * gm + i * gn;
-            int paired = s * DOT + 1 < tokens;
             unit *into = gp + (i / ROWS * (STEP / DOT) + s) * ROWS;
-            for (int r = 0; r < ROWS; r++)
-                into[r] = i + r < width ? join(own + r * gn, paired ? own + r * gn + gm : &nothing) : 0;
+            if (!along) __builtin_prefetch(own + 16 * gm); /* its rows are on pages of their own */
+            if (DOT == 2 && s * DOT + 1 == tokens)
+                for (int r = 0; r < ROWS; r++) into[r] = i + r < width ? last(own + r * gn) : 0;
+            else if (i + ROWS <= width)
+                copy_rows(own, own + gm, gn, into, ROWS);
+            else
+                copy_rows(own, own + gm, gn, into, width - i);
+        }
+}
+
+/* xp [columns / PANEL][steps][PANEL] from (tokens, columns) elements of X. */
+static inline void copy_columns(const real *x, long xs, unit *xp, long tokens, long columns) {
+    static const real nothing[LANES] = {0};
+    long steps = (tokens + DOT - 1) / DOT;
+    for (long s = 0; s < steps; s++)
+        for (long k = 0; k < columns; k += LANES) {
+            const real *own = x + s * DOT * xs + k;
+            long panel = k - k % PANEL, width = columns - panel < PANEL ? columns - panel : PANEL;
+            *(units *)(xp + panel * steps + s * width + k % PANEL) = join_vec(own, s * DOT + 1 < tokens ? own + xs : nothing);
         }
 }
 
@@ -166,34 +218,23 @@ static inline void copy_strip(const real *g, long gm, long gn, unit *gp, long to
  * K is a multiple of 16. With G = dY and X the input it is a weight's gradient; with G = dY^T and X the weight
  * it is the input's. Both are copied in pieces, so that the inner loop reads what lies side by side in the cache. */
 void NAME(outer_sum)(const real *g, long gm, long gn, const real *x, long xs, float *w, long M, long N, long K) {
-    static const real nothing[PANEL] = {0};
+    long strips = (N + STRIP - 1) / STRIP, strip = ((N + strips - 1) / strips + ROWS - 1) / ROWS * ROWS;
 #pragma omp parallel for schedule(dynamic)
-    for (long n = 0; n < N; n += STRIP) {
-        unit gp[STRIP * STEP / DOT], xp[PANEL * STEP / DOT];
-        long width = N - n < STRIP ? N - n : STRIP;
+    for (long n = 0; n < N; n += strip) {
+        unit gp[STRIP * STEP / DOT], *xp = aligned_alloc(64, ACROSS * STEP / DOT * sizeof(unit));
+        long width = N - n < strip ? N - n : strip;
         for (long t = 0; t < M; t += STEP) {
             long tokens = M - t < STEP ? M - t : STEP, steps = (tokens + DOT - 1) / DOT;
             copy_strip(g + t * gm + n * gn, gm, gn, gp, tokens, width);
-            for (long k = 0; k < K; k += PANEL) {
-                long vectors = (K - k) / LANES < VECTORS ? (K - k) / LANES : VECTORS;
-                for (long s = 0; s < tokens; s += DOT)
-                    for (long j = 0; j < vectors; j++) {
-                        const real *own = x + (t + s) * xs + k + j * LANES;
-                        *(units *)(xp + (s / DOT * vectors + j) * LANES) =
-                            join16(own, s + 1 < tokens ? own + xs : nothing);
-                    }
-                for (long i = 0; i < width; i += ROWS) {
-                    const unit *own = gp + i * (STEP / DOT);
-                    float *into = w + (n + i) * K + k;
-                    long rows = width - i < ROWS ? width - i : ROWS;
-                    switch (vectors) {
-                    case 4: gradient_tile(own, xp, into, K, steps, rows, 4); break;
-                    case 3: gradient_tile(own, xp, into, K, steps, rows, 3); break;
-                    case 2: gradient_tile(own, xp, into, K, steps, rows, 2); break;
-                    case 1: gradient_tile(own, xp, into, K, steps, rows, 1); break;
-                    }
-                }
+            for (long first = 0; first < K; first += ACROSS) {
+                long columns = K - first < ACROSS ? K - first : ACROSS;
+                copy_columns(x + t * xs + first, xs, xp, tokens, columns);
+                for (long k = 0; k < columns; k += PANEL)
+                    for (long i = 0; i < width; i += ROWS)
+                        gradient_rows(gp + i * (STEP / DOT), xp + k * steps, w + (n + i) * K + first + k, K, steps,
+                                      width - i, (columns - k) / LANES);
             }
         }
+        free(xp);
     }
 }
