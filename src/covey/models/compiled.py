@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.kernels.calls import LANES, WIDEST_HEAD, available, call
+from covey.kernels.calls import LANES, WIDEST_HEAD, available, by_torch, call
 from covey.models.flex import FlexOps
-from covey.models.linear import FusedLinear, outer_sum
+from covey.models.linear import FusedLinear, weight_gradient
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
 from covey.models.ops import Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
@@ -20,7 +20,10 @@ from covey.types import SamplingMask
 class CompiledOps:
     """The C operations, in float32 or bfloat16 on the CPU."""
 
-    bit_exact = True
+    compiled = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.bit_exact = not (by_torch("decode", dtype) or by_torch("forward", dtype))
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Rows of the table; their gradients are added in place."""
@@ -115,7 +118,7 @@ class _LinearFunction(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
         into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
-        into = [add_gradient(m.weight, partial(outer_sum, part, x)) for m, part in columns]
+        into = [add_gradient(m.weight, partial(weight_gradient, part, x)) for m, part in columns]
         into += [part.sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None]
         return into_x, None, *into
 
@@ -268,7 +271,7 @@ class _ScoreFunction(torch.autograd.Function):
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
                 if into is not None:
-                    outer_sum(logits, x, into)
+                    weight_gradient(logits, x, into)
 
         if not weight.requires_grad:
             add(None)
@@ -294,5 +297,5 @@ def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int]) -> Ops:
     """
     fits = all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
     if fits and heads.queries // heads.keys <= LANES and available(weight.dtype, weight.device):
-        return CompiledOps()
+        return CompiledOps(weight.dtype)
     return FlexOps() if weight.device.type == "cuda" else TorchOps()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.kernels.calls import PANEL, call, packed_size
+from covey.kernels.calls import PANEL, by_torch, call, forward_kind, packed_size
 
 
 class FusedLinear:
@@ -36,7 +36,9 @@ class FusedLinear:
         return [len(m.weight) for m in self.modules]
 
     def product(self, x: Tensor) -> Tensor:
-        """x W^T + b with the compiled product, from a packed copy that is kept. (T, in) -> (T, out)."""
+        """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
+        if by_torch(forward_kind(len(x)), x.dtype):
+            return self._by_torch(x)
         self._refresh()
         if self._forward is None:
             self._forward = PackedWeight.of(self._joined_weight())
@@ -46,13 +48,20 @@ class FusedLinear:
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The same bits without a copy, for training: its many rows hide the packing."""
         self._forward = None
+        if by_torch(forward_kind(len(x)), x.dtype):
+            return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
         weight = self._joined_weight()
         out = x.new_empty(len(x), len(weight)) if out is None else out
         call("product_once", x, weight, self._joined_bias(), out, len(x), *weight.shape, dtype=x.dtype)
         return out
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        return torch.cat([F.linear(x, m.weight.detach(), m.bias) for m in self.modules], 1).detach()
+
     def product_back(self, grad: Tensor) -> Tensor:
-        """grad W with the compiled sum. (T, out) -> (T, in)."""
+        """grad W. (T, out) -> (T, in)."""
+        if by_torch("inputs", grad.dtype):
+            return grad @ self._joined_weight()
         into = torch.zeros(len(grad), self.modules[0].weight.shape[1])
         for module, columns in zip(self.modules, grad.split(self.sizes, dim=1), strict=True):
             outer_sum(columns.t(), module.weight.detach(), into)
@@ -102,6 +111,14 @@ class PackedWeight(NamedTuple):
         out = x.new_empty(len(x), self.outputs)
         call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.dtype)
         return out
+
+
+def weight_gradient(grad: Tensor, x: Tensor, out: Tensor) -> None:
+    """out += grad^T x, in float32. (T, out), (T, in) -> (out, in)."""
+    if by_torch("weights", x.dtype):
+        out.add_(grad.t() @ x)
+    else:
+        outer_sum(grad, x, out)
 
 
 def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -48,6 +48,8 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Ops(Protocol):
     """What a decoder needs."""
 
+    compiled: bool
+    """Whether the C operations do it."""
     bit_exact: bool
     """Whether a token's result is the same bits alone, in a batch, decoding and training."""
 
@@ -84,7 +86,7 @@ class Sequences(NamedTuple):
 class TorchOps:
     """Plain torch, on any device and in any dtype."""
 
-    bit_exact = False
+    compiled = bit_exact = False
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Through the module itself."""

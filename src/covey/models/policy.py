@@ -115,7 +115,7 @@ class Policy:
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
         hidden = self.hidden(packed)
-        if self.bit_exact and reference is None:
+        if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             return score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
         return score_tokens(hidden, self.head, packed.targets, temperature, reference, packed.sampling_mask)
 

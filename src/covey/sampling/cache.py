@@ -36,7 +36,7 @@ class CacheEngine:
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> None:
         assert policy.decoder is not None, "the modules engine serves all other architectures"
         self.policy, self.decoder, self.prompts, self.slots = policy, policy.decoder, prompts, slots
-        kind = _CompiledCache if policy.decoder.ops.bit_exact else _TorchCache
+        kind = _CompiledCache if policy.decoder.ops.compiled else _TorchCache
         longest = max(map(len, prompts), default=0)
         self.cache = kind(policy.decoder, slots, longest, max_tokens)
         self.step: Step = _step(policy, policy.decoder, self.cache)

@@ -14,6 +14,8 @@ from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError, DataError
 from covey.integrity import sealed
+from covey.kernels.build import processor
+from covey.kernels.calls import follow
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
@@ -56,6 +58,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     )
     source = checked(source, rewards, config, console)
     set_process(config)
+    follow_products(config)
     policy = load_policy(loaded, texts_of(source, config))
     rewards.decode = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
@@ -118,6 +121,12 @@ def set_process(config: Config) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     # Every empty tensor here is written whole; torch does not declare the attribute's type.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def follow_products(config: Config) -> None:
+    """Compute as the run in this folder began to, if that was on such a processor."""
+    before = read_environment(config.output) or {}
+    follow(before.get("products") if before.get("machine") == processor() else None)
 
 
 @contextmanager
