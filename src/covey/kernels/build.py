@@ -46,7 +46,7 @@ def library() -> ctypes.CDLL | None:
     if (given := os.environ.get(OFF, "")).startswith("/"):
         _share_openmp("cc")
         return _permitted(ctypes.CDLL(given))
-    found = kernels()
+    found = kernels() if given != "0" else None
     return None if found is None else found.operations
 
 

@@ -69,23 +69,26 @@ void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *
     free(partial);
 }
 
-/* out = silu(gate) * up for rows [gate | up]. (T, 2F) -> (T, F). */
-void NAME(silu_mul)(const real *both, real *out, long T, long F) {
+/* out = gate * sigmoid(linear gate + cubic gate^3) * up for rows [gate | up], (T, 2F) -> (T, F): SiLU is (1, 0),
+ * GELU by tanh is sqrt(8 / pi) (1, .044715). */
+void NAME(gate_mul)(const real *both, float linear, float cubic, real *out, long T, long F) {
 #pragma omp parallel for schedule(static)
     for (long t = 0; t < T; t++)
         for (long f = 0; f < F; f += LANES) {
             vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
-            store(out + t * F + f, gate / (exp_of(-gate) + 1.0f) * up);
+            vec z = gate * (gate * gate * cubic + linear);
+            store(out + t * F + f, gate / (exp_of(-z) + 1.0f) * up);
         }
 }
 
-void NAME(silu_mul_back)(const real *both, const real *dout, real *dboth, long T, long F) {
+void NAME(gate_mul_back)(const real *both, float linear, float cubic, const real *dout, real *dboth, long T, long F) {
 #pragma omp parallel for schedule(static)
     for (long t = 0; t < T; t++)
         for (long f = 0; f < F; f += LANES) {
-            vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
-            vec g = load(dout + t * F + f), s = 1.0f / (exp_of(-gate) + 1.0f);
-            store(dboth + t * 2 * F + f, g * up * s * (gate * (1.0f - s) + 1.0f));
+            vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f), square = gate * gate;
+            vec g = load(dout + t * F + f), s = 1.0f / (exp_of(-gate * (square * cubic + linear)) + 1.0f);
+            vec slope = square * (3 * cubic) + linear;
+            store(dboth + t * 2 * F + f, g * up * s * (gate * slope * (1.0f - s) + 1.0f));
             store(dboth + t * 2 * F + F + f, g * gate * s);
         }
 }
@@ -213,8 +216,9 @@ static inline void columns(const real *rows, long stride, long present, float fa
         for (long e = 0; e < E; e++) out[e * LANES + lane] = lane < present ? get(rows + lane * stride + e) * factor : 0;
 }
 
-/* scores[j][lane] = q_lane . k_j for keys 0..n of a span, -inf where key j lies after query lane. */
-static void NAME(score)(const float *qt, const float *k, long n, long before, float *scores, long E) {
+/* scores[j][lane] = q_lane . k_j for keys 0..n of a span; -inf where key j lies after query lane, `before` keys
+ * after the first, or `window` keys or more before it. */
+static void NAME(score)(const float *qt, const float *k, long n, long before, long window, float *scores, long E) {
     for (long j = 0; j < n; j += 8) {
         const float *row[8];
         vec acc[8];
@@ -229,6 +233,7 @@ static void NAME(score)(const float *qt, const float *k, long n, long before, fl
         for (int i = 0; i < 8 && j + i < n; i++) {
             long late = j + i - before; /* lanes below this index come before the key */
             for (long lane = 0; lane < late && lane < LANES; lane++) acc[i][lane] = -INFINITY;
+            for (long lane = LANES - 1; lane >= 0 && late + window <= lane; lane--) acc[i][lane] = -INFINITY;
             *(vec *)(scores + (j + i) * LANES) = acc[i];
         }
     }
@@ -236,7 +241,7 @@ static void NAME(score)(const float *qt, const float *k, long n, long before, fl
 
 /* out (T, H, E), lse (T, H): softmax attention of every span within [prefix | own], causal. */
 void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale,
-                  real *out, float *lse, long H, long K, long E, long longest) {
+                  real *out, float *lse, long H, long K, long E, long longest, long window) {
     long R = H / K;
 #pragma omp parallel
     {
@@ -253,7 +258,7 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
                 long present = s->length - first < LANES ? s->length - first : LANES;
                 long n = s->prefix_length + first + present;
                 columns(q + ((s->start + first) * H + h) * E, H * E, present, scale, qt, E);
-                NAME(score)(qt, keys, n, s->prefix_length + first, scores, E);
+                NAME(score)(qt, keys, n, s->prefix_length + first, window, scores, E);
                 vec top = splat(-INFINITY), total = splat(0);
                 for (long j = 0; j < n; j++) top = larger(*(vec *)(scores + j * LANES), top);
                 for (long j = 0; j < n; j++) {
@@ -287,7 +292,7 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
  * thread takes a group's key head, because its spans share the prompt's keys. dk and dv are float. */
 void NAME(attend_back)(const real *q, const real *k, const real *v, const real *out, const float *lse,
                        const real *dout, const span *spans, const int64_t *groups, long G, float scale,
-                       real *dq, float *dk, float *dv, long H, long K, long E, long longest) {
+                       real *dq, float *dk, float *dv, long H, long K, long E, long longest, long window) {
     long R = H / K;
 #pragma omp parallel
     {
@@ -323,7 +328,7 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                             dots[lane] = d;
                             level[lane] = lse[(at + lane) * H + h];
                         }
-                        NAME(score)(qt, keys, n, s->prefix_length + first, p, E);
+                        NAME(score)(qt, keys, n, s->prefix_length + first, window, p, E);
                         for (long j = 0; j < n; j++) {
                             long key = (key_at(s, j) * K + head) * E;
                             vec weight = exp_of(*(vec *)(p + j * LANES) - level), dp = splat(0);
@@ -413,7 +418,7 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
                          const real *sin, const int64_t *prompt, const int64_t *prompt_length,
                          const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
                          float *own_keys, float *own_values, float scale, real *out, long B, long H, long K,
-                         long E, long P, long S) {
+                         long E, long P, long S, long window) {
     long R = H / K, stride = P + S, chunk = B * K / 64 + 1;
 #pragma omp parallel
     {
@@ -440,6 +445,7 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             score_columns(q, keys, S, n, scores + P, stride, R, E);
             for (long r = 0; r < R; r++) {
                 float *own = scores + r * stride, top = -INFINITY;
+                for (long j = 0; j <= before + at - window; j++) own[j < before ? j : P + j - before] = -INFINITY;
                 for (long j = 0; j < before; j++) top = own[j] > top ? own[j] : top;
                 for (long j = 0; j < n; j++) top = own[P + j] > top ? own[P + j] : top;
                 for (long j = 0; j < before; j += LANES)
