@@ -12,7 +12,7 @@
 
 /* Add each token's gradient (T, D) to its row of the table's, float (V, D). */
 void NAME(embed_back)(const int64_t *tokens, const real *grad, float *into, long T, long D) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(T * D))
     for (long d = 0; d < D; d += LANES) /* by columns: the rows are summed in one order */
         for (long t = 0; t < T; t++) *(vec *)(into + tokens[t] * D + d) += load(grad + t * D + d);
 }
@@ -20,7 +20,7 @@ void NAME(embed_back)(const int64_t *tokens, const real *grad, float *into, long
 /* x = x + delta (delta may be NULL), h = w * x / sqrt(mean(x^2) + eps). All (T, D). */
 void NAME(add_norm)(const real *x, const real *delta, const real *w, float eps, real *sum, real *h,
                     long T, long D) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(4 * T * D))
     for (long t = 0; t < T; t++) {
         const real *xt = x + t * D;
         vec squares = splat(0);
@@ -41,7 +41,7 @@ void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *
                          real *dx, float *dw, long T, long D) {
     long blocks = (T + BLOCK - 1) / BLOCK;
     float *partial = calloc(blocks * D, sizeof(float));
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(8 * T * D))
     for (long b = 0; b < blocks; b++) {
         float *own = partial + b * D;
         long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
@@ -72,7 +72,7 @@ void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *
 /* out = gate * sigmoid(linear gate + cubic gate^3) * up for rows [gate | up], (T, 2F) -> (T, F): SiLU is (1, 0),
  * GELU by tanh is sqrt(8 / pi) (1, .044715). */
 void NAME(gate_mul)(const real *both, float linear, float cubic, real *out, long T, long F) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(32 * T * F))
     for (long t = 0; t < T; t++)
         for (long f = 0; f < F; f += LANES) {
             vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
@@ -82,7 +82,7 @@ void NAME(gate_mul)(const real *both, float linear, float cubic, real *out, long
 }
 
 void NAME(gate_mul_back)(const real *both, float linear, float cubic, const real *dout, real *dboth, long T, long F) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(48 * T * F))
     for (long t = 0; t < T; t++)
         for (long f = 0; f < F; f += LANES) {
             vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f), square = gate * gate;
@@ -121,7 +121,7 @@ static float NAME(turn)(const real *x, const real *w, float eps, const real *cos
 void NAME(split_heads)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
                        const real *sin, const int64_t *position, real *q, real *k, real *v, long T, long H,
                        long K, long E) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(8 * T * (H + 2 * K) * E))
     for (long t = 0; t < T; t++) {
         const real *row = qkv + t * (H + 2 * K) * E, *c = cos + position[t] * E, *s = sin + position[t] * E;
         for (long h = 0; h < H; h++) NAME(turn)(row + h * E, qw, eps, c, s, q + (t * H + h) * E, E);
@@ -167,7 +167,7 @@ void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, flo
                             long E) {
     long blocks = (T + BLOCK - 1) / BLOCK;
     float *partial = calloc(blocks * 2 * E, sizeof(float));
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(16 * T * (H + 2 * K) * E))
     for (long b = 0; b < blocks; b++) {
         float *own = partial + b * 2 * E;
         long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
@@ -243,7 +243,7 @@ static void NAME(score)(const float *qt, const float *k, long n, long before, lo
 void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale,
                   real *out, float *lse, long H, long K, long E, long longest, long window) {
     long R = H / K;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(S * H * longest * E * 16))
     {
         float *scores = malloc(longest * LANES * sizeof(float));
         float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
@@ -294,7 +294,7 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                        const real *dout, const span *spans, const int64_t *groups, long G, float scale,
                        real *dq, float *dk, float *dv, long H, long K, long E, long longest, long window) {
     long R = H / K;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(G * K * R * longest * longest * E))
     {
         float *p = malloc(longest * LANES * sizeof(float));
         float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
@@ -420,7 +420,7 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
                          float *own_keys, float *own_values, float scale, real *out, long B, long H, long K,
                          long E, long P, long S, long window) {
     long R = H / K, stride = P + S, chunk = B * K / 64 + 1;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(B * H * (P + S) * E * 2))
     {
         float *scores = malloc(R * stride * sizeof(float));
         float q[16 * 1024], acc[16 * 1024], total[64];
@@ -496,7 +496,7 @@ static float NAME(row_total)(const real *x, long V, float inverse, float *top, f
 void NAME(draw)(const real *logits, const float *uniform, float inverse_temperature, int64_t *token,
                 float *logprob, long B, long V) {
     float inverse = inverse_temperature > 0 ? inverse_temperature : 1.0f;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(32 * B * V))
     {
         float *parts = malloc((V / CHUNK + 1) * sizeof(float));
 #pragma omp for schedule(static)
@@ -532,7 +532,7 @@ void NAME(draw)(const real *logits, const float *uniform, float inverse_temperat
 /* Log-prob, entropy and sum of squared probabilities of given tokens under softmax(logits / T). */
 void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, float *logprob, float *entropy,
                       float *collision, long M, long V) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(64 * M * V))
     for (long t = 0; t < M; t++) {
         const real *x = logits + t * V;
         float top, total = NAME(row_total)(x, V, inverse, &top, NULL);
@@ -558,7 +558,7 @@ void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, 
 /* In place: logits become d loss / d logits, given the gradients of log-prob and entropy (may be NULL). */
 void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, const float *dlogprob,
                            const float *dentropy, const float *entropy, long M, long V) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(64 * M * V))
     for (long t = 0; t < M; t++) {
         real *x = logits + t * V;
         float top, total = NAME(row_total)(x, V, inverse, &top, NULL), level = logf(total);

@@ -2,6 +2,9 @@
  * machine holds (AVX-512, AVX2, NEON or SSE), because compilers keep wider vectors in memory. `real` is what
  * lies in memory, float or bfloat16; all arithmetic is in float. */
 #include <math.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +20,17 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+/* Threads for so many multiplications: each has more to do than waking it costs, some ten microseconds. */
+static inline int team(long work) {
+#ifdef _OPENMP
+    enum { SHARE = 400000 };
+    long most = omp_get_max_threads(), useful = 1 + work / SHARE;
+    return useful < most ? useful : most;
+#else
+    return 1;
+#endif
+}
 
 static inline vec splat(float x) { return (vec){0} + x; }
 static inline vec pick(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
