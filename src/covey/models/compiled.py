@@ -23,7 +23,13 @@ class CompiledOps:
     compiled = True
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.bit_exact = not (by_torch("decode", dtype) or by_torch("forward", dtype))
+        self.products = dtype
+        """What the layers' products are computed in; sums are float32 always."""
+
+    @property
+    def bit_exact(self) -> bool:
+        """Where our own products make the log-probs."""
+        return not (by_torch("decode", self.products) or by_torch("forward", self.products))
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Rows of the table; their gradients are added in place."""
@@ -33,9 +39,10 @@ class CompiledOps:
         """One product, from a packed weight where no gradient is wanted."""
         if not layer.plain:
             return TorchOps().linear(layer, x)
+        rounded = x.to(self.products) if layer.rounds else x
         if torch.is_grad_enabled():
-            return _LinearFunction.apply(x, layer, *layer.parameters)
-        return layer.product(x)
+            return _LinearFunction.apply(rounded, layer, *layer.parameters).to(x.dtype)
+        return layer.product(rounded).to(x.dtype)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """One pass over the row."""
@@ -118,9 +125,11 @@ class _LinearFunction(torch.autograd.Function):
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
-        into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
+        into_x = ctx.layer.product_back(grad).to(x.dtype) if ctx.needs_input_grad[0] else None
         into = [add_gradient(m.weight, partial(weight_gradient, part, x)) for m, part in columns]
-        into += [part.sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None]
+        into += [
+            part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None
+        ]
         return into_x, None, *into
 
 

@@ -18,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from covey.models.compiled import pick_ops
+from covey.errors import ConfigError
+from covey.kernels.calls import available
+from covey.models.compiled import CompiledOps, pick_ops
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
 
@@ -211,6 +213,19 @@ class Decoder(nn.Module):
         self.ops = pick_ops(self.embed.weight, self.heads, widths, self.last_norms[0].weight, turned)
         self.recompute = False
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
+
+    def multiply_in(self, dtype: torch.dtype) -> None:
+        """Compute the layers' products from inputs and weights rounded to ``dtype``; all else stays.
+
+        Raises ConfigError where the compiled operations cannot.
+        """
+        ops, device = self.ops, self.embed.weight.device
+        if not (isinstance(ops, CompiledOps) and available(dtype, device) and self.bit_exact):
+            raise ConfigError(
+                "precision: products are rounded by the compiled operations of a CPU (`covey doctor`), for "
+                "all weights, not for adapters; on a GPU take dtype: bfloat16"
+            )
+        ops.products = dtype
 
     @property
     def bit_exact(self) -> bool:

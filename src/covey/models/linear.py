@@ -17,8 +17,10 @@ class FusedLinear:
     Weights are read from ``modules`` at each call; those may be LoRA's layers, which are not ``plain``.
     """
 
-    def __init__(self, *modules: nn.Linear) -> None:
+    def __init__(self, *modules: nn.Linear, rounds: bool = True) -> None:
         self.modules = modules
+        self.rounds = rounds
+        """Whether it follows the precision of products, or keeps that of its input."""
         self.plain = all(type(m) is nn.Linear for m in modules)
         self._state: tuple[int, ...] = ()
         self._held: list[Tensor] = []
@@ -40,8 +42,8 @@ class FusedLinear:
         if by_torch(forward_kind(len(x)), x.dtype):
             return self._by_torch(x)
         self._refresh()
-        if self._forward is None:
-            self._forward = PackedWeight.of(self._joined_weight())
+        if self._forward is None or self._forward.dtype != x.dtype:
+            self._forward = PackedWeight.of(self._joined_weight(x.dtype))
             self._bias = self._joined_bias()
         return self._forward.product(x, self._bias)
 
@@ -50,22 +52,23 @@ class FusedLinear:
         self._forward = None
         if by_torch(forward_kind(len(x)), x.dtype):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
-        weight = self._joined_weight()
+        weight = self._joined_weight(x.dtype)
         out = x.new_empty(len(x), len(weight)) if out is None else out
         call("product_once", x, weight, self._joined_bias(), out, len(x), *weight.shape, dtype=x.dtype)
         return out
 
     def _by_torch(self, x: Tensor) -> Tensor:
-        return torch.cat([F.linear(x, m.weight.detach(), m.bias) for m in self.modules], 1).detach()
+        weight, bias = self._joined_weight(x.dtype), self._joined_bias()
+        return F.linear(x, weight, None if bias is None else bias[: len(weight)].to(x.dtype))
 
     def product_back(self, grad: Tensor) -> Tensor:
-        """grad W. (T, out) -> (T, in)."""
+        """grad W, in float32. (T, out) -> (T, in)."""
         if by_torch("inputs", grad.dtype):
-            return grad @ self._joined_weight()
+            return (grad @ self._joined_weight(grad.dtype)).float()
         into = torch.zeros(len(grad), self.modules[0].weight.shape[1])
         for module, columns in zip(self.modules, grad.split(self.sizes, dim=1), strict=True):
-            outer_sum(columns.t(), module.weight.detach(), into)
-        return into.to(grad.dtype)
+            outer_sum(columns.t(), module.weight.detach().to(grad.dtype), into)
+        return into
 
     def _refresh(self) -> None:
         """Forget the packed weight when a parameter was written to or replaced by another."""
@@ -75,8 +78,8 @@ class FusedLinear:
             self._state, self._forward, self._bias = state, None, None
             self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses
 
-    def _joined_weight(self) -> Tensor:
-        weights = [m.weight.detach() for m in self.modules]
+    def _joined_weight(self, dtype: torch.dtype) -> Tensor:
+        weights = [m.weight.detach().to(dtype) for m in self.modules]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def _joined_bias(self) -> Tensor | None:

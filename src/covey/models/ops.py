@@ -85,8 +85,10 @@ class Ops(Protocol):
 
     compiled: bool
     """Whether the C operations do it."""
-    bit_exact: bool
-    """Whether a token's result is the same bits alone, in a batch, decoding and training."""
+
+    @property
+    def bit_exact(self) -> bool:
+        """Whether a token's result is the same bits alone, in a batch, decoding and training."""
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """(T,) int64 -> (T, D)."""
