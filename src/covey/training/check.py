@@ -58,7 +58,7 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             sampled = next(rollouts.after(0, {}, run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups, now = sampled.groups or sampled.filtered, run.state.coefficients
-            batch = _with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
+            batch = with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
             minibatch = next(updates(batch, algorithm, config, old, step=0))
             console.doing("measuring")
             rollout = config.rollout
@@ -68,7 +68,7 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             run.journal.folder.close()
 
 
-def _with_signal(batch: Batch) -> Batch:
+def with_signal(batch: Batch) -> Batch:
     """The batch, with alternating advantages where its rewards all tie, so that there is a gradient."""
     if batch.advantages.any():
         return batch
