@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from covey.console import RunConsole
-from covey.training.metrics import facts
+from covey.training.metrics import console_facts, worries
 
 IMAGES = Path(__file__).parent / "images"
 

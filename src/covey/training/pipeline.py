@@ -9,7 +9,7 @@ from typing import Any
 
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
-from covey.config.load import Loaded
+from covey.config.load import Loaded, flatten, resolved
 from covey.console import RunConsole, duration
 from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
 from covey.estimates import Evaluation
@@ -153,6 +153,8 @@ def run_stage(
         stops_early = config.train.stop_at is not None and config.eval.every > 0
         title = f"{config.output.name} ({config.method})"
         console.begin(title, config.train.steps, run.state.step, stops_early)
+        console.recall(run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
+        run.journal.track_by(config.tracker, dict(flatten(resolved(loaded))), run.state.step)
         evaluations = {}
         with run.watchdog.watching():
             if run.test_set:
@@ -175,7 +177,7 @@ def run_stage(
         raise GuardStop(f"{reason}. {last}") from None
     finally:
         console.end()
-        run.journal.folder.close()
+        run.journal.close()
 
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:

@@ -35,6 +35,7 @@ from covey.runs.watchdog import Watchdog
 from covey.sampling.local import LocalSampler
 from covey.signals import StopSignal
 from covey.tasks.source import Source, load_problems
+from covey.trackers import check_tracker
 from covey.training.coefficients import first
 from covey.training.run import DEFAULTS, Run, RunOptions
 
@@ -45,6 +46,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
     config, algorithm = loaded.config, loaded.algorithm
+    check_tracker(config.tracker)
     source = load_problems(loaded)
     rewards = load_rewards(
         config.rewards or source.rewards,
