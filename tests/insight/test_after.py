@@ -23,12 +23,15 @@ def by_digits(completion: str) -> float:
     return sum(map(ord, completion)) % 5 / 4
 
 
+FRONTIER = {"curriculum": "frontier"}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Two runs of the same problems with different learning rates."""
     folder = tmp_path_factory.mktemp("runs")
     for name, lr in (("a", 1e-3), ("b", 1e-2)):
-        start(folder / name, rewards=(by_digits,), train={"steps": 3, "lr": lr})
+        start(folder / name, rewards=(by_digits,), train={"steps": 3, "lr": lr}, rollout=FRONTIER)
     return folder / "a", folder / "b"
 
 
@@ -133,6 +136,14 @@ def test_a_report_is_one_file_that_loads_nothing(runs, tmp_path: Path, capsys) -
     assert "default-src 'none'" in page
     assert not re.findall(r"""(?:src|href)\s*=|url\(|@import""", page)
     assert page.count("<svg") == 1
+    for panel in (
+        "held-out reward",
+        "groups",
+        "entropy, nats a token",
+        "signs of reflection",
+        "problems by pass rate",
+    ):
+        assert f">{panel}</text>" in page, panel
     assert "train.lr" in page
     assert main(["report", str(runs[0]), "-o", str(tmp_path / "no" / "where.html")]) == 2
 

@@ -171,7 +171,7 @@ def test_the_real_package_writes_without_a_network(name: str, tmp_path: Path) ->
         env={**os.environ, **place},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.stdout.strip().splitlines()[-1] == "[]", done.stdout + done.stderr
     written = [p for p in tmp_path.rglob("*") if p.is_file() and p.stat().st_size]

@@ -42,6 +42,41 @@ def command_preview(
     return 130 if found.measured.stopped else int(found.word == "no")
 
 
+@app.command(name="plan")
+def command_plan(
+    config: Path,
+    *settings: Settings,
+    device: str,
+    price: float = 0.0,
+    preview: Path | None = None,
+    length: float | None = None,
+    dead: float | None = None,
+    as_json: Json = False,
+) -> int:
+    """Say what a run takes on a device that is not at hand: seconds, hours, memory by role, money.
+
+    Exit code 1 if it does not fit into the device's memory.
+
+    :param config: A YAML file.
+    :param device: epyc-2, h200, h100, a100, l40s, rtx4090, l4, or a file of rates that
+        `python benchmarks/cost.py --rates FILE` has written on a device.
+    :param price: Of an hour of the device.
+    :param preview: What `covey preview --json` printed: lengths and dead groups are taken from there.
+    :param length: Mean tokens of a completion; otherwise rollout.max_tokens, the worst case.
+    :param dead: The fraction of groups that tie.
+    """
+    loaded = _load(config, settings, as_json)
+    from covey.insight.devices import device_named
+    from covey.insight.plan import assumed, plan
+    from covey.training.preview import rl_stage
+
+    stage = rl_stage(loaded)
+    found = plan(stage, device_named(device), assumed(stage, length, dead, preview), price)
+    _print(as_json, found.record(), found.lines())
+    forecast = found.forecast
+    return int(sum(forecast.memory.values()) > forecast.there)
+
+
 @app.command(name="show")
 def command_show(
     run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False

@@ -75,9 +75,9 @@ class Forecast:
             f"a step takes about {step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s updating"
         )
         cost = f", about {self.hours * self.price:,.2f} at {self.price:g} an hour" if self.price else ""
-        evals = f" and {self.evaluations} evaluations of {duration(self.evaluation)}"
+        evals = f" and {self.evaluations} evaluations of {_seconds(self.evaluation)}"
         yield (
-            f"{self.steps:,} steps{evals if self.evaluations else ''}: about {duration(3600 * self.hours)}, "
+            f"{self.steps:,} steps{evals if self.evaluations else ''}: about {_seconds(3600 * self.hours)}, "
             f"{self.tokens:,.0f} sampled tokens{cost}"
         )
         total = sum(self.memory.values())
@@ -88,6 +88,10 @@ class Forecast:
                 "it does not fit: train.recompute_layers, lora, optimizer: adamw_8bit or a smaller "
                 "train.tokens_per_micro_batch or rollout.max_running take less"
             )
+
+
+def _seconds(seconds: float) -> str:
+    return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def evaluations_of(config: Config, held_out: int) -> tuple[int, int]:

@@ -31,6 +31,8 @@ SMALL: Mapping[str, Mapping[str, str]] = {
     "groups": {"dead": "groups/dead", "dead, all correct": "groups/dead_correct"},
     "tokens": {"correct": "length/correct", "incorrect": "length/incorrect"},
     "truncated": {"": "length/truncated"},
+    "signs of reflection": {"correct": "text/reflection/correct", "incorrect": "text/reflection/incorrect"},
+    "problems by pass rate": {"below 20 %": "hard", "20 to 80 %": "frontier", "above 80 %": "easy"},
     "entropy, nats a token": {"": "entropy/sampled"},
     "KL, nats a completion": {"": "kl/completion_k1"},
     "gradient norm": {"": "optimizer/grad_norm"},
@@ -81,8 +83,9 @@ def _charts(metrics: Numbers, evals: Numbers, timings: Numbers) -> str:
         training = _line("in training", metrics, "accuracy", background=True)
         panels.append(Panel("accuracy", [*lines, *training], bounds=(0.0, 1.0)))
         panels.append(Panel("held-out reward", [_measured(evals, "reward", "")]))
+    counted = [{**m, **_frontier(m)} for m in metrics]
     for title, named in SMALL.items():
-        drawn = [line for said, metric in named.items() for line in _line(said, metrics, metric)]
+        drawn = [line for said, metric in named.items() for line in _line(said, counted, metric)]
         if drawn and not (title == "loss" and any("reward/mean" in m for m in metrics[:1])):
             panels.append(Panel(title, drawn))
     rates = [
@@ -91,6 +94,13 @@ def _charts(metrics: Numbers, evals: Numbers, timings: Numbers) -> str:
         for line in _line(which, timings, f"tokens_per_second/{which}")
     ]
     return chart([*panels, *([Panel("tokens a second", rates)] if rates else [])], "Curves of the run")
+
+
+def _frontier(record: Mapping[str, float]) -> dict[str, float]:
+    """The remembered pass rates of a curriculum, ten buckets of them, as three."""
+    shares = [v for k, v in record.items() if k.startswith("difficulty/pass_rate")]
+    parts = {"hard": shares[:2], "frontier": shares[2:8], "easy": shares[8:]}
+    return {name: sum(part) for name, part in parts.items()} if shares else {}
 
 
 def _measured(evals: Numbers, name: str, said: str) -> Line:

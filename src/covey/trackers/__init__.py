@@ -20,7 +20,7 @@ PACKAGES: Mapping[str, str] = {
     "mlflow": "mlflow",
 }
 """Tracker -> the package that its file wraps."""
-WAITS = 20.0
+WAITS = 60.0
 """Seconds that the end of a run gives a tracker to write what is left."""
 WAITING = 1_000
 """Records that may wait for a tracker; of one that is slower than the run, later ones are dropped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,9 @@ class MLflow:
 
 def begin(run: Path, settings: Mapping[str, object], first: int) -> MLflow:
     """A new MLflow run each time: one that goes on says from which step."""
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     place = run.resolve()
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else a database is asked for, and its packages
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or (place / "mlruns").as_uri())
     mlflow.set_experiment("covey")
     mlflow.start_run(run_name=f"{place.parent.name}/{place.name}" + (f" from {first}" if first else ""))

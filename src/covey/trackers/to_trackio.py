@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,8 +23,15 @@ class Trackio:
 
 def begin(run: Path, settings: Mapping[str, object], first: int) -> Trackio:  # noqa: ARG001 - it knows
     """Begin, or go on."""
+    for module in ("trackio", "trackio.run", "trackio.utils"):  # it prints, and has no setting against that
+        vars(sys.modules.get(module, trackio))["print"] = lambda *_, **__: None
     place = run.resolve()
     trackio.init(
-        project="covey", name=f"{place.parent.name}/{place.name}", config=dict(settings), resume="allow"
+        project="covey",
+        name=f"{place.parent.name}/{place.name}",
+        config=dict(settings),
+        auto_log_cpu=False,
+        auto_log_gpu=False,
+        resume="allow",
     )
     return Trackio()

@@ -66,7 +66,7 @@ def preview(stage: Loaded, console: RunConsole, stop: StopSignal, groups: int, s
         run = set_up(replace(stage, config=config), console, stop)
         try:
             memory = (read_environment(config.output) or {})["memory"]
-            console.begin("preview", groups * samples)
+            console.begin("preview", groups * samples, by_completion=True)
             found = _sampled(run, min(groups, len(run.train_set)), samples)
             if not found.stopped:
                 console.doing("timing rewards and an update")
