@@ -28,7 +28,7 @@ from covey.console import RunConsole
 from covey.insight.explain import Seen, explain
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
-from covey.rollout import Rollouts
+from covey.rollout import Position, Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
 from covey.tasks.generated import problems
@@ -194,7 +194,7 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[f
         objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
         old = old_logprob_source(algorithm, run.sampler, updates=1)
         found = []
-        for step, sampled in zip(range(batches), source.after(0, {}, lambda *_: None), strict=False):
+        for step, sampled in zip(range(batches), source.after(0, Position(), lambda *_: None), strict=False):
             batch = prepare(sampled.groups, learner, algorithm, loaded.config, old, now, step)
             learner.forward_backward(batch, objective)
             gradients = [m.grad for m in learner.optimizer.masters]

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from covey.console import RunConsole, Shown
 from covey.insight.show import prompt_text
-from covey.runs.folder import read_stream
+from covey.metrics import console_facts, worries
+from covey.runs.folder import read_numbers
 from covey.runs.rollouts import RolloutLog, read_rollouts
-from covey.training.metrics import console_facts, worries
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -26,7 +26,7 @@ def main(run: Path) -> None:
     """Write demo.svg and panel.svg."""
     IMAGES.mkdir(exist_ok=True)
     shutil.copy(run / "curve.svg", IMAGES / "demo.svg")
-    rows, times, evals = (read_stream(run, f"{name}.jsonl") for name in ("metrics", "timings", "evals"))
+    rows, times, evals = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings", "evals"))
     half = len(rows) // 2
     terminal = Console(
         record=True, width=118, height=30, force_terminal=True, file=io.StringIO(), highlight=False
@@ -48,9 +48,8 @@ def main(run: Path) -> None:
 
 def most_mixed(log: RolloutLog) -> tuple[str, Shown, Shown]:
     """The prompt, the best and the worst completion of the group whose rewards differ the most."""
-    groups = [
-        sorted((log.rows[i] for i in places), key=lambda r: r["reward"]) for places in log.groups.values()
-    ]
+    groups = ([log.rows[place] for place in places] for places in log.groups.values())
+    ordered = [sorted(rows, key=lambda r: r["reward"]) for rows in groups]
     worst, *_, best = max(ordered, key=lambda rows: rows[-1]["reward"] - rows[0]["reward"])
     shown = [Shown(row["reward"], row["completion"]) for row in (best, worst)]
     return prompt_text(best["prompt"]), shown[0], shown[1]

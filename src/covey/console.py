@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TextIO, cast
+from typing import NamedTuple, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -34,7 +34,7 @@ class Output:
         self.stream = stream
         self.lost: OSError | None = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def _all_in(file: str) -> list[str]:
     return found
 
 
-def _scored(row: dict[str, Any], group: Group) -> dict[str, Any]:
+def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     scores = {name: found[0] for name, found in group.scores.items()}
     return {
         **row,

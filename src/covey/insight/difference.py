@@ -12,7 +12,7 @@ from covey.config.load import flatten
 from covey.errors import ConfigError
 from covey.estimates import Estimate, Evaluation, gains, paired_bootstrap
 from covey.plot import beside, framed, span
-from covey.runs.folder import read_stream
+from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
 
@@ -96,12 +96,12 @@ def _late_rewards(stage: Path) -> dict[str, float]:
 
 
 def _curves(first: Path, second: Path, width: int = 78) -> Iterator[str]:
-    logs = [read_stream(stage, "metrics.jsonl") for stage in (first, second)]
-    evals = [read_stream(stage, "evals.jsonl") for stage in (first, second)]
-    last = max([1.0, *(float(m["step"]) for log in (*logs, *evals) for m in log[-1:])])
+    logs = [read_numbers(stage, "metrics.jsonl") for stage in (first, second)]
+    evals = [read_numbers(stage, "evals.jsonl") for stage in (first, second)]
+    last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
     for name, metric in (*CURVES.items(), ("held-out accuracy", "pass@1")):
         source = evals if metric == "pass@1" else logs
-        points = [[(float(m["step"]), m[metric]) for m in log if m.get(metric) is not None] for log in source]
+        points = [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in source]
         if not all(points) or (metric == "loss" and "reward/mean" in logs[0][0]):
             continue
         bounds = (0.0, 1.0) if metric == "pass@1" else span([v for own in points for _, v in own])

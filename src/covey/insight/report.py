@@ -17,9 +17,9 @@ from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.show import findings, prompt_text, said_of
-from covey.insight.verdict import judge
+from covey.insight.verdict import judge_run
 from covey.runs.atomic import write_file
-from covey.runs.folder import read_stream
+from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_environment, recorded_settings, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.types import VERSION
@@ -56,10 +56,10 @@ def write_report(run: Path, output: Path) -> None:
 
 def _stage(stage: Path) -> dict[str, object]:
     settings, environment = recorded_settings(stage) or {}, read_environment(stage) or {}
-    metrics, evals, timings = (read_stream(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
+    metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
     seconds = sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/"))
-    measured = [Evaluation.from_record(e) for e in evals]
-    verdict = judge(measured[0], measured[-1], seconds) if len(measured) > 1 else None
+    measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
+    verdict = judge_run(measured[0], measured[-1], seconds) if len(measured) > 1 else None
     steps = f"{len(metrics)} of {settings['train']['steps']}"
     moods = {"learned": "learned", "got worse": "worse", "did not learn": "worse"}
     return {
@@ -69,7 +69,7 @@ def _stage(stage: Path) -> dict[str, object]:
         "chart": Markup(_charts(metrics, evals, timings)),  # noqa: S704 - our own SVG, escaped where it is made
         "findings": [inert(f) for f in findings(stage)],
         "measures": list(measured[0].summary()) if measured else [],
-        "evaluations": [(e["step"], m.summary().values()) for e, m in zip(evals, measured, strict=True)],
+        "evaluations": [(int(e["step"]), m.summary().values()) for e, m in zip(evals, measured, strict=True)],
         "groups": _groups(stage),
         "settings": list(flatten(settings)),
         "environment": [(k, inert(str(v))) for k, v in flatten(environment)],

@@ -14,9 +14,9 @@ from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.recorded import explain_run
 from covey.insight.usage import spoken
-from covey.insight.verdict import judge
+from covey.insight.verdict import judge_run
 from covey.plot import beside, framed
-from covey.runs.folder import read_stream
+from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
@@ -41,12 +41,12 @@ def show_run(folder: Path) -> tuple[Record, list[str]]:
     """What a run is, how it went, what stands out. As JSON, and for people."""
     stage = last_stage(folder)
     settings = recorded_settings(stage) or {}
-    metrics, evals, timings = (read_stream(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
+    metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
     seconds = sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/"))
-    measured = [Evaluation.from_record(e) for e in evals]
-    verdict = judge(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
+    measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
+    verdict = judge_run(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
     found, steps = findings(stage), recorded_steps(stage)
-    done, wanted = metrics[-1]["step"] + 1 if metrics else 0, settings["train"]["steps"]
+    done, wanted = len(metrics), settings["train"]["steps"]
     record = {
         "run": str(stage),
         "method": settings["method"],
@@ -80,8 +80,8 @@ def findings(stage: Path) -> list[str]:
 
 def _curves(metrics: Numbers, evals: Numbers, width: int = 78) -> list[str]:
     name = "reward" if metrics and "reward/mean" in metrics[0] else "loss"
-    points = [(float(m["step"]), m[COLUMNS[name]]) for m in metrics if m.get(COLUMNS[name]) is not None]
-    held_out = [(float(e["step"]), e["pass@1"]) for e in evals if e.get("pass@1") is not None]
+    points = [(m["step"], m[COLUMNS[name]]) for m in metrics if m.get(COLUMNS[name]) is not None]
+    held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
     last = max([1.0, *(s for s, _ in (*points, *held_out))])
     lines = framed(name, points, width // 2 - 2, 5, last)
     if held_out:
@@ -97,8 +97,8 @@ def _table(metrics: Numbers) -> Iterator[str]:
     yield " ".join(f"{name:>9}" for name in ("step", *shown))
     for record in [*metrics[::every], *(metrics[-1:] if (len(metrics) - 1) % every else ())]:
         values = (record.get(COLUMNS[name]) for name in shown)
-        cells = (f"{v:>9.3g}" if isinstance(v, float | int) else f"{'-':>9}" for v in values)
-        yield " ".join((f"{record['step']:>9}", *cells))
+        cells = (f"{v:>9.3g}" if v is not None else f"{'-':>9}" for v in values)
+        yield " ".join((f"{record['step']:>9.0f}", *cells))
 
 
 def show_step(folder: Path, step: int) -> tuple[Record, list[str]]:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
+from covey.batching import with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import ConfigError, Stopped
 from covey.insight.preview import Measured, Preview
 from covey.learner.old_logprobs import old_logprob_source
+from covey.learner.process import caller_restored
 from covey.models.load import device_memory
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.rng import key, permutation
@@ -24,10 +26,9 @@ from covey.rollout import sampling_params, score_each
 from covey.runs.reader import read_environment
 from covey.sampling.base import Request
 from covey.signals import StopSignal
-from covey.training.check import with_signal
 from covey.training.rl import PolicyObjective, prepare, updates
 from covey.training.run import Run
-from covey.training.setup import caller_restored, set_up
+from covey.training.setup import set_up
 from covey.types import Group
 
 TIMED = 16

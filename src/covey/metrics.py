@@ -10,9 +10,9 @@ from covey.advantage import off_centre
 from covey.batching import Batch, trained_advantages
 from covey.config.schema import Config, Train
 from covey.console import Shown
-from covey.insight.usage import spoken
 from covey.learner.schedule import learning_rate
 from covey.objective.algorithms import Algorithm
+from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import (
     TokenStats,
     gradient_shares,
@@ -22,7 +22,6 @@ from covey.objective.diagnostics import (
 )
 from covey.rewards.canaries import score_metrics
 from covey.rollout import RolloutBatch
-from covey.runs.checkpoint import Coefficients
 from covey.runs.journal import Journal
 from covey.types import Group
 
@@ -111,7 +110,8 @@ def extremes(groups: Sequence[Group]) -> tuple[str, Shown, Shown] | None:
     if not known:
         return None
     group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
-    _, prompt = spoken(group.problem.prompt)
+    given = group.problem.prompt
+    prompt = given if isinstance(given, str) else str(given[-1]["content"])
     best, worst = int(np.nanargmax(group.rewards)), int(np.nanargmin(group.rewards))
     shown = [Shown(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
     return prompt, shown[0], shown[1]
