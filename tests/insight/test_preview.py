@@ -95,6 +95,17 @@ def test_copies_ask_for_temperature() -> None:
     assert "4 of 5 groups are one text" in advice[0].finding
 
 
+def test_another_temperature_is_recommended_where_it_is_clearly_better() -> None:
+    dead, live = ([scored(r, name=f"p{i}") for i in range(16)] for r in ([0, 0, 0, 0], [1, 0, 1, 0]))
+    found = replace(of(dead), others={1.3: live, 0.7: dead})
+    advice = found.advice()[0]
+    assert advice.remedy == "rollout.temperature 1.3"
+    assert found.record()["temperatures"]["1.3"]["dead"]["value"] == 0
+    assert any("at temperature 0.7: pass rate 0 %" in line for line in found.lines())
+    few = replace(of(dead[:3]), others={1.3: live[:3]})
+    assert "temperature" not in few.advice()[0].remedy, "three problems prove nothing"
+
+
 def test_what_resampling_costs() -> None:
     """dapo, half of the groups dead, 4 further rounds: 1 + 1/2 + ... + 1/16 of P groups are sampled, of
     which 1 - 1/32 of P are kept."""
@@ -132,13 +143,16 @@ def config_file(tmp_path: Path, text: str = "") -> Path:
 
 
 def test_a_real_preview_measures_everything_and_writes_nothing(tmp_path: Path, capsys) -> None:
-    assert main(["preview", str(config_file(tmp_path)), "--groups", "6", "--json"]) == 0
+    assert (
+        main(["preview", str(config_file(tmp_path)), "--groups", "6", "--temperature", "0.5", "--json"]) == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["can_learn"] == "yes"
     assert (found["groups"], found["completions"]) == (6, 48)
     assert found["forecast"]["update"] > 0
     assert found["forecast"]["hours"] > 0
     assert found["tokens_per_second"] > 0
+    assert set(found["temperatures"]) == {"0.5"}
     assert found["rewards"]["seconds"]["varied"] > 0
     assert set(found["memory"]) >= {"weights", "optimizer", "sampling", "update"}
     assert not (tmp_path / "out").exists()

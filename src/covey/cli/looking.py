@@ -13,7 +13,12 @@ from covey.errors import ConfigError
 
 @app.command(name="preview")
 def command_preview(
-    config: Path, *settings: Settings, groups: int = 32, samples: int = 0, as_json: Json = False
+    config: Path,
+    *settings: Settings,
+    groups: int = 32,
+    samples: int = 0,
+    temperature: list[float] | None = None,
+    as_json: Json = False,
 ) -> int:
     """Say before a run whether it can learn, with which group size, and at what cost; nothing is trained.
 
@@ -22,11 +27,14 @@ def command_preview(
     :param config: A YAML file.
     :param groups: Problems that are sampled.
     :param samples: Completions of each; 0: the group size, at least 8 and at most 16.
+    :param temperature: Sample the same problems at this temperature too; may be repeated.
     """
     if config.is_dir():
         raise ConfigError(f"{config} is a run: `covey show` looks at it, `covey preview` takes a YAML file")
     if groups < 2 or samples < 0 or samples == 1:
         raise ConfigError(f"--groups {groups} --samples {samples}: at least 2 of each")
+    if wrong := [t for t in temperature or () if not 0 < t <= 100]:
+        raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
     loaded = _load(config, settings, as_json)
     from covey.console import RunConsole
     from covey.signals import StopSignal
@@ -37,7 +45,7 @@ def command_preview(
     _tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
     each = samples or min(16, max(8, stage.config.rollout.group_size))
     with StopSignal().listening() as stop:
-        found = preview(stage, RunConsole(quiet=as_json), stop, groups, each)
+        found = preview(stage, RunConsole(quiet=as_json), stop, groups, each, temperature or ())
     _print(as_json, found.record(), found.lines())
     return 130 if found.measured.stopped else int(found.word == "no")
 

@@ -63,6 +63,8 @@ class Preview:
     memory: Mapping[str, int]
     there: int
     held_out: int
+    others: Mapping[float, Sequence[Group]] = field(default_factory=dict)
+    """The groups of the same problems at other temperatures."""
 
     @cached_property
     def counts(self) -> list[Mapping[float, int]]:
@@ -139,6 +141,13 @@ class Preview:
         last = f", the last with {details[-1]!r}" if details else ""
         return Remark(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
 
+    def _of(self, temperature: float) -> tuple[Estimate, Estimate, str]:
+        """Pass rate, dead groups of the config's size, and the rest in words, at another temperature."""
+        groups = self.others[temperature]
+        ended = np.mean([c.finish == "stop" for g in groups for c in g.completions])
+        rest = f"{1 - ended:.0%} truncated, entropy {sampled_entropy(groups):.2f}"
+        return _pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.now), rest
+
     def _limit(self) -> Remark | None:
         """rollout.max_tokens is too small, or would be too small at any size."""
         limit, share = self.stage.config.rollout.max_tokens, float(self.truncated.mean())
@@ -172,6 +181,11 @@ class Preview:
 
     def _temperature(self) -> Remark | None:
         groups, temperature = self.measured.groups, self.stage.config.rollout.temperature
+        best = min(self.others, key=lambda t: self._of(t)[1].value, default=temperature)
+        if best != temperature and (dead := self._of(best)[1]).high < (now := self.dead(self.now)).value:
+            return Remark(
+                f"{now} of the groups tie, at temperature {best:g} {dead}", f"rollout.temperature {best:g}"
+            )
         entropy, copies = sampled_entropy(groups), sum(_same_text(g) for g in groups if g.dead)
         solved = float(np.mean([g.pass_rate for g in groups])) > 0.95
         if copies > MOST_DEAD * len(groups) and not solved:
@@ -218,6 +232,11 @@ class Preview:
             "pass@1": _ends(_pass_rate(groups)),
             "dead": {str(size): _ends(self.dead(size)) for size in sizes},
             "price_of_a_live_group": {str(size): self._price(size) for size in sizes},
+            "temperatures": {
+                f"{t:g}": {"pass@1": _ends(rate), "dead": _ends(dead)}
+                for t in self.others
+                for rate, dead, _ in [self._of(t)]
+            },
             "truncated": float(self.truncated.mean()),
             "length": {"mean": float(self.lengths.mean()), **self._quantiles()},
             "duplicates": text_metrics(texts, np.zeros(len(texts), bool))["text/duplicates"],
@@ -263,6 +282,9 @@ class Preview:
             beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
             yield f"{size:>10}   {self.dead(size)!s:<18} {f'{price:.0f}' if price else '-':>5}{here}{beyond}"
         yield ""
+        for temperature in self.others:
+            rate, dead, rest = self._of(temperature)
+            yield f"at temperature {temperature:g}: pass rate {rate}, dead groups {dead}, {rest}"
         yield from self._of_texts()
         if forecast := self.forecast():
             yield from forecast.lines()

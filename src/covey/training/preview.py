@@ -57,31 +57,45 @@ def rl_stage(loaded: Loaded) -> Loaded:
     return replace(stages[place], config=config)
 
 
-def preview(stage: Loaded, console: RunConsole, stop: StopSignal, groups: int, samples: int) -> Preview:
+def preview(
+    stage: Loaded,
+    console: RunConsole,
+    stop: StopSignal,
+    groups: int,
+    samples: int,
+    temperatures: Sequence[float] = (),
+) -> Preview:
     """Sample ``groups`` problems ``samples`` times each, time an update; what came before a stop counts.
 
-    Raises Stopped where no group was whole by then.
+    The same problems are sampled again at further ``temperatures``. Raises Stopped where no group was whole.
     """
     with tempfile.TemporaryDirectory() as folder, caller_restored():
-        config = stage.config.model_copy(update={"output": Path(folder) / "preview"})
+        config = stage.config.model_copy(update={"output": Path(folder) / "preview", "tracker": None})
         run = set_up(replace(stage, config=config), console, stop)
         try:
             memory = (read_environment(config.output) or {})["memory"]
-            console.begin("preview", groups * samples, by_completion=True)
-            found = _sampled(run, min(groups, len(run.train_set)), samples)
+            count = min(groups, len(run.train_set))
+            console.begin("preview", count * samples, by_completion=True)
+            found = _sampled(run, count, samples, config.rollout.temperature)
             if not found.stopped:
                 console.doing("timing rewards and an update")
                 found = replace(found, reward_seconds=_rewards_timed(run, found.groups))
                 prepared, updating, share = _update_timed(run, found.groups)
                 found = replace(found, prepare=prepared, update=updating, update_tokens=share)
+            others: dict[float, Sequence[Group]] = {}
+            for temperature in () if found.stopped else temperatures:
+                other = _sampled(run, count, samples, temperature)
+                others[temperature] = other.groups
+                if other.stopped:
+                    break
             there = device_memory(run.learner.policy.device)
-            return Preview(stage, found, memory, there, len(run.test_set))
+            return Preview(stage, found, memory, there, len(run.test_set), others)
         finally:
             console.end()
             run.journal.folder.close()
 
 
-def _sampled(run: Run, count: int, samples: int) -> Measured:
+def _sampled(run: Run, count: int, samples: int, temperature: float) -> Measured:
     config, whole, stopped = run.loaded.config, list[GroupScoring](), False
     order = permutation(key(config.seed, "preview"), len(run.train_set))
     problems = [run.train_set[i] for i in order[:count]]
@@ -89,7 +103,8 @@ def _sampled(run: Run, count: int, samples: int) -> Measured:
         Request(p.tokens, [key(config.seed, "preview", p.problem.id, s) for s in range(samples)])
         for p in problems
     ]
-    scorer, params = Scorer(run.rewards), sampling_params(config.rollout)
+    scorer = Scorer(run.rewards)
+    params = replace(sampling_params(config.rollout), temperature=temperature)
     warm = [Request(problems[0].tokens, requests[0].streams[:1])]
     list(run.sampler.sample(warm, replace(params, max_tokens=2)))  # what is compiled or allocated only once
     begun = time.monotonic()
