@@ -25,13 +25,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from presets import RESULTS, Panel, chart
+from covey.insight.chart import Line, Panel, chart
+from presets import RESULTS
 
 sys.path.insert(0, str(Path(__file__).parent / "speed"))
 
 import subject
 
-from covey.insight.plan import Work, work
+from covey.insight.plan import Demand, work
 from covey.learner.memory import Shape
 
 GROUP, LENGTH = 8, 128
@@ -67,7 +68,7 @@ class Cost(NamedTuple):
     forecast: float
     """MB beside program and libraries."""
     work: list[float]
-    """Of sampling, as ``covey.insight.plan.Work``."""
+    """Of sampling, as ``covey.insight.plan.Demand``."""
 
 
 def worker(cell: str, steps: int, threads: int) -> None:
@@ -107,7 +108,7 @@ def worker(cell: str, steps: int, threads: int) -> None:
     print(json.dumps(cost))
 
 
-def work_of(cell: str, group: int, length: float, prompt: int = 36) -> Work:
+def work_of(cell: str, group: int, length: float, prompt: int = 36) -> Demand:
     """What the completions of a step ask for, once through the model."""
     names = {**dict(zip(subject.NAMES, subject.SHAPES["5M"], strict=True)), **CELLS[cell][2]}
     subject.SHAPES[cell] = tuple(names.values())
@@ -190,8 +191,8 @@ def picture(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) 
         for which, unit in (("rollout", " s"), ("update", " s"), ("memory", " MB")):
             found = {"measured": [getattr(costs[n], which) for n in names]}
             found["predicted"] = [said[which][n] for n in names]
-            lines = [(line, [values[n] for n in names], figures) for line, figures in found.items()]
-            panels.append(Panel(f"{which} over {axis}", lines, max(map(max, found.values())), unit))
+            lines = [Line(line, [values[n] for n in names], figures) for line, figures in found.items()]
+            panels.append(Panel(which, lines, axis, unit))
     return chart(panels, "Seconds and memory of a step over five variables, measured and predicted")
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-Points = Sequence[tuple[float, float]]
+Curve = Sequence[tuple[float, float]]
 """(step, value), steps increasing."""
-DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+BRAILLE_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bits of a braille character: column, then row from above."""
 
 
-def braille(points: Points, width: int, height: int, last: float, low: float, high: float) -> list[str]:
+def braille(points: Curve, width: int, height: int, last: float, low: float, high: float) -> list[str]:
     """A polyline over steps 0 to ``last`` and values ``low`` to ``high``; lines of ``width`` characters.
 
     >>> braille([(0, 0.0), (3, 1.0)], width=2, height=1, last=3, low=0, high=1)
@@ -35,7 +35,7 @@ def braille(points: Points, width: int, height: int, last: float, low: float, hi
             row = min(down - 1, max(0, round(y0 + (y - y0) * share)))
             above = row if at is None else at
             for dot in range(min(row, above + 1), max(row, above - 1) + 1):  # no gap where it is steep
-                cells[dot // 4][column // 2] |= DOTS[column % 2][dot % 4]
+                cells[dot // 4][column // 2] |= BRAILLE_DOTS[column % 2][dot % 4]
             at = row
         before = (x, y)
     return ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
@@ -43,7 +43,7 @@ def braille(points: Points, width: int, height: int, last: float, low: float, hi
 
 def framed(
     name: str,
-    points: Points,
+    points: Curve,
     width: int,
     height: int,
     last: float,

@@ -13,8 +13,8 @@ from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.errors import ConfigError, DataError
 from covey.learned import LEARNED
+from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
-from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import last_stage, load_recorded
 from covey.tasks.files import read_problems, rows

@@ -15,8 +15,8 @@ from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.preview import Measured, Preview
+from covey.preview import preview, rl_stage
 from covey.rewards.scorer import ScoringStats
-from covey.training.preview import preview, rl_stage
 from covey.types import Completion, Group
 from tests import fakes
 from tests.train.test_runs import FAST, StopAt, varied

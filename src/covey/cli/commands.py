@@ -74,7 +74,7 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
     code = _train(start, manner, as_json)
     if not as_json:
         from covey.console import RunConsole
-        from covey.training.demonstration import demonstrate
+        from covey.demonstration import demonstrate
 
         demonstrate(start.load().config.output, RunConsole())
     return code
@@ -82,13 +82,13 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
 
 @app.command(name="train")
 def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
-    """Train as a YAML file says. Run it again to go on after an interruption."""
+    """Train as a YAML file says. Run it again to continue after an interruption."""
     return _train(_start(config, settings), manner, as_json)
 
 
 @app.command(name="resume")
 def command_resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
-    """Go on with an interrupted run. Settings given here are changed; what that does is shown.
+    """Continue an interrupted run. Settings given here are changed; what that does is shown.
 
     :param run: The folder of the run.
     """
@@ -129,7 +129,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
             record_exit(home, known)
         if known.code == 75:
-            known = type(known)(f"{known}. Go on with: {resume_command(home)}")
+            known = type(known)(f"{known}. Continue with: {resume_command(home)}")
         raise known from None
     if (home / RECORD).exists():  # a finished run may lie where nothing can be written
         (home / RECORD).unlink()

@@ -37,8 +37,8 @@ def command_preview(
         raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
     loaded = _load(config, settings, as_json)
     from covey.console import RunConsole
+    from covey.preview import preview, rl_stage
     from covey.signals import StopSignal
-    from covey.training.preview import preview, rl_stage
 
     noted = len(loaded.notes)
     stage = rl_stage(loaded)
@@ -76,7 +76,7 @@ def command_plan(
     loaded = _load(config, settings, as_json)
     from covey.insight.devices import device_named
     from covey.insight.plan import assumed, plan
-    from covey.training.preview import rl_stage
+    from covey.preview import rl_stage
 
     stage = rl_stage(loaded)
     found = plan(stage, device_named(device), assumed(stage, length, dead, preview), price)

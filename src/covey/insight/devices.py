@@ -19,7 +19,7 @@ BACKWARD = 3.0
 
 @dataclass(frozen=True)
 class Device:
-    """Seconds by unit of work, the units of ``covey.insight.plan.Work``."""
+    """Seconds by unit of work, the units of ``covey.insight.plan.Demand``."""
 
     name: str
     memory: int

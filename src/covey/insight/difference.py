@@ -18,7 +18,7 @@ from covey.runs.rollouts import read_rollouts, recorded_steps
 
 LATE = 0.25
 """Of the logged steps, the last: what a run gives for a problem in the end."""
-FEW = 3
+FEW_IN_COMMON = 3
 CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
 
 
@@ -80,7 +80,7 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
     """B's mean reward less A's, over the problems that both met in their last steps."""
     means = [_late_rewards(stage) for stage in (first, second)]
     common = sorted(means[0].keys() & means[1].keys())
-    if len(common) < FEW:
+    if len(common) < FEW_IN_COMMON:
         return None, len(common)
     before, after = (np.array([own[problem] for problem in common]) for own in means)
     return paired_bootstrap(before, after), len(common)

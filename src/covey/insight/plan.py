@@ -27,7 +27,7 @@ READ = 256
 """Problems whose prompts are tokenized."""
 
 
-class Work(NamedTuple):
+class Demand(NamedTuple):
     """What some tokens ask for, once through the model."""
 
     products: float
@@ -43,7 +43,7 @@ class Work(NamedTuple):
 
 def work(
     shape: Shape, tied: bool, prompts: float, completions: float, prompt: float, length: float, running: int
-) -> Work:
+) -> Demand:
     """Of ``completions`` of ``length`` tokens to ``prompts`` prompts, so many running at once."""
     heads = shape.queries * shape.head
     inner = shape.parameters - (1 if tied else 2) * shape.vocabulary * shape.width
@@ -52,7 +52,7 @@ def work(
     steps = tokens / max(min(completions, running), 1)
     weights = inner + shape.vocabulary * shape.width
     pairs = 2 * shape.layers * shape.keys * shape.head
-    return Work(
+    return Demand(
         products=2e-9 * ((tokens + prompts * prompt) * inner + tokens * shape.vocabulary * shape.width),
         attention=4e-9 * shape.layers * heads * seen,
         logits=1e-9 * tokens * shape.vocabulary,
@@ -61,7 +61,7 @@ def work(
     )
 
 
-def seconds(device: Device, sampling: Work, updating: Work) -> tuple[float, float]:
+def seconds(device: Device, sampling: Demand, updating: Demand) -> tuple[float, float]:
     """Of sampling and of an update, forward and backward."""
     return (
         float(np.dot(device.sampling, sampling)),

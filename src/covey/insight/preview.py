@@ -15,12 +15,11 @@ from covey.estimates import Estimate, wilson
 from covey.insight.explain import Remark
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import dead_share, reward_counts
-from covey.objective.diagnostics import sampled_entropy, text_metrics
-from covey.rewards.canaries import score_metrics
+from covey.objective.diagnostics import sampled_entropy, score_metrics, text_metrics
 from covey.rewards.scorer import ScoringStats
 from covey.types import Group
 
-SIZES = (2, 4, 8, 16, 32, 64)
+GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 BUCKETS = ("0 %", "below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %", "100 %")
 MOST_DEAD = 0.5
 """Of the groups: above it half of the sampling is for nothing."""
@@ -32,7 +31,7 @@ LOOP = 8
 WIDE_ENTROPY = 3.0
 """Nats a token, as many as an even choice among twenty: what cannot be right but by accident."""
 
-Word = Literal["yes", "barely", "no"]
+Promise = Literal["yes", "barely", "no"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Preview:
         return self.stage.config.rollout.group_size
 
     @cached_property
-    def word(self) -> Word:
+    def word(self) -> Promise:
         """Whether there is something to learn from."""
         if all(g.dead for g in self.measured.groups):
             return "no"
@@ -202,7 +201,7 @@ class Preview:
         groups = self.measured.groups
         rate = float(np.mean([g.pass_rate for g in groups]))
         found = f"{now} of the groups of {self.now} tie"
-        enough = [n for n in SIZES if n > self.now and self.dead(n).value <= MOST_DEAD]
+        enough = [n for n in GROUP_SIZES if n > self.now and self.dead(n).value <= MOST_DEAD]
         if enough and self.word != "no":
             fewer = f"{found}; of groups of {enough[0]} {self.dead(enough[0])}"
             return Remark(fewer, f"rollout.group_size {enough[0]}")
@@ -221,7 +220,7 @@ class Preview:
     def record(self) -> dict[str, object]:
         """As JSON."""
         groups, forecast = self.measured.groups, self.forecast()
-        sizes = sorted({*SIZES, self.now})
+        sizes = sorted({*GROUP_SIZES, self.now})
         texts = [c.text for g in groups for c in g.completions]
         return {
             "can_learn": self.word,
@@ -277,7 +276,7 @@ class Preview:
         yield ""
         yield "group size   dead groups        completions for a live group"
         drawn = min(len(g.completions) for g in groups)
-        for size in sorted({*SIZES, self.now}):
+        for size in sorted({*GROUP_SIZES, self.now}):
             price, here = self._price(size), " <- rollout.group_size" if size == self.now else ""
             beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
             yield f"{size:>10}   {self.dead(size)!s:<18} {f'{price:.0f}' if price else '-':>5}{here}{beyond}"

@@ -16,7 +16,7 @@ from covey.console import duration, inert
 from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.chart import Line, Panel, chart
-from covey.insight.show import findings, prompt_text, said_of
+from covey.insight.show import NumberRecords, findings, prompt_text, said_of
 from covey.insight.verdict import judge_run
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
@@ -24,7 +24,6 @@ from covey.runs.reader import last_stage, read_environment, recorded_settings, s
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.types import VERSION
 
-Numbers = Sequence[Mapping[str, float]]
 SMALL: Mapping[str, Mapping[str, str]] = {
     "reward": {"": "reward/mean"},
     "loss": {"": "loss"},
@@ -38,7 +37,7 @@ SMALL: Mapping[str, Mapping[str, str]] = {
     "gradient norm": {"": "optimizer/grad_norm"},
 }
 """Panel -> lines -> metrics."""
-POINTS = 120
+MOST_POINTS = 120
 """Of a line: more steps are averaged."""
 
 
@@ -76,7 +75,7 @@ def _stage(stage: Path) -> dict[str, object]:
     }
 
 
-def _charts(metrics: Numbers, evals: Numbers, timings: Numbers) -> str:
+def _charts(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords) -> str:
     panels = []
     if evals:
         lines = [_measured(evals, name, said) for name, said in (("greedy", "greedy"), ("pass@1", "sampled"))]
@@ -103,15 +102,15 @@ def _frontier(record: Mapping[str, float]) -> dict[str, float]:
     return {name: sum(part) for name, part in parts.items()} if shares else {}
 
 
-def _measured(evals: Numbers, name: str, said: str) -> Line:
+def _measured(evals: NumberRecords, name: str, said: str) -> Line:
     values = [[_known(e.get(f"{name}{end}")) for e in evals] for end in ("", "/low", "/high")]
     return Line(said, [e["step"] for e in evals], values[0], values[1], values[2])
 
 
-def _line(said: str, records: Numbers, metric: str, background: bool = False) -> list[Line]:
+def _line(said: str, records: NumberRecords, metric: str, background: bool = False) -> list[Line]:
     """A metric over the steps, averaged into so many points; [] where it was never logged."""
     known = [(r["step"] + 1, r[metric]) for r in records if r.get(metric) is not None]
-    size = max(1, -(-len(known) // POINTS))
+    size = max(1, -(-len(known) // MOST_POINTS))
     parts = [known[i : i + size] for i in range(0, len(known), size)]
     means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in parts]
     return [Line(said, [m[0] for m in means], [m[1] for m in means], background=background)] if means else []

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from covey.errors import DataError
-from covey.rewards.preflight import check_columns
+from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, Scorer
 from covey.runs.reader import last_stage, load_recorded
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import load_problems
 from covey.types import Completion
 
-SHOWN = 12
+GROUPS_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
     moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
     said += [
         f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
-        for g in moved[:SHOWN]
+        for g in moved[:GROUPS_SHOWN]
     ]
-    return [*said, f"and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else said
+    return [*said, f"and {len(moved) - GROUPS_SHOWN} more"] if len(moved) > GROUPS_SHOWN else said
 
 
 def _counted(found: Sequence[Rescored]) -> dict[str, int]:

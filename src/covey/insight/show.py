@@ -13,7 +13,7 @@ from covey.console import BARS, duration
 from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.recorded import explain_run
-from covey.insight.usage import spoken
+from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
@@ -21,10 +21,10 @@ from covey.runs.reader import last_stage, recorded_settings
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = Mapping[str, object]
-Numbers = Sequence[Mapping[str, float]]
-ROWS = 12
+NumberRecords = Sequence[Mapping[str, float]]
+TABLE_ROWS = 12
 """Steps of a run that its table shows, evenly spread."""
-COLUMNS = {
+TABLE = {
     "reward": "reward/mean",
     "correct": "accuracy",
     "dead": "groups/dead",
@@ -78,9 +78,9 @@ def findings(stage: Path) -> list[str]:
     return [str(remark) for remark in explain_run(stage)[1]]
 
 
-def _curves(metrics: Numbers, evals: Numbers, width: int = 78) -> list[str]:
+def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
     name = "reward" if metrics and "reward/mean" in metrics[0] else "loss"
-    points = [(m["step"], m[COLUMNS[name]]) for m in metrics if m.get(COLUMNS[name]) is not None]
+    points = [(m["step"], m[TABLE[name]]) for m in metrics if m.get(TABLE[name]) is not None]
     held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
     last = max([1.0, *(s for s, _ in (*points, *held_out))])
     lines = framed(name, points, width // 2 - 2, 5, last)
@@ -90,13 +90,13 @@ def _curves(metrics: Numbers, evals: Numbers, width: int = 78) -> list[str]:
     return [line.plain.rstrip() for line in lines]
 
 
-def _table(metrics: Numbers) -> Iterator[str]:
-    shown = [c for c, name in COLUMNS.items() if any(m.get(name) is not None for m in metrics)]
+def _table(metrics: NumberRecords) -> Iterator[str]:
+    shown = [c for c, name in TABLE.items() if any(m.get(name) is not None for m in metrics)]
     shown = [c for c in shown if c != "loss" or shown == ["loss"]]
-    every = max(1, -(-len(metrics) // ROWS))
+    every = max(1, -(-len(metrics) // TABLE_ROWS))
     yield " ".join(f"{name:>9}" for name in ("step", *shown))
     for record in [*metrics[::every], *(metrics[-1:] if (len(metrics) - 1) % every else ())]:
-        values = (record.get(COLUMNS[name]) for name in shown)
+        values = (record.get(TABLE[name]) for name in shown)
         cells = (f"{v:>9.3g}" if v is not None else f"{'-':>9}" for v in values)
         yield " ".join((f"{record['step']:>9.0f}", *cells))
 
@@ -186,7 +186,7 @@ def _indented(text: str, before: str) -> list[str]:
 
 def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """A prompt as text: of a chat the system message and the last of the user."""
-    system, text = spoken(prompt)
+    system, text = last_turn(prompt)
     return f"{system}\n{text}" if system else text
 
 

@@ -74,7 +74,7 @@ def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch
     whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE, 1))
     difference = float((whole - single).norm() / whole.norm().clamp(min=1e-30))
     yield Claim(
-        "the gradient is the same however the batch is cut into micro-batches",
+        "the gradient is the same however the batch is split into micro-batches",
         difference < _tolerance(learner, GRADIENT_ROUNDING),
         f"relative difference {difference:.1e} between one piece and {len(batch)}",
     )

@@ -136,20 +136,20 @@ def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
 
 
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
-    """log pi over the vocabulary at each token of a completion, as it was sampled. (T, V)."""
+    """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
     every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]])
-    scaled = every[len(row.prompt) - 1 :] / setting.temperature
+    scaled = every[len(row.prompt) - 1 :][row.drawn] / setting.temperature
     if row.kept is not None:
         left = torch.full_like(scaled, -math.inf)
-        for t, kept in enumerate(row.kept):
-            left[t, torch.tensor(kept)] = 0.0
+        for t, place in enumerate(row.drawn):
+            left[t, torch.tensor(row.kept[place])] = 0.0
         scaled = scaled + left
     return scaled.log_softmax(-1)
 
 
 def picked(log_pi: Tensor, row: Row) -> Tensor:
     """The log-probs of the tokens themselves. (T, V) -> (T,)."""
-    return log_pi.gather(1, torch.tensor(row.tokens)[:, None])[:, 0]
+    return log_pi.gather(1, torch.tensor(row.tokens)[row.drawn, None])[:, 0]
 
 
 def entropy(log_pi: Tensor) -> Tensor:
@@ -185,10 +185,11 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
     ).double()
     for place, row in enumerate(rows):
         log_pi = distribution(trainer.weights, setting, row)
-        row.trained = not (math.isnan(row.reward) or (setting.mask_truncated and row.truncated))
+        unscored = math.isnan(row.reward)
+        row.trained = bool(row.drawn) and not (unscored or (setting.mask_truncated and row.truncated))
         row.old, row.old_entropy = picked(log_pi, row), entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
-        row.noise = noise[place * longest :][: len(row.tokens)]
+        row.noise = noise[place * longest :][: len(row.tokens)][row.drawn]
         if setting.algorithm["kl"]:
             row.reference = picked(distribution(trainer.reference, setting, row), row)
 
@@ -209,7 +210,7 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
         if judged:
             given = formulas.advantages(axes["advantage"]["name"], judged, rewards, axes["advantage"])
             for row, value in zip(judged, given, strict=True):
-                row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.tokens)).clone()
+                row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
     trained = [row for row in rows if row.trained]
     if in_reward and kl["level"] == "token":
         for row in trained:
@@ -221,7 +222,7 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
             row.advantage = advantage
     for row in rows:
         if not row.trained:
-            row.advantage = torch.zeros(len(row.tokens), dtype=torch.float64)
+            row.advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
 
 
 def behind(setting: ShadowConfig, row: Row) -> Tensor:

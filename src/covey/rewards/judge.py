@@ -2,7 +2,7 @@
 
 The judge answers yes or no to each criterion of a rubric, in JSON of a fixed form. What it judges is
 marked as untrusted, and nothing but that JSON is read. A judge that cannot be reached or talks
-nonsense judges nothing: the completion is left out, it does not count as wrong.
+nonsense judges nothing: the completion is left out, it does not count as incorrect.
 """
 
 from __future__ import annotations

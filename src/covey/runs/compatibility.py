@@ -1,4 +1,4 @@
-"""Going on under other settings, or on another machine: what differs, and whether exactness survives."""
+"""Continuing under other settings, or on another machine: what differs, and whether exactness survives."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ PACKAGES = (
     "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "math-verify", "jsonschema",
     "z3-solver", "reasoning-gym", "py3langid",
 )  # fmt: skip
-"""Libraries beside torch and transformers whose version may change what a run does."""
+"""Libraries besides torch and transformers whose version may change what a run does."""
 ENVIRONMENT = (
     "covey",
     "python",
@@ -68,7 +68,7 @@ ENVIRONMENT = (
     "data",
     "reference",
 )
-"""What the bits of a run depend on beside its config. Threads count where torch's own kernels are used."""
+"""What the bits of a run depend on besides its config. Threads count where torch's own kernels are used."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Changed(Difference):
 
 
 def verdict(key: str, schedule: str = "") -> Safety:
-    """What a change of a setting does to a run that goes on; ``schedule`` of the learning rate.
+    """What a change of a setting does to a run that continues; ``schedule`` of the learning rate.
 
     >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
     ('safe', 'breaks exactness', 'refused')
@@ -118,7 +118,7 @@ def changed_settings(loaded: Loaded) -> list[Difference]:
 
 
 def refuse_other_config(loaded: Loaded, changes: bool) -> None:
-    """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, go on."""
+    """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
     found = changed_settings(loaded)
     refused = [d for d in found if d.verdict == "refused"]
     harmful = [d for d in found if d.verdict != "safe"]
@@ -126,7 +126,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
         remedy = (
             "Choose another --output, or remove that folder to start afresh"
             if refused
-            else "Choose another --output, or go on with these changes by `covey resume "
+            else "Choose another --output, or continue with these changes by `covey resume "
             f"{loaded.config.output} ...`"
         )
         raise ConfigError(
@@ -136,7 +136,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
 
 
 def environment(loaded: Loaded) -> dict[str, object]:
-    """What the numbers of a run depend on beside its config."""
+    """What the numbers of a run depend on besides its config."""
     config = loaded.config
     device = pick_device(config.device)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32

@@ -29,7 +29,7 @@ STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = ("trainer.json", "optimizer.safetensors")
-"""Files that every checkpoint has, beside those of the model."""
+"""Files that every checkpoint has, besides those of the model."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class RunFolder:
         return complaints
 
     def rewind(self, logged: Logged, step: int) -> int:
-        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts; make blank what
-        is damaged. -> how many files of earlier rollouts are gone.
+        """Forget what was logged after a checkpoint: truncate the streams, drop later rollouts; blank what is
+        damaged. -> how many files of earlier rollouts are gone.
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
@@ -167,13 +167,14 @@ class RunFolder:
                 "sample": sample,
                 "trained": number < len(trained),
                 **_row(groups[number], sample),
-                "advantage": float(advantage.mean()) if len(advantage) else 0.0,
+                "advantage": float(advantage[c.drawn].mean()) if c.length else 0.0,
             }
-            for (number, sample), advantage in zip(places, advantages, strict=True)
+            for (number, sample), c, advantage in zip(places, completions, advantages, strict=True)
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
         kept = SamplingMask.join(masks)
+        all_drawn = all(c.sampled is None for c in completions)
         arrays = _npz(
             prompt_tokens=np.concatenate([g.prompt for g in groups]),
             prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
@@ -182,6 +183,7 @@ class RunFolder:
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
             **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
+            **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
         )
         write_file(name.with_suffix(".npz"), arrays)
         write_file(name.with_suffix(".jsonl"), text)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from covey.errors import ConfigError
 
-PACKAGES: Mapping[str, str] = {
+TRACKER_PACKAGES: Mapping[str, str] = {
     "wandb": "wandb",
     "tensorboard": "tensorboardX",
     "trackio": "trackio",
@@ -37,7 +37,7 @@ class Tracker(Protocol):
 
 
 class Open(Protocol):
-    """``begin`` of a file here: the tracker of a run; ``first`` is the step it begins or goes on with."""
+    """``begin_...`` of a file here: the tracker of a run; ``first`` is the step it begins or goes on with."""
 
     def __call__(self, run: Path, settings: Mapping[str, object], first: int) -> Tracker:
         """Begin, or go on."""
@@ -45,16 +45,16 @@ class Open(Protocol):
 
 def check_tracker(name: str | None) -> None:
     """Raise ConfigError where the package of a tracker is not installed."""
-    if name is not None and find_spec(PACKAGES[name]) is None:
+    if name is not None and find_spec(TRACKER_PACKAGES[name]) is None:
         raise ConfigError(
-            f"tracker: {name} needs {PACKAGES[name]}, which is not installed: pip install 'covey[{name}]' "
-            "or leave it out; the run folder has everything"
+            f"tracker: {name} needs {TRACKER_PACKAGES[name]}, which is not installed: pip install "
+            f"'covey[{name}]' or leave it out; the run folder has everything"
         )
 
 
 def named(name: str) -> Open:
     """What begins a tracker."""
-    return importlib.import_module(f"covey.trackers.to_{name}").begin
+    return getattr(importlib.import_module(f"covey.trackers.to_{name}"), f"begin_{name}")
 
 
 class Tracking:

@@ -22,7 +22,7 @@ class MLflow:
         mlflow.end_run()
 
 
-def begin(run: Path, settings: Mapping[str, object], first: int) -> MLflow:
+def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> MLflow:
     """A new MLflow run each time: one that goes on says from which step."""
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     place = run.resolve()

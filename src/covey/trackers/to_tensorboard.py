@@ -25,6 +25,6 @@ class TensorBoard:
         self.writer.close()
 
 
-def begin(run: Path, settings: Mapping[str, object], first: int) -> TensorBoard:  # noqa: ARG001 - no place for settings
+def begin_tensorboard(run: Path, settings: Mapping[str, object], first: int) -> TensorBoard:  # noqa: ARG001 - no place for settings
     """What an interrupted try has written from step ``first`` on is forgotten."""
     return TensorBoard(SummaryWriter(str(run / "tensorboard"), purge_step=first or None))

@@ -21,7 +21,7 @@ class Trackio:
         trackio.finish()
 
 
-def begin(run: Path, settings: Mapping[str, object], first: int) -> Trackio:  # noqa: ARG001 - it knows
+def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Trackio:  # noqa: ARG001 - it knows
     """Begin, or go on."""
     for module in ("trackio", "trackio.run", "trackio.utils"):  # it prints, and has no setting against that
         vars(sys.modules.get(module, trackio))["print"] = lambda *_, **__: None

@@ -13,30 +13,26 @@ import wandb
 class WeightsAndBiases:
     """A run, the same one after a resume."""
 
-    def __init__(self, run: wandb.Run) -> None:
-        self.run = run
-
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step; those of a step it has seen before it drops itself."""
-        self.run.log(dict(values), step=step)
+        wandb.log(dict(values), step=step)
 
     def close(self) -> None:
         """End the run."""
-        self.run.finish()
+        wandb.finish()
 
 
-def begin(run: Path, settings: Mapping[str, object], first: int) -> WeightsAndBiases:  # noqa: ARG001 - it knows
+def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> WeightsAndBiases:  # noqa: ARG001 - it knows
     """The identity follows from the folder, so that a resumed run goes on where it was."""
     place = run.resolve()
-    return WeightsAndBiases(
-        wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "covey"),
-            name=f"{place.parent.name}/{place.name}",
-            id=hashlib.sha256(str(place).encode()).hexdigest()[:16],
-            dir=str(run),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-            resume="allow",
-            config=dict(settings),
-            settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
-        )
+    wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "covey"),
+        name=f"{place.parent.name}/{place.name}",
+        id=hashlib.sha256(str(place).encode()).hexdigest()[:16],
+        dir=str(run),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        resume="allow",
+        config=dict(settings),
+        settings=wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True),
     )
+    return WeightsAndBiases()

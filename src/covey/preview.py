@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,17 +17,19 @@ from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import ConfigError, Stopped
 from covey.insight.preview import Measured, Preview
+from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.load import device_memory
-from covey.rewards.scorer import GroupScoring, Scorer
+from covey.objective.controllers import first_coefficients
+from covey.prompts import Prompted
+from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
-from covey.rollout import sampling_params, score_each
+from covey.rollout import Progress, sampling_params, score_each
 from covey.runs.reader import read_environment
-from covey.sampling.base import Request
+from covey.sampling.base import Request, Sampler
 from covey.signals import StopSignal
 from covey.training.rl import PolicyObjective, prepare, updates
-from covey.training.run import Run
 from covey.training.setup import set_up
 from covey.types import Group
 
@@ -74,17 +76,19 @@ def preview(
         run = set_up(replace(stage, config=config), console, stop)
         try:
             memory = (read_environment(config.output) or {})["memory"]
-            count = min(groups, len(run.train_set))
-            console.begin("preview", count * samples, by_completion=True)
-            found = _sampled(run, count, samples, config.rollout.temperature)
+            order = permutation(key(config.seed, "preview"), len(run.train_set))[:groups]
+            problems = [run.train_set[i] for i in order]
+            parts = Parts(stage, run.learner, run.sampler, run.rewards, problems, run.on_sample)
+            console.begin("preview", len(problems) * samples, by_completion=True)
+            found = _sampled(parts, samples, config.rollout.temperature)
             if not found.stopped:
                 console.doing("timing rewards and an update")
-                found = replace(found, reward_seconds=_rewards_timed(run, found.groups))
-                prepared, updating, share = _update_timed(run, found.groups)
+                found = replace(found, reward_seconds=_rewards_timed(run.rewards, found.groups))
+                prepared, updating, share = _update_timed(parts, found.groups)
                 found = replace(found, prepare=prepared, update=updating, update_tokens=share)
             others: dict[float, Sequence[Group]] = {}
             for temperature in () if found.stopped else temperatures:
-                other = _sampled(run, count, samples, temperature)
+                other = _sampled(parts, samples, temperature)
                 others[temperature] = other.groups
                 if other.stopped:
                     break
@@ -95,22 +99,33 @@ def preview(
             run.journal.folder.close()
 
 
-def _sampled(run: Run, count: int, samples: int, temperature: float) -> Measured:
-    config, whole, stopped = run.loaded.config, list[GroupScoring](), False
-    order = permutation(key(config.seed, "preview"), len(run.train_set))
-    problems = [run.train_set[i] for i in order[:count]]
+@dataclass(frozen=True)
+class Parts:
+    """What is measured."""
+
+    stage: Loaded
+    learner: Learner
+    sampler: Sampler
+    rewards: Rewards
+    problems: Sequence[Prompted]
+    progress: Progress
+
+
+def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
+    config, problems = parts.stage.config, parts.problems
+    whole, stopped = list[GroupScoring](), False
     requests = [
         Request(p.tokens, [key(config.seed, "preview", p.problem.id, s) for s in range(samples)])
         for p in problems
     ]
-    scorer = Scorer(run.rewards)
+    scorer = Scorer(parts.rewards)
     params = replace(sampling_params(config.rollout), temperature=temperature)
     warm = [Request(problems[0].tokens, requests[0].streams[:1])]
-    list(run.sampler.sample(warm, replace(params, max_tokens=2)))  # what is compiled or allocated only once
+    list(parts.sampler.sample(warm, replace(params, max_tokens=2)))  # what is compiled or allocated only once
     begun = time.monotonic()
 
     try:
-        for _, group in score_each(problems, requests, run.sampler, params, scorer, run.on_sample):
+        for _, group in score_each(problems, requests, parts.sampler, params, scorer, parts.progress):
             whole.append(group)
     except Stopped:
         if not whole:
@@ -120,11 +135,11 @@ def _sampled(run: Run, count: int, samples: int, temperature: float) -> Measured
     return Measured(found, time.monotonic() - begun, len(problems), scorer.stats, stopped)
 
 
-def _rewards_timed(run: Run, groups: Sequence[Group]) -> dict[str, float]:
+def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float]:
     """Seconds of each reward function for one completion, called one after another."""
     chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
-    scorer, found = Scorer(run.rewards), {}
-    for reward in run.rewards:
+    scorer, found = Scorer(rewards), {}
+    for reward in rewards:
         begun = time.monotonic()
         for problem, text in chosen:
             scorer.score(reward, problem, text)
@@ -132,11 +147,11 @@ def _rewards_timed(run: Run, groups: Sequence[Group]) -> dict[str, float]:
     return found
 
 
-def _update_timed(run: Run, groups: Sequence[Group]) -> tuple[float, float, int]:
+def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, int]:
     """Seconds to prepare a batch and to add its gradient, which is thrown away; tokens that had one."""
-    config, algorithm, learner = run.loaded.config, run.loaded.algorithm, run.learner
+    config, algorithm, learner = parts.stage.config, parts.stage.algorithm, parts.learner
     few = sorted(groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
-    old, now = old_logprob_source(algorithm, run.sampler, updates_of(config)), run.state.coefficients
+    old, now = old_logprob_source(algorithm, parts.sampler, updates_of(config)), first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     prepare_batch = partial(prepare, learner=learner, algorithm=algorithm, config=config, old=old)
 

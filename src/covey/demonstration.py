@@ -1,4 +1,4 @@
-"""How the demo ends: held-out problems, answered before and after reinforcement, token by token."""
+"""How the demo ends: held-out problems, greedy_answers before and after reinforcement, token by token."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ def demonstrate(home: Path, console: RunConsole) -> None:
     before, after = (load_run(stage) for stage in stages_in(home)[-2:])
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
-    answers = [answered(loaded, problems, source.rewards) for loaded in (before, after)]
+    answers = [greedy_answers(loaded, problems, source.rewards) for loaded in (before, after)]
     console.say(f"the first {len(problems)} held-out problems, greedy, before reinforcement and after:")
     for number, problem in enumerate(problems):
         for name, own in zip(("before", "after "), answers, strict=True):
             tokens, correct = own[number]
-            written(console, f"  {problem.prompt if name == 'before' else '':<10} {name} ", tokens, correct)
+            write_tokens(
+                console, f"  {problem.prompt if name == 'before' else '':<10} {name} ", tokens, correct
+            )
 
 
-def answered(
+def greedy_answers(
     loaded: Loaded, problems: Sequence[Problem], named: Sequence[object]
 ) -> list[tuple[list[str], bool]]:
     """The tokens of each greedy answer, and whether it is correct."""
@@ -49,7 +51,7 @@ def answered(
     return found
 
 
-def written(console: RunConsole, label: str, tokens: Sequence[str], correct: bool) -> None:
+def write_tokens(console: RunConsole, label: str, tokens: Sequence[str], correct: bool) -> None:
     """A line that grows on a terminal, a dot between two tokens."""
     show, slow = console.console.print, console.console.is_terminal
     show(Text(inert(label), style="dim"), end="", soft_wrap=True)
