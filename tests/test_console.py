@@ -65,7 +65,7 @@ def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_f
     console.measured(5, 0.25)
     long = "an answer that is much longer than a line of the terminal " * 9
     console.examples = ("1+\x1b[2J2=", Shown(1.0, f"3\n{long}"), Shown(0.0, long))
-    console.finding(f"step 4: something. {long}")
+    console.say(f"step 4: something. {long}", "yellow")
     lines = shown(console, width, 30)
     assert max(map(len, lines)) <= width
     assert len(lines) <= 16

@@ -147,13 +147,13 @@ class RunConsole:
         self.step_number = 0
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that stays: broken between words on a terminal, left whole in a file."""
-        self.console.print(Text(inert(text), style=style), soft_wrap=not self.console.is_terminal)
+        """A line that stays: broken between words on a terminal, left whole in a file.
 
-    def finding(self, text: str) -> None:
-        """A line that stays, and is the newest on the panel until the next one."""
-        self.newest = text
-        self.say(text, "yellow")
+        The newest warning or finding, in yellow, is on the panel too.
+        """
+        if style == "yellow":
+            self.newest = text
+        self.console.print(Text(inert(text), style=style), soft_wrap=not self.console.is_terminal)
 
     def lost_output(self) -> str:
         """Why printed text reaches nobody any more, the first time this is asked; else empty."""

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from covey.cli import main
-from covey.console import inert
+from covey.console import RunConsole, inert
+from covey.demonstration import demonstrate
 from covey.estimates import paired_bootstrap
 from covey.insight.rescore import Rescored
 from covey.runs.rollouts import read_rollouts
@@ -56,6 +57,33 @@ def test_show_a_run_a_step_a_group(runs, capsys) -> None:
         assert f"{log.rows[place]['advantage']:+.3g}" in text
         for line in log.rows[place]["completion"].splitlines():
             assert f"  | {inert(line)}" in text
+
+
+def test_show_repeats_what_the_run_has_found(runs, capsys) -> None:
+    record = {
+        "id": "dead",
+        "step": 2,
+        "sentence": "75 % tie",
+        "remedy": "rollout.group_size: 16",
+        "advice": "",
+    }
+    (runs[0] / "findings.jsonl").write_text(json.dumps(record) + "\n")
+    assert "step 2: 75 % tie. Try: rollout.group_size: 16" in out(capsys, "show", runs[0])
+    (runs[0] / "findings.jsonl").unlink()
+
+
+def test_the_demo_ends_with_what_the_model_writes_before_and_after(tmp_path: Path, capsys) -> None:
+    stages = [{"method": "sft", "train": {"steps": 2}}, {"train": {"steps": 2}}]
+    start(tmp_path / "demo", rewards=(by_digits,), stages=stages)
+    demonstrate(tmp_path / "demo", RunConsole())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("the first 3 held-out problems")
+    answers = lines[1:]
+    assert len(answers) == 6
+    assert [a[13:19] for a in answers] == ["before", "after "] * 3
+    assert all(a.endswith(("  correct", "  incorrect")) for a in answers)
+    assert all("·" in a for a in answers)
+    assert "before it: covey show" in out(capsys, "show", tmp_path / "demo")
 
 
 def test_what_is_not_there_is_said(runs, tmp_path: Path, capsys) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 
 from covey.config.load import Loaded
 from covey.estimates import Estimate, wilson
-from covey.insight.explain import Remark
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import dead_share, reward_counts
 from covey.objective.diagnostics import sampled_entropy, score_metrics, text_metrics
@@ -32,6 +31,17 @@ WIDE_ENTROPY = 3.0
 """Nats a token, as many as an even choice among twenty: what cannot be right but by accident."""
 
 Promise = Literal["yes", "barely", "no"]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Something to change before the run."""
+
+    finding: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.finding}. Try: {self.remedy}"
 
 
 @dataclass(frozen=True)
@@ -120,17 +130,17 @@ class Preview:
             there=self.there,
         )
 
-    def advice(self) -> list[Remark]:
+    def advice(self) -> list[Advice]:
         """What to change before the run, the gravest first."""
         entropy = sampled_entropy(self.measured.groups)
         if entropy > WIDE_ENTROPY and self.word == "no":
             noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
             remedy = "a cold start (a stage with method: sft), or a model that has learned to answer"
-            return [r for r in (self._unscored(), Remark(noise, remedy)) if r]
+            return [r for r in (self._unscored(), Advice(noise, remedy)) if r]
         found = (self._unscored(), self._limit(), self._temperature(), self._size(), self._roomy())
-        return [remark for remark in found if remark]
+        return [advice for advice in found if advice]
 
-    def _unscored(self) -> Remark | None:
+    def _unscored(self) -> Advice | None:
         rewards = np.concatenate([g.rewards for g in self.measured.groups])
         if (share := np.isnan(rewards).mean()) <= 0.05:
             return None
@@ -138,7 +148,7 @@ class Preview:
             s.detail for g in self.measured.groups for own in g.scores.values() for s in own if s.detail
         ]
         last = f", the last with {details[-1]!r}" if details else ""
-        return Remark(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
+        return Advice(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
 
     def _of(self, temperature: float) -> tuple[Estimate, Estimate, str]:
         """Pass rate, dead groups of the config's size, and the rest in words, at another temperature."""
@@ -147,7 +157,7 @@ class Preview:
         rest = f"{1 - ended:.0%} truncated, entropy {sampled_entropy(groups):.2f}"
         return _pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.now), rest
 
-    def _limit(self) -> Remark | None:
+    def _limit(self) -> Advice | None:
         """rollout.max_tokens is too small, or would be too small at any size."""
         limit, share = self.stage.config.rollout.max_tokens, float(self.truncated.mean())
         ended = self.lengths[~self.truncated]
@@ -160,29 +170,29 @@ class Preview:
             else:
                 found += f"; of those that ended, 90 % had at most {np.quantile(ended, 0.9):.0f}"
             if looping > MOST_DEAD:
-                return Remark(
+                return Advice(
                     f"{found}; {looping:.0%} of these repeat themselves, so more tokens would not help",
                     "a cold start (a stage with method: sft), rollout.stop, or the chat template "
                     "(data.chat: true)",
                 )
-            return Remark(found, f"rollout.max_tokens {2 * limit}")
+            return Advice(found, f"rollout.max_tokens {2 * limit}")
         return None
 
-    def _roomy(self) -> Remark | None:
+    def _roomy(self) -> Advice | None:
         """rollout.max_tokens is larger than anything needs."""
         limit, ended = self.stage.config.rollout.max_tokens, self.lengths[~self.truncated]
         if len(ended) == len(self.lengths) and 4 * (longest := np.quantile(ended, 0.99)) < limit:
-            return Remark(
+            return Advice(
                 f"99 % end within {longest:.0f} tokens, the limit is {limit} and memory is kept for it",
                 f"rollout.max_tokens {_round_up(2 * longest)}",
             )
         return None
 
-    def _temperature(self) -> Remark | None:
+    def _temperature(self) -> Advice | None:
         groups, temperature = self.measured.groups, self.stage.config.rollout.temperature
         best = min(self.others, key=lambda t: self._of(t)[1].value, default=temperature)
         if best != temperature and (dead := self._of(best)[1]).high < (now := self.dead(self.now)).value:
-            return Remark(
+            return Advice(
                 f"{now} of the groups tie, at temperature {best:g} {dead}", f"rollout.temperature {best:g}"
             )
         entropy, copies = sampled_entropy(groups), sum(_same_text(g) for g in groups if g.dead)
@@ -190,10 +200,10 @@ class Preview:
         if copies > MOST_DEAD * len(groups) and not solved:
             found = f"{copies} of {len(groups)} groups are one text, written again and again"
             remedy = "rollout.temperature 1" if temperature < 1 else "a larger rollout.temperature"
-            return Remark(f"{found} (entropy {entropy:.2f} nats a token)", remedy)
+            return Advice(f"{found} (entropy {entropy:.2f} nats a token)", remedy)
         return None
 
-    def _size(self) -> Remark | None:
+    def _size(self) -> Advice | None:
         """The smallest group size with enough live groups; or why none has."""
         now = self.dead(self.now)
         if now.value <= MOST_DEAD:
@@ -204,15 +214,15 @@ class Preview:
         enough = [n for n in GROUP_SIZES if n > self.now and self.dead(n).value <= MOST_DEAD]
         if enough and self.word != "no":
             fewer = f"{found}; of groups of {enough[0]} {self.dead(enough[0])}"
-            return Remark(fewer, f"rollout.group_size {enough[0]}")
+            return Advice(fewer, f"rollout.group_size {enough[0]}")
         if rate > MOST_DEAD:
-            return Remark(f"{found} because all answers are correct", "harder problems")
+            return Advice(f"{found} because all answers are correct", "harder problems")
         if rate > 0 or self.word != "no":
-            return Remark(
+            return Advice(
                 f"{found}, and larger groups change little: problems are solved always or never",
                 "easier problems for what is never solved, and rollout.curriculum: frontier",
             )
-        return Remark(
+        return Advice(
             f"{found}: no answer was correct in {len(self.lengths)} completions",
             "a cold start (a stage with method: sft), easier problems, or rewards that read what it writes",
         )
@@ -287,8 +297,8 @@ class Preview:
         yield from self._of_texts()
         if forecast := self.forecast():
             yield from forecast.lines()
-        for remark in self.advice():
-            yield f"- {remark}"
+        for advice in self.advice():
+            yield f"- {advice}"
 
     def _of_texts(self) -> Iterator[str]:
         found, record = self._quantiles(), self.record()

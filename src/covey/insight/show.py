@@ -17,7 +17,7 @@ from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, recorded_settings
+from covey.runs.reader import last_stage, recorded_settings, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = Mapping[str, object]
@@ -59,6 +59,7 @@ def show_run(folder: Path) -> tuple[Record, list[str]]:
         "steps_with_completions": steps,
     }
     lines = [f"{stage} ({settings['method']}): {done} of {wanted} steps in {duration(seconds)}"]
+    lines += [f"before it: covey show {other}" for other in stages_in(folder) if other != stage]
     lines += [verdict] if verdict else []
     lines += ["", *_curves(metrics, evals), "", *_table(metrics)]
     lines += ["", *found] if found else []
@@ -71,11 +72,14 @@ def findings(stage: Path) -> list[str]:
     """What the run itself has noted, in words; of one that noted nothing, what stands out in its metrics."""
     noted = read_stream(stage, "findings.jsonl")
     if noted:
-        return [
-            f"step {n['step']}: {n.get('text', '')}" + (f". Try: {n['remedy']}" if n.get("remedy") else "")
-            for n in noted
-        ]
-    return [str(remark) for remark in explain_run(stage)[1]]
+        return [_finding(record) for record in noted]
+    return [str(remark) for remark in explain_run(stage)[-1]]
+
+
+def _finding(record: Record) -> str:
+    remedies = " or ".join(str(record[k]) for k in ("remedy", "advice") if record.get(k))
+    said = f"step {record['step']}: {record.get('sentence', '')}"
+    return f"{said}. Try: {remedies}" if remedies else said
 
 
 def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
