@@ -33,10 +33,15 @@ def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
     """
     if not counts:
         return wilson(0, 0)
-    prior = _prior(counts)
-    ties = [_tie(own, size, prior) for own in counts]
+    ties = tie_chances(counts, size)
     known = float(np.mean([min(1.0, max(sum(own.values()), 1) / size) for own in counts])) ** 0.5
-    return wilson(float(np.sum(ties)) * known, len(ties) * known)
+    return wilson(float(ties.sum()) * known, len(ties) * known)
+
+
+def tie_chances(counts: Sequence[Counts], size: int) -> np.ndarray:
+    """(N,) for each problem, how likely a group of ``size`` ties, as ``dead_share`` has it."""
+    prior = _prior(counts)
+    return np.array([_tie(own, size, prior) for own in counts])
 
 
 def _tie(own: Counts, size: int, prior: Mapping[float, float]) -> float:

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 from covey.config.load import Loaded
-from covey.estimates import Estimate, wilson
+from covey.estimates import Estimate, gain, wilson
 from covey.insight.forecast import Forecast, Workload, evaluations_of
-from covey.insight.odds import dead_share, reward_counts
+from covey.insight.odds import dead_share, reward_counts, tie_chances
 from covey.objective.diagnostics import sampled_entropy, score_metrics, text_metrics
 from covey.rewards.scorer import ScoringStats
 from covey.types import Group
@@ -157,6 +157,16 @@ class Preview:
         rest = f"{1 - ended:.0%} truncated, entropy {sampled_entropy(groups):.2f}"
         return _pass_rate(groups), dead_share([reward_counts(g) for g in groups], self.now), rest
 
+    def _fewer_dead(self, temperature: float) -> Estimate:
+        """How the chance of a tie changes with the temperature, problem by problem."""
+        here, there = (
+            {g.problem.id: reward_counts(g) for g in groups}
+            for groups in (self.measured.groups, self.others[temperature])
+        )
+        both = [problem for problem in here if problem in there]
+        before, after = (tie_chances([own[p] for p in both], self.now) for own in (here, there))
+        return gain(before, after)
+
     def _limit(self) -> Advice | None:
         """rollout.max_tokens is too small, or would be too small at any size."""
         limit, share = self.stage.config.rollout.max_tokens, float(self.truncated.mean())
@@ -191,10 +201,9 @@ class Preview:
     def _temperature(self) -> Advice | None:
         groups, temperature = self.measured.groups, self.stage.config.rollout.temperature
         best = min(self.others, key=lambda t: self._of(t)[1].value, default=temperature)
-        if best != temperature and (dead := self._of(best)[1]).high < (now := self.dead(self.now)).value:
-            return Advice(
-                f"{now} of the groups tie, at temperature {best:g} {dead}", f"rollout.temperature {best:g}"
-            )
+        if best in self.others and self._fewer_dead(best).high < 0:
+            found = f"{self.dead(self.now)} of the groups tie, at temperature {best:g} {self._of(best)[1]}"
+            return Advice(found, f"rollout.temperature {best:g}")
         entropy, copies = sampled_entropy(groups), sum(_same_text(g) for g in groups if g.dead)
         solved = float(np.mean([g.pass_rate for g in groups])) > 0.95
         if copies > MOST_DEAD * len(groups) and not solved:
