@@ -239,6 +239,29 @@ def command_sample(
     return 0
 
 
+@app.command(name="serve")
+def command_serve(
+    model: str,
+    *settings: Settings,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    weights: Path | None = None,
+    name: str = "",
+) -> int:
+    """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
+
+    :param model: A folder or hub id.
+    :param host: Where to listen; anything but this machine needs a token, in COVEY_TOKEN.
+    :param port: 0 takes a free one.
+    :param weights: Folder from whose folders new weights are taken while it runs: a run's `sync`.
+    :param name: What callers call the model; the folder's name by default.
+    """
+    from covey.serving.run import serve_http
+
+    serve_http(model, host, port, weights, name, settings)
+    return 0
+
+
 @app.command(name="score")
 def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.

@@ -40,6 +40,8 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("dtype", "refused"),
     ("data.*", "refused"),
     ("lora*", "refused"),
+    ("rollout.sampler.url", "breaks exactness"),
+    ("rollout.sampler.*", "safe"),
     ("rollout.curriculum", "refused"),
     ("rollout.adapt_group_size", "refused"),
     ("algorithm.kl", "refused"),

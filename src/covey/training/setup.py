@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from covey.config.load import Loaded, resolved_yaml
+from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
@@ -15,9 +17,10 @@ from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.learner.process import set_process
 from covey.models.load import device_memory, load_policy
+from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.objective.controllers import first_coefficients
-from covey.prompts import encode, texts_of, unseen_by_model
+from covey.prompts import Prompted, encode, texts_of, unseen_by_model
 from covey.rewards.base import load_rewards
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
@@ -28,7 +31,9 @@ from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
+from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
+from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import load_problems
@@ -69,7 +74,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     run = Run(
         loaded=loaded,
         learner=Learner(policy, config.train, reference),
-        sampler=LocalSampler(policy, config.rollout.max_running, options.faults),
+        sampler=_sampler(policy, config, train_set, options),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
@@ -104,9 +109,25 @@ def connect(run: Run) -> None:
         run.journal.console.fewer_running(running)
         run.journal.event(run.state.step, "out of memory", running=running)
 
+    def servers_changed(what: str) -> None:
+        run.journal.say(what, "yellow")
+        run.journal.event(run.state.step, "sampling server", because=what)
+
     run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
+    if isinstance(run.sampler, RemoteSampler):
+        run.sampler.say, run.sampler.waiting = servers_changed, run.stop.check
+
+
+def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
+    """Servers where the config names some, else this process."""
+    rollout = config.rollout
+    if rollout.sampler is None:
+        return LocalSampler(policy, rollout.max_running, options.faults)
+    sampler, probes = rollout.sampler, [p.tokens for p in prompts]
+    folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
+    return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
 
 
 def plan_memory(run: Run) -> dict[str, int]:
