@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from covey.console import RunConsole, Shown
-from covey.insight.show import prompt_text
+from covey.insight.show import spoken_prompt
 from covey.metrics import console_facts, worries
 from covey.runs.folder import read_numbers
 from covey.runs.rollouts import RolloutLog, read_rollouts
@@ -52,7 +52,7 @@ def most_mixed(log: RolloutLog) -> tuple[str, Shown, Shown]:
     ordered = [sorted(rows, key=lambda r: r["reward"]) for rows in groups]
     worst, *_, best = max(ordered, key=lambda rows: rows[-1]["reward"] - rows[0]["reward"])
     shown = [Shown(row["reward"], row["completion"]) for row in (best, worst)]
-    return prompt_text(best["prompt"]), shown[0], shown[1]
+    return spoken_prompt(best["prompt"]), shown[0], shown[1]
 
 
 if __name__ == "__main__":

@@ -295,6 +295,18 @@ def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     return int(bool(report.findings))
 
 
+@app.command(name="doctor")
+def command_doctor(*, as_json: Json = False) -> int:
+    """Say what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
+    if anything keeps covey from running.
+    """
+    from covey.doctor import diagnose
+
+    found = diagnose()
+    _print(as_json, [d._asdict() for d in found], map(str, found))
+    return int(any(d.verdict == "FAIL" for d in found))
+
+
 @app.command(name="algorithms")
 def command_algorithms(name: str | None = None, *, as_json: Json = False) -> int:
     """List the algorithms axis by axis, or show one: its paper, formulas and YAML."""

@@ -267,6 +267,10 @@ class Config(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Of the weights; auto: float32 on CPU, bfloat16 on GPU."
     )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Of the layers' products on a CPU whose weights are float32; auto: float32.",
+    )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
     threads: int = Field(
         0,

@@ -18,7 +18,7 @@ from covey.objective.diagnostics import sampled_entropy, score_metrics, text_met
 from covey.rewards.scorer import ScoringStats
 from covey.types import Group
 
-GROUP_SIZES = (2, 4, 8, 16, 32, 64)
+SIZES_TOLD = (2, 4, 8, 16, 32, 64)
 BUCKETS = ("0 %", "below 25 %", "25 to 50 %", "50 to 75 %", "above 75 %", "100 %")
 MOST_DEAD = 0.5
 """Of the groups: above it half of the sampling is for nothing."""
@@ -220,7 +220,7 @@ class Preview:
         groups = self.measured.groups
         rate = float(np.mean([g.pass_rate for g in groups]))
         found = f"{now} of the groups of {self.now} tie"
-        enough = [n for n in GROUP_SIZES if n > self.now and self.dead(n).value <= MOST_DEAD]
+        enough = [n for n in SIZES_TOLD if n > self.now and self.dead(n).value <= MOST_DEAD]
         if enough and self.word != "no":
             fewer = f"{found}; of groups of {enough[0]} {self.dead(enough[0])}"
             return Advice(fewer, f"rollout.group_size {enough[0]}")
@@ -239,7 +239,7 @@ class Preview:
     def record(self) -> dict[str, object]:
         """As JSON."""
         groups, forecast = self.measured.groups, self.forecast()
-        sizes = sorted({*GROUP_SIZES, self.now})
+        sizes = sorted({*SIZES_TOLD, self.now})
         texts = [c.text for g in groups for c in g.completions]
         return {
             "can_learn": self.word,
@@ -295,7 +295,7 @@ class Preview:
         yield ""
         yield "group size   dead groups        completions for a live group"
         drawn = min(len(g.completions) for g in groups)
-        for size in sorted({*GROUP_SIZES, self.now}):
+        for size in sorted({*SIZES_TOLD, self.now}):
             price, here = self._price(size), " <- rollout.group_size" if size == self.now else ""
             beyond = " (beyond the samples: by a fitted prior)" if size > drawn else ""
             yield f"{size:>10}   {self.dead(size)!s:<18} {f'{price:.0f}' if price else '-':>5}{here}{beyond}"

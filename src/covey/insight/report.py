@@ -16,7 +16,7 @@ from covey.console import duration, inert
 from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.chart import Line, Panel, chart
-from covey.insight.show import NumberRecords, findings, prompt_text, said_of
+from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
 from covey.insight.verdict import judge_run
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
@@ -136,7 +136,7 @@ def _extremes(stage: Path, step: int) -> dict[str, object] | None:
     shown = (("worst", rows[0]), ("best", rows[-1])) if len(rows) > 1 else (("best", rows[0]),)
     return {
         "title": f"Step {step}, group {number}",
-        "prompt": inert(prompt_text(rows[0]["prompt"])),
+        "prompt": inert(spoken_prompt(rows[0]["prompt"])),
         "completions": [
             (kind, f"{kind}: {inert(said_of(row))}", inert(row["completion"])) for kind, row in shown[::-1]
         ],

@@ -20,7 +20,7 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, recorded_settings, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
-Record = Mapping[str, object]
+ShownRecord = Mapping[str, object]
 NumberRecords = Sequence[Mapping[str, float]]
 TABLE_ROWS = 12
 """Steps of a run that its table shows, evenly spread."""
@@ -33,11 +33,11 @@ TABLE = {
     "entropy": "entropy/sampled",
     "loss": "loss",
 }
-PROMPT = 40
+PROMPT_SHOWN = 40
 """Characters of a prompt in the list of groups."""
 
 
-def show_run(folder: Path) -> tuple[Record, list[str]]:
+def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     """What a run is, how it went, what stands out. As JSON, and for people."""
     stage = last_stage(folder)
     settings = recorded_settings(stage) or {}
@@ -76,7 +76,7 @@ def findings(stage: Path) -> list[str]:
     return [str(remark) for remark in explain_run(stage)[-1]]
 
 
-def _finding(record: Record) -> str:
+def _finding(record: ShownRecord) -> str:
     remedies = " or ".join(str(record[k]) for k in ("remedy", "advice") if record.get(k))
     said = f"step {record['step']}: {record.get('sentence', '')}"
     return f"{said}. Try: {remedies}" if remedies else said
@@ -105,7 +105,7 @@ def _table(metrics: NumberRecords) -> Iterator[str]:
         yield " ".join((f"{record['step']:>9.0f}", *cells))
 
 
-def show_step(folder: Path, step: int) -> tuple[Record, list[str]]:
+def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     """The groups of a step, those whose rewards differ the most first."""
     stage = last_stage(folder)
     log = read_rollouts(stage, step)
@@ -118,7 +118,7 @@ def show_step(folder: Path, step: int) -> tuple[Record, list[str]]:
         mean = f"{row.mean:.3g}" if row.mean is not None else "-"
         bars = "".join(_bar(r, low, high) for r in row.rewards)
         kind = "dead" if not row.spread else "" if row.trained else "filtered"
-        prompt = " ".join(row.prompt.split())[:PROMPT]
+        prompt = " ".join(row.prompt.split())[:PROMPT_SHOWN]
         lines.append(f"{row.group:>5} {mean:>7} {row.tokens:>6.0f}  {bars:<17}{kind:<9}{prompt}")
     record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]
@@ -142,7 +142,7 @@ def _row(log: RolloutLog, number: int) -> _Row:
     return _Row(
         group=number,
         problem=rows[0]["problem"],
-        prompt=prompt_text(rows[0]["prompt"]),
+        prompt=spoken_prompt(rows[0]["prompt"]),
         trained=rows[0]["trained"],
         rewards=[r["reward"] for r in rows],
         mean=float(np.mean(known)) if known else None,
@@ -151,7 +151,7 @@ def _row(log: RolloutLog, number: int) -> _Row:
     )
 
 
-def show_group(folder: Path, step: int, number: int) -> tuple[Record, list[str]]:
+def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:
     """The prompt of a group and its completions, the best first, with what every reward said."""
     stage = last_stage(folder)
     log = read_rollouts(stage, step)
@@ -160,7 +160,7 @@ def show_group(folder: Path, step: int, number: int) -> tuple[Record, list[str]]
     rows = [log.rows[place] for place in log.groups[number]]
     rows.sort(key=lambda r: -np.inf if r["reward"] is None else r["reward"], reverse=True)
     lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
-    lines += _indented(prompt_text(rows[0]["prompt"]), "  > ")
+    lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")
     for row in rows:
         lines += ["", f"sample {row['sample']}: {said_of(row)}"]
         lines += _indented(row["completion"], "  | ")
@@ -188,7 +188,7 @@ def _indented(text: str, before: str) -> list[str]:
     return [before + line for line in text.splitlines() or [""]]
 
 
-def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
+def spoken_prompt(prompt: str | Sequence[Mapping[str, object]]) -> str:
     """A prompt as text: of a chat the system message and the last of the user."""
     system, text = last_turn(prompt)
     return f"{system}\n{text}" if system else text

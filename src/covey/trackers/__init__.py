@@ -36,7 +36,7 @@ class Tracker(Protocol):
         """Nothing more comes."""
 
 
-class Open(Protocol):
+class OpenTracker(Protocol):
     """``begin_...`` of a file here: the tracker of a run; ``first`` is the step it begins or goes on with."""
 
     def __call__(self, run: Path, settings: Mapping[str, object], first: int) -> Tracker:
@@ -52,7 +52,7 @@ def check_tracker(name: str | None) -> None:
         )
 
 
-def named(name: str) -> Open:
+def named(name: str) -> OpenTracker:
     """What begins a tracker."""
     return getattr(importlib.import_module(f"covey.trackers.to_{name}"), f"begin_{name}")
 
