@@ -150,7 +150,7 @@ class Run:
                 config.seed,
                 partial(self.on_sample, what="evaluating"),
             )
-        self.journal.folder.append("evals.jsonl", {"step": self.state.step, **result.record()})
+        self.journal.held_out(self.state.step, result)
         return result
 
     def evaluation_at(self, step: int) -> Evaluation:
