@@ -48,6 +48,8 @@ class Batch:
     ref_logprobs: Tensor | None = None
     selected: Tensor | None = None
     noise: Tensor | None = None
+    origin: Tensor | None = None
+    """(N,) int64: each one's place in the rollout batch it was collated in."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
 
@@ -114,6 +116,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         mask=mask,
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
+        origin=torch.arange(len(completions)),
         sampling_masks=masks or None,
     )
 

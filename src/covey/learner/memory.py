@@ -5,13 +5,15 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
-from covey.models.policy import Policy
+
+if TYPE_CHECKING:
+    from covey.models.policy import Policy
 
 USABLE = 0.9
 """Share of the memory that a run is planned to fill."""
