@@ -13,7 +13,7 @@ from covey.kernels.calls import LANES, WIDEST_HEAD, available, by_torch, call
 from covey.models.flex import FlexOps
 from covey.models.linear import FusedLinear, weight_gradient
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
-from covey.models.ops import Attention, Activation, Heads, Norm, Ops, Rotation, Sequences, TorchOps
+from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
 
 
