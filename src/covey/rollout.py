@@ -19,7 +19,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
-from covey.rewards.canaries import ask_canaries, count_failures
+from covey.rewards.canaries import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.groups import with_label_noise
 from covey.rewards.scorer import Scorer, ScoringStats
 from covey.rng import key, permutation
@@ -116,6 +116,7 @@ class Rollouts:
             "rollout/reward_calls": float(scorer.calls),
             "rollout/scored": float(scorer.completions),
             **_kept_tokens(groups),
+            **paid_elsewhere(scorer, groups),
             **(difficulty.metrics() if self._remembers else {}),
         }
         after = {

@@ -214,8 +214,8 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
         "text/reflection/correct": _mean(every[correct]),
         "text/reflection/incorrect": _mean(every[~correct]),
         **{f"text/reflection/{kind}": _mean(found) for kind, found in signs.items()},
-        "text/mixed_scripts": _mean(np.array([_mixes_scripts(t) for t in texts])),
-        "text/repetition": _mean(np.array([_repetition(t) for t in texts])),
+        "text/mixed_scripts": _mean(np.array([mixes_scripts(t) for t in texts])),
+        "text/repetition": _mean(np.array([repeated_windows(t) for t in texts])),
         "text/duplicates": 1 - len(set(texts)) / max(len(texts), 1),
     }
 
@@ -229,13 +229,14 @@ def _std(values: np.ndarray) -> float:
     return float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
 
 
-def _mixes_scripts(text: str) -> bool:
+def mixes_scripts(text: str) -> bool:
+    """Whether a text has Latin words and another script."""
     latin = bool(re.search(r"[a-zA-Z]{2}", text))
     other = bool(re.search(r"[\u0400-\u04ff\u0590-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]", text))
     return latin and other
 
 
-def _repetition(text: str) -> float:
+def repeated_windows(text: str) -> float:
     """Fraction of four-word windows that occurred before."""
     words = text.split()
     windows = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
