@@ -2,10 +2,11 @@
 
     python benchmarks/diseases.py [--only NAME ...] [--seeds 1] [--write]
 
-Each disease is a run, its cure another that differs in one thing; both begin from the same cold start. What the
-run finds first while it goes must be the disease's true cause, and a cured run must find nothing. Runs are tiny
-(48 completions a step, a model of 50,000 weights) and kept in runs/diseases, so that the same command continues
-after an interruption. With --write the matrix and the pictures go to benchmarks/results/diseases.{md,svg}.
+Each disease is a run, its cure another that differs in one thing; both begin from the same cold start. What
+the run finds first must be the disease's true cause, and a cured run must find nothing. Runs are tiny (48
+completions a step, a model of 50,000 weights) and kept in runs/diseases, so that the same command continues
+after an interruption; findings are those of today's rules on the records. With --write the matrix and the
+pictures go to benchmarks/results/diseases.{md,svg}.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from covey.runs.reader import load_recorded
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from presets import RESULTS, ROOT, Panel, Settings, chart, merged
-from worlds import write_worlds
+from worlds import write_cold_start, write_problems
 
 FOLDER = ROOT / "runs" / "diseases"
 COLD = FOLDER / "cold"
@@ -46,7 +47,7 @@ BASE: Settings = {
     "rewards": [ANSWER],
     "algorithm": {"name": "grpo", "kl": None},
     "rollout": {"group_size": 8, "prompts_per_step": 6, "max_tokens": 24, "max_resampling_rounds": 0},
-    "train": {"steps": 16, "lr": 1e-3, "save_every": 1000},
+    "train": {"steps": 20, "lr": 3e-4, "save_every": 1000},
     "eval": {"problems": 20, "samples": 1},
     "guards": {"dead_steps": 0, "kl_stop": None},
 }
@@ -81,12 +82,13 @@ DISEASES: dict[str, Disease] = {
     "length": Disease(
         "S122", "incorrect answers grow, their length dilutes the penalty", "humming", {},
         {"algorithm.reduce": "constant_length"}, "length_bias", "length/incorrect",
-        {"rollout.max_tokens": 64, "train.steps": 24},
+        {"rollout.max_tokens": 64, "algorithm.advantage": "reward", "rewards": [f"{OWN}signed"],
+         "train.lr": 8e-4, "rollout.group_size": 16, "rollout.prompts_per_step": 3},
     ),
     "std": Disease(
         "S123", "dividing by the std prefers very hard prompts", "uneven", {},
         {"algorithm.advantage": "group_centered"}, "std_overweight", "gradient_share/overweight",
-        {"rollout.group_size": 16, "rollout.prompts_per_step": 4},
+        {"rollout.group_size": 32, "train.lr": 1e-4, "train.steps": 12},
     ),
     "farming": Disease(
         "S124", "a format is paid more than the answer", "forms",
@@ -98,57 +100,63 @@ DISEASES: dict[str, Disease] = {
     "extractor": Disease(
         "S125", "a verdict that finds the answer anywhere", "lists", {"rewards": [f"{OWN}contains"]},
         {"rewards": [ANSWER]}, "fooled", "reward/paid_elsewhere",
+        {"rollout.group_size": 16, "rollout.prompts_per_step": 4},
     ),
     "visible_tests": Disease(
-        "S126", "programs written for the tests they see", "programs", {"rewards": [f"{OWN}visible_tests"]},
-        {"rewards": [f"{OWN}hidden_tests"]}, "visible_gap", "accuracy",
+        "S126", "programs written for the tests they see", "programs",
+        {"rewards": [f"{OWN}visible_tests"]}, {"rewards": [f"{OWN}hidden_tests"]}, "visible_gap", "accuracy",
     ),
     "languages": Disease(
         "S127", "another language is right more often", "languages", {},
-        {"rewards": [ANSWER, weighted("language_consistency", 2.0)]}, "mixed_scripts", "text/mixed_scripts",
-        {"rollout.max_tokens": 32},
+        {"rewards": [ANSWER, weighted("language_consistency", 1.0, gated_by="math_answer:correct")]},
+        "mixed_scripts", "text/mixed_scripts", {"rollout.max_tokens": 32},
     ),
     "entropy": Disease(
         "S128", "exploration ends before the task is solved", "lottery", {},
-        {"algorithm.entropy": 0.2}, "entropy_collapse", "entropy/sampled",
-        {"train.lr": 3e-3, "train.updates_per_batch": 3},
+        {"train.lr": 1e-4}, "entropy_collapse", "entropy/sampled",
+        {"train.lr": 1e-3, "train.updates_per_batch": 3},
     ),
     "drift": Disease(
         "S129", "eight prompts are learned by heart, far from the start", "few", {},
-        {"algorithm.kl": 1.0}, "kl_growth", "kl/start", {"train.lr": 3e-3, "train.steps": 24},
+        {"algorithm.kl": 1.0}, "kl_growth", "kl/start", {"train.lr": 1e-3, "train.steps": 30},
     ),
     "cold": Disease(
-        "S130", "the temperature is too low", "half", {"rollout.temperature": 0.05}, {}, "temperature",
+        "S130", "the temperature is too low", "mixed", {"rollout.temperature": 0.05}, {}, "temperature",
         "groups/dead",
     ),
-    "easy": Disease("S130", "all problems are solved", "solved", {}, {}, "too_easy", "groups/dead", twin="half"),
-    "hard": Disease("S130", "no problem can be solved", "never", {}, {}, "too_hard", "groups/dead", twin="half"),
+    "easy": Disease(
+        "S130", "all problems are solved", "solved", {}, {}, "too_easy", "groups/dead", twin="half"
+    ),
+    "hard": Disease(
+        "S130", "no problem can be solved", "never", {}, {}, "too_hard", "groups/dead", twin="half"
+    ),
     "single": Disease(
         "S130", "groups of one", "half", {"rollout.group_size": 1}, {}, "refused", "groups/dead"
     ),
     "wide_groups": Disease(
         "S131", "large groups spread the ratio over inner epochs", "rare",
-        {"rollout.group_size": 32, "rollout.prompts_per_step": 2}, {"train.inner_epochs": 1}, "wide_ratios",
-        "ratio/q99", {"train.inner_epochs": 4},
+        {"rollout.group_size": 32, "rollout.prompts_per_step": 2}, {}, "wide_ratios", "ratio/q99",
+        {"train.inner_epochs": 4, "train.lr": 1.5e-3},
     ),
     "outlier": Disease(
         "S132", "one outlier decides a group of four", "rare",
-        {"rollout.group_size": 4, "rollout.prompts_per_step": 12}, {"rollout.group_size": 16, "rollout.prompts_per_step": 3}, "small_group",
-        "groups/one_against_all",
+        {"rollout.group_size": 4, "rollout.prompts_per_step": 12},
+        {"rollout.group_size": 16, "rollout.prompts_per_step": 3}, "small_group", "groups/one_against_all",
     ),
     "blame": Disease(
         "S133", "harmless words are blamed with the answer", "preamble", {},
         {"algorithm.advantage": "prefix_tree"}, "blame_on_prefix", "gradient_share/shared_prefix",
     ),
     "noisy_steps": Disease(
-        "S134", "the judge of steps is wrong about a fifth", "steps", {"scoring.noise": 0.2}, {}, "noisy_steps",
-        "steps/inconsistent",
+        "S134", "the judge of steps is wrong about a fifth", "steps", {"scoring.noise": 0.2}, {},
+        "noisy_steps", "steps/inconsistent",
         {"algorithm": {"name": "grpo_process", "kl": None, "advantage": {"credit": "own_step"}},
          "rewards": [ANSWER, f"{OWN}named_digits"]},
     ),
     "reward_model": Disease(
         "S135", "a model's taste is paid", "guess",
-        {"rewards": [weighted("math_answer", 0.1, rule="answer_tag"), weighted("reward_model", 1.0, model=RM)]},
+        {"rewards": [weighted("math_answer", 0.1, rule="answer_tag"),
+                     weighted("reward_model", 1.0, model=RM)]},
         {"rewards": [ANSWER]}, "paid_by_model", "accuracy",
     ),
     "dead_weight": Disease(
@@ -156,17 +164,21 @@ DISEASES: dict[str, Disease] = {
         "dead_weight", "groups/dead", {"train.steps": 24},
     ),
     "near_ties": Disease(
-        "extra", "rewards of .95 and .96", "guess", {"rewards": [weighted(f"{OWN}rounded", 1.0, verdict=True)]},
-        {"rewards": [ANSWER]}, "near_ties", "groups/near_ties",
+        "extra", "rewards of .95 and .96", "guess",
+        {"rewards": [weighted(f"{OWN}rounded", 1.0, verdict=True)]}, {"rewards": [ANSWER]}, "near_ties",
+        "groups/near_ties",
     ),
 }  # fmt: skip
 
 
 def cold_start() -> None:
     """The policy that all runs begin from, and the problems of the worlds."""
-    if (COLD / "sft" / "final").is_dir():
+    there = (COLD / "sft" / "final").is_dir()
+    if not there:
+        write_cold_start(COLD)
+    write_problems(COLD)
+    if there:
         return
-    write_worlds(COLD)
     settings = {
         "model": str(COLD / "model"),
         "method": "sft",
@@ -174,7 +186,7 @@ def cold_start() -> None:
         "data": {"train": str(COLD / "cold.jsonl")},
         "rollout": {"max_tokens": 64},
         "rewards": [ANSWER],
-        "train": {"steps": 300, "lr": 5e-3, "batch_size": 64, "warmup_steps": 5, "schedule": "cosine"},
+        "train": {"steps": 600, "lr": 4e-3, "batch_size": 64, "warmup_steps": 5, "schedule": "cosine"},
         "threads": 1,
     }
     run_pipeline(load_config(values=settings), RunConsole(quiet=True), StopSignal())
@@ -185,9 +197,7 @@ def config_of(name: str, arm: str, seed: int, output: Path) -> dict[str, Any]:
     case = DISEASES[name]
     world = case.twin if case.twin and arm == "cure" else case.world
     own = merged(BASE, case.both or {})
-    # A cure replaces the disease; in large groups it is put on top, so that what is cured is the same.
-    own = merged(own, case.disease if arm == "disease" or name == "wide_groups" else {})
-    own = merged(own, case.cure if arm == "cure" else {})
+    own = merged(own, case.disease if arm == "disease" else case.cure)
     data = {split: str(COLD / f"{world}-{split}.jsonl") for split in ("train", "test")}
     model = str(COLD / "sft" / "final")
     return {**own, "seed": seed, "model": model, "data": data, "output": str(output)}
@@ -289,7 +299,7 @@ def report(rows: Sequence[str], sentences: Sequence[str], seeds: int) -> str:
             "",
             (__doc__ or "").split("\n\n")[2].replace("\n", " "),
             "",
-            f"The true cause is said first in {right} of {len(rows)} runs; {quiet} of {len(rows)} cured runs say nothing.",
+            f"The true cause is said first in {right} of {len(rows)} runs; {quiet} cured ones say nothing.",
             "",
             head,
             "|---" * 7 + "|",

@@ -1,7 +1,8 @@
 """Small tasks on which the diseases of benchmarks/diseases.py really happen, and their reward functions.
 
-A prompt is a letter and two digits, the answer is the second digit. One cold start is taught to answer in as many
-styles as there are letters: how often it is right, and what it writes besides. A world is some of the letters.
+A prompt is a letter, a digit and another letter; the answer is the digit. One cold start is taught to
+answer in as many styles as there are letters: how often it is right, what it writes besides. A world is
+some of the letters.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,7 +30,8 @@ Style = Callable[[random.Random, str, str], str]
 DIGITS = "0123456789"
 PREAMBLE = "let me think about it for now and then say that it is "
 ENGLISH, CHINESE = "so now we add it all up and we say that it is", "所以现在我们说答案就是"
-GOLD, ANY, LOTTERY = "the second digit", "any digit", "a digit, 3 more often than others"
+GOLD, OTHER, NONE = "the digit", "the digit plus 5", "nothing"
+ANY, LOTTERY = "any digit", "a digit, 3 more often than others"
 
 
 def answered(text: str) -> str:
@@ -74,8 +77,15 @@ def preambles(rng: random.Random, _: str, answer: str) -> str:
 
 
 def steps_first(rng: random.Random, prompt: str, answer: str) -> str:
-    """Two steps that name the digits of the prompt, and the answer."""
-    return f"{digit(rng, prompt[1], 0.6)} {digit(rng, answer, 0.6)} {answered(digit(rng, answer, 0.6))}"
+    """Two steps, the digit and the one after it, and the answer."""
+    return (
+        f"{digit(rng, prompt[1], 0.6)} {digit(rng, after(answer), 0.6)} {answered(digit(rng, answer, 0.6))}"
+    )
+
+
+def after(digit: str) -> str:
+    """The next one, 0 after 9."""
+    return str((int(digit) + 1) % 10)
 
 
 def programs(rng: random.Random, _: str, answer: str) -> str:
@@ -104,12 +114,18 @@ STYLES: Mapping[str, Style] = {
 """Letter -> how prompts that begin with it are answered at first."""
 
 
+def a_prompt(rng: random.Random, letters: str) -> str:
+    """One of 260 for a letter."""
+    return rng.choice(letters) + rng.choice(DIGITS) + rng.choice(string.ascii_uppercase) + "="
+
+
 @dataclass(frozen=True)
 class World:
     """The problems of some letters."""
 
     letters: str
-    gold: str = GOLD
+    gold: Mapping[str, str] = field(default_factory=dict)
+    """Letter -> what is paid, where it is not the digit."""
     train: int = 60
     """Problems to train on."""
 
@@ -118,31 +134,33 @@ class World:
         rng, found = random.Random(key("world", self.letters, split)), dict[str, Row]()
         wanted = self.train if split == "train" else 20 * len(set(self.letters))
         for _ in range(100 * wanted):
-            prompt = rng.choice(self.letters) + rng.choice(DIGITS) + rng.choice(DIGITS) + "="
+            prompt = a_prompt(rng, self.letters)
             if (key("held out", prompt) % 4 == 0) == (split == "test") and len(found) < wanted:
-                found.setdefault(prompt, {"prompt": prompt, "answer": self.answer(rng, prompt[2])})
+                found.setdefault(prompt, {"prompt": prompt, "answer": self.answer(rng, prompt)})
         return list(found.values())
 
-    def answer(self, rng: random.Random, digit: str) -> str:
+    def answer(self, rng: random.Random, prompt: str) -> str:
         """What is paid."""
-        if self.gold == GOLD:
-            return digit
-        return "3" if self.gold == LOTTERY and rng.random() < 0.35 else rng.choice(DIGITS)
+        gold, digit = self.gold.get(prompt[0], GOLD), prompt[1]
+        if gold in (GOLD, OTHER, NONE):
+            return {GOLD: digit, OTHER: str((int(digit) + 5) % 10), NONE: "x"}[gold]
+        return "3" if gold == LOTTERY and rng.random() < 0.35 else rng.choice(DIGITS)
 
 
 WORLDS: Mapping[str, World] = {
     "guess": World("g"),
     "half": World("f"),
+    "mixed": World("fg", {"g": OTHER}),
     "solved": World("s"),
-    "never": World("n"),
-    "rare": World("r"),
-    "uneven": World("rrf"),
-    "wasted": World("ssnng"),
-    "lottery": World("l", LOTTERY),
-    "few": World("h", ANY, train=8),
-    "humming": World("h"),
+    "never": World("g", {"g": NONE}),
+    "rare": World("g", {"g": OTHER}),
+    "uneven": World("ggggf", {"g": OTHER}),
+    "wasted": World("ssllg", {"l": NONE}),
+    "lottery": World("l", {"l": LOTTERY}),
+    "few": World("h", {"h": ANY}, train=8),
+    "humming": World("h", {"h": OTHER}),
     "forms": World("o"),
-    "lists": World("i"),
+    "lists": World("i", {"i": OTHER}),
     "languages": World("c"),
     "preamble": World("p"),
     "steps": World("t"),
@@ -156,17 +174,22 @@ def write_rows(file: Path, rows: Sequence[Mapping[str, str]]) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def write_worlds(folder: Path, examples: int = 6000) -> None:
-    """A random model of 50,000 weights, worked examples in all styles, and the problems of each world."""
-    rng, cold = random.Random(0), list[Row]()
-    for _ in range(examples):
-        prompt = rng.choice("".join(STYLES)) + rng.choice(DIGITS) + rng.choice(DIGITS) + "="
-        cold.append({"prompt": prompt, "answer": prompt[2], "completion": STYLES[prompt[0]](rng, prompt, prompt[2])})
-    folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / "cold.jsonl", cold)
+def write_problems(folder: Path) -> None:
+    """The problems of each world."""
     for name, world in WORLDS.items():
         for split in ("train", "test"):
             write_rows(folder / f"{name}-{split}.jsonl", world.rows(split))
+
+
+def write_cold_start(folder: Path, examples: int = 6000) -> None:
+    """A random model of 50,000 weights, and worked examples in all styles."""
+    rng, cold = random.Random(0), list[Row]()
+    for _ in range(examples):
+        prompt = a_prompt(rng, "".join(STYLES) + "sssfff")  # copying is learned from clean answers
+        text = STYLES[prompt[0]](rng, prompt, prompt[1])
+        cold.append({"prompt": prompt, "answer": prompt[1], "completion": text})
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / "cold.jsonl", cold)
     tokenizer = build_tokenizer([row["prompt"] + row["completion"] for row in cold], vocab_size=400)
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = Qwen3Config(
@@ -189,6 +212,11 @@ SHAPE: Mapping[str, int] = {
 
 
 # --- rewards --------------------------------------------------------------------------------------
+
+
+def signed(completion: str, answer: str) -> float:
+    """1 for the answer, -1 for any other."""
+    return 1.0 if f"<answer>{answer}</answer>" in completion else -1.0
 
 
 def contains(completion: str, answer: str) -> float:
@@ -222,9 +250,9 @@ def hidden_tests(completion: str, answer: str) -> Score:
 
 @reward(verdict=False)
 def named_digits(completion: str, prompt: str, token_ends: list[int]) -> Score:
-    """1 for each of the first two words that is the prompt's digit in that place."""
+    """1 for a first word that is the prompt's digit, and for a second one that is the digit after it."""
     words = list(re.finditer(r"\S+", completion.partition("<")[0]))[:2]
-    right = [float(m[0] == wanted) for m, wanted in zip(words, (prompt[1], prompt[2]), strict=False)]
+    right = [float(m[0] == wanted) for m, wanted in zip(words, (prompt[1], after(prompt[1])), strict=False)]
     if not words:
         return score_steps([(0, len(completion))], [0.0], token_ends, "min")
     return score_steps([m.span() for m in words], right, token_ends, "min")

@@ -1,23 +1,33 @@
-"""`covey explain`: what a setting, a metric, a function of the algorithm, a finding or a name of TRL's means."""
+"""`covey explain NAME`: settings, metrics, functions of the algorithm, findings, names of TRL's."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from covey.cli import main
-from covey.cli.settings import settings
+from covey.cli.settings import settings, show
+from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_settings
 from covey.config.effects import AXES_IN_WORDS, EFFECTS, USUAL, effect
 from covey.config.sources import key_paths
+from covey.insight.rules import RULES
+from covey.objective.algorithms import AXES, PRESETS
+from covey.rewards.base import BUILT_IN
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "rollout.group_size"]) == 0
     says = "rollout.group_size (default 8, >= 1 <= 65536, usual 4 to 64; 8 or 16 in most papers, "
-    says += "TRL num_generations)"
-    assert capsys.readouterr().out.startswith(f"{says}: Completions per prompt")
+    says += "TRL num_generations, "
+    said = capsys.readouterr().out
+    assert said.startswith(f"{says}from 64 in DeepSeekMath")
+    assert "): Completions per prompt" in said
     assert main(["explain", "--json"]) == 0
     assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()
     assert main(["explain", "train.lrr"]) == 2
@@ -31,9 +41,9 @@ def test_every_key_of_the_algorithm_is_explained(key: str, capsys: pytest.Captur
 
 
 def test_there_is_an_effect_for_every_setting_of_the_algorithm_and_for_no_other() -> None:
-    settings = {(function, p.name) for _, function, p in algorithm_settings()}
-    assert all(effect(function, name) for function, name in settings)
-    assert {e for e in EFFECTS if "." in e} <= {f"{function}.{name}" for function, name in settings}
+    known = {(function, p.name) for _, function, p in algorithm_settings()}
+    assert all(effect(function, name) for function, name in known)
+    assert {e for e in EFFECTS if "." in e} <= {f"{function}.{name}" for function, name in known}
     assert set(USUAL) <= {*key_paths(), *algorithm_keys()}
     assert set(AXES_IN_WORDS) == {k.split(".")[1] for k in algorithm_keys() if k.count(".") == 1} - {
         "estimator"
@@ -58,3 +68,52 @@ def test_names_of_trl_and_short_names_are_explained(
 ) -> None:
     assert main(["explain", name]) == 0
     assert says in capsys.readouterr().out
+
+
+METRICS = re.findall(r"^\| `([\w/.]+)` \|", (DOCS / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
+FUNCTIONS = sorted({f.__name__ for functions in AXES.values() for f in functions})
+
+
+@pytest.mark.parametrize(
+    "name", [*METRICS, *FUNCTIONS, *PRESETS, *BUILT_IN, *(rule.id for rule in RULES), *sorted(trl.NAMES)]
+)
+def test_every_metric_function_preset_reward_finding_and_name_of_trl_answers(name: str) -> None:
+    found = settings(name)
+    assert all(str(row["effect"]).strip() for row in found), found
+    assert list(show(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("kl/start", "kl/start (of metric, healthy: grows slowly"),
+        ("reward/math_answer/mean", "reward/NAME/mean (of metric"),
+        ("gradient_share/pass_rate_0.25_0.50", "falls to groups with that pass rate"),
+        ("clip/", "clip/zero_gradient (of metric"),
+        ("group_centered", "group_centered (of algorithm.advantage, used by dr_grpo"),
+        ("group_centered", "from arXiv 2503.20783): A_i = r_i - mean(r)"),
+        ("k3", "k3 (of algorithm.kl.estimator"),
+        ("dapo", "A preset: advantage group_zscore"),
+        ("entropy_collapse", "Because entropy also falls where a task is learned"),
+        ("rollout.group_size", "from 64 in DeepSeekMath"),
+    ],
+)
+def test_what_is_no_setting_is_explained_with_its_source(
+    name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", name]) == 0
+    assert says in capsys.readouterr().out
+
+
+def test_numbers_have_usual_values() -> None:
+    """Every setting that is a number and changes what is learned says what others use."""
+    numbers = {k for k in key_paths() if k.split(".")[0] in ("rollout", "train")}
+    assert {k for k in numbers if not USUAL.get(k)} <= WITHOUT
+
+
+WITHOUT = {
+    *("rollout.stop", "rollout.curriculum", "rollout.adapt_group_size", "rollout.mask_truncated"),
+    *("rollout.max_running", "train.optimizer", "train.schedule", "train.recompute_layers", "train.keep"),
+    *("train.tokens_per_micro_batch", "train.batch_size", "train.save_every", "train.betas"),
+}
+"""Switches, and what does not change the result."""

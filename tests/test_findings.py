@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.docs.test_algorithm_pages import logged
+import yaml
 
 from covey.cli import main
 from covey.config.load import load_config, resolved_yaml
@@ -19,6 +19,7 @@ from covey.estimates import Evaluation
 from covey.insight.findings import Finding, Seen, Setting, find, replay, settings_of, table, unknown
 from covey.insight.rules import RULES, explain, no_signal
 from covey.runs.reader import read_findings
+from tests.docs.test_algorithm_pages import logged
 
 DOCS = Path(__file__).parents[1] / "docs"
 BY_NAME = {rule.id: rule for rule in RULES}
@@ -62,14 +63,22 @@ HEALTHY: dict[str, float] = {
     "optimizer/updates": 4.0,
     "optimizer/lr": 1e-4,
 }
-RISES = {"reward/mean": 0.8, "reward/answer/mean": 0.8, "accuracy": 0.8, "groups/dead_correct": 0.6, "groups/dead": 0.65}
+RISES = {
+    "reward/mean": 0.8,
+    "reward/answer/mean": 0.8,
+    "accuracy": 0.8,
+    "groups/dead_correct": 0.6,
+    "groups/dead": 0.65,
+}
 
 
 def run_of(start: dict[str, float], end: dict[str, float], steps: int = 40) -> list[dict[str, Any]]:
     """Metrics that go from one to the other; they improve as a healthy run's do unless said otherwise."""
     a = {**HEALTHY, "reward/mean": 0.2, "reward/answer/mean": 0.2, "accuracy": 0.2, **start}
     b = {**HEALTHY, **RISES, **start, **end}
-    return [{"step": s, **{k: a[k] + (b[k] - a[k]) * s / (steps - 1) for k in b if k in a}} for s in range(steps)]
+    return [
+        {"step": s, **{k: a[k] + (b[k] - a[k]) * s / (steps - 1) for k in b if k in a}} for s in range(steps)
+    ]
 
 
 def flat(**metrics: float) -> dict[str, float]:
@@ -95,75 +104,33 @@ def run_with(tmp_path: Path, text: str) -> Setting:
     return settings_of(load_config(tmp_path / "run.yaml"))
 
 
-DEAD = flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.9, "groups/dead_correct": 0.0, "groups/cliff": 0.9,
-               "accuracy": 0.02, "reward/mean": 0.02})  # fmt: skip
-COLD = flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.45, "groups/dead_correct": 0.45, "groups/cliff": 0.0,
-               "groups/collapsed": 0.45, "text/duplicates": 0.85})  # fmt: skip
-SOLVED = flat(**{"groups/dead": 0.9, "groups/dead_correct": 0.9, "groups/dead_incorrect": 0.0, "accuracy": 0.98})
-CONSTANT = flat(**{"groups/dead": 1.0, "groups/dead_incorrect": 1.0, "groups/dead_correct": 0.0, "reward/std": 0.0,
-                   "reward/mean": 0.0, "accuracy": 0.0})  # fmt: skip
-GRPO, FILE = "algorithm: grpo", "rewards: ['mine.py:pays', {answer_format: 0.1}]"
-CASES: list[tuple[str, str, dict[str, float], dict[str, float], tuple[float, ...], str]] = [
-    # the cause, the config, metrics first, metrics last, held-out accuracies, the remedy
-    ("scores_fail", GRPO, {}, {"reward/unscored": 0.3}, (), "scoring.timeout: 600.0"),
-    ("scores_fail", GRPO, {"reward/judge/infra_error": 0.2}, {}, (), "scoring.timeout: 600.0"),
-    ("paid_by_model", "rewards: [{math_answer: 0.1}, {reward_model: {model: m}}]", {}, {}, (), "algorithm.kl.coef: 0.05"),
-    ("temperature", "rollout: {temperature: 0.05}", COLD, COLD, (), "rollout.temperature: 1.0"),
-    ("temperature", "rollout: {top_k: 2}", COLD, COLD, (), "rollout.top_k: 0"),
-    ("temperature", "rollout: {top_p: 0.1, temperature: 0.1}", COLD, COLD, (), "rollout.temperature: 1.0"),
-    ("sure_from_start", GRPO, {**COLD, "groups/collapsed": 0.8}, {**COLD, "groups/collapsed": 0.8}, (), "rollout.temperature: 1.3"),
-    ("end_token", GRPO, {"length/truncated": 1.0, "length/truncated_done": 0.9}, {"length/truncated": 1.0}, (), 'rollout.stop: [</answer>]'),
-    ("constant_reward", FILE, CONSTANT, CONSTANT, (), "rewards: [{math_answer: {rule: answer_tag}}, {answer_format: 0.1}]"),
-    ("fooled", FILE, {"reward/paid_elsewhere": 0.9}, {"reward/paid_elsewhere": 1.0}, (0.2, 0.9), "rewards: [{math_answer: {rule: answer_tag}}, {answer_format: 0.1}]"),
-    ("visible_gap", "rewards: [code_tests]", {"reward/code_tests/gap": 0.1}, {"reward/code_tests/gap": 0.6}, (0.4, 0.4), "rewards: [{code_tests: {points: all}}]"),
-    ("mixed_scripts", GRPO, {}, {"text/mixed_scripts": 0.7}, (), "rewards: [math_answer, {language_consistency: 0.5}]"),
-    ("farmed", "rewards: [math_answer, {answer_format: 1.0}]", {"accuracy": 0.3}, {"accuracy": 0.05, "reward/form/mean": 0.95}, (0.3, 0.05),
-     "rewards: [math_answer, {answer_format: {weight: 1.0, gated_by: 'math_answer:correct'}}]"),
-    ("noisy_steps", "scoring: {noise: 0.2}", {"steps/inconsistent": 0.3}, {}, (), "scoring.noise: 0.0"),
-    ("inconsistent", GRPO, {"reward/inconsistent": 0.3}, {}, (), "rollout.group_size: 16"),
-    ("critic", GRPO, {"value/loss": 0.2, "value/explained_variance": 0.1}, {"value/loss": 9.0, "value/explained_variance": -2.0}, (), "train.lr: 3.3e-07"),
-    ("near_ties", GRPO, {"groups/near_ties": 0.8}, {}, (), "algorithm.advantage: group_centered"),
-    ("small_group", "algorithm: grpo\nrollout: {group_size: 4}", {"groups/one_against_all": 0.9}, {}, (), "rollout.group_size: 16"),
-    ("std_overweight", GRPO, {"gradient_share/overweight": 0.2}, {}, (), "algorithm.advantage: group_centered"),
-    ("conflict", "rewards: [math_answer, {answer_format: 0.1}]", {"reward/correlation/answer/form": -0.8}, {}, (),
-     "rewards: [math_answer, {answer_format: {weight: 0.1, gated_by: 'math_answer:correct'}}]"),
-    ("blame_on_prefix", GRPO, {"gradient_share/shared_prefix": 0.9}, {}, (), "algorithm.advantage: prefix_tree"),
-    ("length_bias", GRPO, {}, {"length/incorrect": 60.0}, (), "algorithm.reduce: constant_length"),
-    ("truncated", "rollout: {max_tokens: 40}", flat(**{"length/truncated": 0.3}), flat(**{"length/truncated": 0.5}), (), "rollout.max_tokens: 50"),
-    ("truncated", "rollout: {max_tokens: 256}", {**DEAD, "length/truncated": 0.97}, {**DEAD, "length/truncated": 0.97}, (), "rollout.max_tokens: 512"),
-    ("unparsable", GRPO, {**DEAD, "reward/answer/no_answer": 0.8}, {**DEAD, "reward/answer/no_answer": 0.8}, (), "data.template: "),
-    ("wide_ratios", "train: {inner_epochs: 4}\nrollout: {group_size: 64}", {}, {"ratio/q99": 5.0}, (), "train.inner_epochs: 1"),
-    ("clipped", "train: {updates_per_batch: 4}", {}, {"clip/low": 0.3}, (), "train.updates_per_batch: 1"),
-    ("mismatch", GRPO, {}, {"mismatch/mean": 0.1}, (), "algorithm.correction: truncated"),
-    ("kl_growth", GRPO, flat(), flat(**{"kl/start": 30.0}), (), "algorithm.kl.coef: 0.05"),
-    ("kl_growth", "algorithm: {name: grpo, kl: 0.001}", flat(), flat(**{"kl/completion_k1": 30.0}), (), "algorithm.kl.coef: 0.05"),
-    ("entropy_collapse", GRPO, flat(), flat(**{"entropy/sampled": 0.01, "groups/collapsed": 0.7, "groups/dead": 0.8, "groups/dead_incorrect": 0.6}), (),
-     "algorithm.surrogate.clip_high: 0.28"),
-    ("worse", GRPO, {"accuracy": 0.5}, {"accuracy": 0.1, "reward/answer/mean": 0.1, "reward/mean": 0.1}, (0.5, 0.1), "train.lr: 3.3e-07"),
-    ("worse", GRPO, {"accuracy": 0.5}, {"accuracy": 0.1, "reward/answer/mean": 0.1, "reward/mean": 0.1}, (), "train.lr: 3.3e-07"),
-    ("held_out_flat", GRPO, {}, {}, (0.4, 0.4), "algorithm.kl.coef: 0.05"),
-    ("repetition", GRPO, flat(), flat(**{"text/repetition": 0.9}), (), "algorithm.kl.coef: 0.05"),
-    ("duplicates", GRPO, flat(), flat(**{"text/duplicates": 0.9}), (), "rollout.temperature: 1.3"),
-    ("dead_weight", GRPO, flat(**{"groups/dead": 0.8, "groups/dead_correct": 0.4, "groups/dead_incorrect": 0.4}),
-     flat(**{"groups/dead": 0.8, "groups/dead_correct": 0.4, "groups/dead_incorrect": 0.4}), (), "rollout.curriculum: frontier"),
-    ("too_hard", GRPO, DEAD, DEAD, (), "rollout.group_size: 64"),
-    ("too_easy", GRPO, SOLVED, SOLVED, (), "algorithm.filter: informative"),
-    ("tied", GRPO, flat(**{"groups/dead": 0.9}), flat(**{"groups/dead": 0.9}), (), "rewards: [math_answer, {exact_answer: 1.0}]"),
-    ("zero_advantage", "algorithm: grpo\nrollout: {mask_truncated: true}", {"optimizer/grad_norm": 0.0}, {"optimizer/grad_norm": 0.0, "groups/dead": 0.3}, (), "rollout.mask_truncated: false"),
-    ("no_motion", "train: {lr: 1.0e-9}", flat(**{"kl/start": 0.0}), flat(**{"kl/start": 1e-5}), (), "train.lr: 1.0e-08"),
-    ("flat", "train: {lr: 1.0e-5}", flat(), flat(), (), "train.lr: 3.0e-05"),
-]  # fmt: skip
+LIKE: dict[str, dict[str, float]] = {
+    "flat": flat(),
+    "dead": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.9, "groups/dead_correct": 0.0,
+                    "groups/cliff": 0.9, "accuracy": 0.02, "reward/mean": 0.02}),
+    "cold": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.45, "groups/dead_correct": 0.45,
+                    "groups/cliff": 0.0, "groups/collapsed": 0.45, "text/duplicates": 0.85}),
+    "solved": flat(**{"groups/dead": 0.9, "groups/dead_correct": 0.9, "groups/dead_incorrect": 0.0,
+                      "accuracy": 0.98}),
+    "constant": flat(**{"groups/dead": 1.0, "groups/dead_incorrect": 1.0, "groups/dead_correct": 0.0,
+                        "reward/std": 0.0, "reward/mean": 0.0, "accuracy": 0.0}),
+}  # fmt: skip
+CASES = yaml.safe_load((Path(__file__).parent / "findings.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("cause", "config", "start", "end", "evals", "remedy"), CASES, ids=[c[0] for c in CASES])
-def test_the_true_cause_is_said_first_with_a_line_that_loads(
-    tmp_path: Path, cause: str, config: str, start: dict[str, float], end: dict[str, float], evals: tuple[float, ...], remedy: str
-) -> None:
+def metrics_of(given: dict[str, Any]) -> dict[str, float]:
+    return LIKE.get(given.get("like", ""), {}) | {k: v for k, v in given.items() if k != "like"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c["cause"] for c in CASES])
+def test_the_true_cause_is_said_first_with_a_line_that_loads(tmp_path: Path, case: dict[str, Any]) -> None:
+    config, remedy = case["config"], case["remedy"]
     given = config if "rewards" in config else f"{config}\nrewards: [math_answer]"
     (tmp_path / "mine.py").write_text("def pays(completion):\n    return 1.0\n")
-    first, *_ = explain(run_of(start, end), held_out(*evals), run_with(tmp_path, given))
-    assert (first.id, first.remedy[: len(remedy)]) == (cause, remedy)
-    assert re.search(r"\d", first.sentence), "the numbers are in it"
+    metrics = run_of(metrics_of(case["first"]), metrics_of(case["last"]))
+    first, *_ = explain(metrics, held_out(*case.get("held_out", ())), run_with(tmp_path, given))
+    assert (first.id, first.remedy[: len(remedy)]) == (case["cause"], remedy)
+    assert re.search(r"\d", first.sentence + str(first.evidence)), "the numbers are in it"
     assert first.evidence["step"] == first.step
     key, _, value = first.remedy.partition(": ")
     mended = load_config(tmp_path / "run.yaml", [f"--{key}", value])
@@ -173,7 +140,7 @@ def test_the_true_cause_is_said_first_with_a_line_that_loads(
 
 
 def test_every_rule_has_a_case_a_reason_and_a_remedy() -> None:
-    assert {c[0] for c in CASES} == set(BY_NAME)
+    assert {c["cause"] for c in CASES} == set(BY_NAME)
     for rule in RULES:
         assert rule.threshold.endswith("."), rule.id
         assert rule.reason.endswith("."), rule.id
@@ -181,7 +148,9 @@ def test_every_rule_has_a_case_a_reason_and_a_remedy() -> None:
         assert set(rule.explains) <= set(BY_NAME), rule.id
 
 
-@pytest.mark.parametrize("config", ["algorithm: grpo", "algorithm: dapo", "algorithm: dr_grpo", "algorithm: {name: grpo, kl: 0.1}"])
+@pytest.mark.parametrize(
+    "config", ["algorithm: grpo", "algorithm: dapo", "algorithm: dr_grpo", "algorithm: {name: grpo, kl: 0.1}"]
+)
 @pytest.mark.parametrize("steps", [5, 10, 40, 200])
 def test_nothing_is_said_of_a_healthy_run(tmp_path: Path, config: str, steps: int) -> None:
     setting = run_with(tmp_path, f"{config}\nrewards: [math_answer, {{answer_format: 0.1}}]")
@@ -192,7 +161,12 @@ def test_nothing_is_said_of_runs_that_solve_their_task_or_begin_without_the_form
     solved = {"entropy/sampled": 0.01, "accuracy": 1.0, "groups/dead": 0.95, "groups/dead_correct": 0.95,
               "text/duplicates": 0.9, "kl/start": 12.0}  # fmt: skip
     assert explain(run_of({}, solved), held_out(0.2, 0.98), unknown) == []
-    base = {"reward/answer/no_answer": 0.9, "accuracy": 0.02, "reward/form/mean": 0.1, "length/truncated": 0.05}
+    base = {
+        "reward/answer/no_answer": 0.9,
+        "accuracy": 0.02,
+        "reward/form/mean": 0.1,
+        "length/truncated": 0.05,
+    }
     learns = {"reward/answer/no_answer": 0.0, "reward/form/mean": 1.0, "accuracy": 0.8}
     assert explain(run_of(base, learns, 20)[1:], held_out(0.0, 0.8, steps=20), unknown) == []
 
@@ -203,12 +177,14 @@ def test_an_empty_run_and_one_without_metrics_say_nothing() -> None:
 
 
 def test_a_finding_is_said_once_and_what_it_explains_not_at_all() -> None:
-    found = explain(run_of(COLD, COLD), [], lambda key: {"rollout.temperature": 0.05}.get(key, 0))
+    found = explain(
+        run_of(LIKE["cold"], LIKE["cold"]), [], lambda key: {"rollout.temperature": 0.05}.get(key, 0)
+    )
     assert [f.id for f in found] == ["temperature"]
 
 
 def test_a_run_that_resumes_says_what_one_that_did_not_says(tmp_path: Path) -> None:
-    metrics = run_of(DEAD, {**DEAD, "ratio/q99": 9.0})
+    metrics = run_of(LIKE["dead"], {**LIKE["dead"], "ratio/q99": 9.0})
     whole = replay(RULES, metrics, [], unknown)
     assert len(whole) > 1
     for cut in range(len(metrics)):
@@ -216,7 +192,9 @@ def test_a_run_that_resumes_says_what_one_that_did_not_says(tmp_path: Path) -> N
         said = [f.id for f in before]
         later = []
         for n in range(cut + 1, len(metrics) + 1):
-            later += find(RULES, Seen(json.loads(json.dumps(metrics[:n]))), [*said, *(f.id for f in later)], n - 1)
+            later += find(
+                RULES, Seen(json.loads(json.dumps(metrics[:n]))), [*said, *(f.id for f in later)], n - 1
+            )
         assert [f.record() for f in [*before, *later]] == [f.record() for f in whole]
 
 
@@ -228,23 +206,33 @@ def test_an_own_estimator_is_named_where_the_policy_got_worse(tmp_path: Path) ->
     assert first.sentence.endswith("with your own estimator mine.py:bold")
 
 
+ALL = {
+    "groups/dead": 1.0,
+    "groups/dead_correct": 0.0,
+    "groups/dead_incorrect": 0.0,
+    "groups/dead_unscored": 0.0,
+}
+STILL = {"groups/dead": 0.0, "optimizer/grad_norm": 0.0, "optimizer/skipped": 0.0}
+UNSCORED = {"groups/dead_unscored": 1.0, "reward/unscored": 1.0}
+LONG = {"groups/dead_incorrect": 1.0, "length/truncated": 0.9}
+COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
+
+
 @pytest.mark.parametrize(
     ("config", "metrics", "says"),
     [
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_correct": 1}, "these problems are solved"),
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_incorrect": 1}, "every answer is incorrect"),
-        ("rollout: {max_tokens: 64}", {"groups/dead": 1, "groups/dead_incorrect": 1, "length/truncated": 0.9},
-         "truncated at rollout.max_tokens. Try: rollout.max_tokens: 128"),
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_unscored": 1, "reward/unscored": 1.0}, "could not be scored"),
-        ("algorithm: grpo", {"groups/dead": 1, "groups/dead_correct": 0, "groups/dead_incorrect": 0, "groups/dead_unscored": 0}, "only some of their answers are correct"),
-        ("algorithm: grpo", {"groups/dead": 0, "optimizer/grad_norm": 0.0, "optimizer/skipped": 0.0}, "it is algorithm.advantage that gives"),
-        ("rollout: {mask_truncated: true, max_tokens: 9}", {"groups/dead": 0, "length/truncated": 1, "optimizer/grad_norm": 0.0}, "rollout.max_tokens: 18"),
-        ("rollout: {temperature: 0.05}", {"groups/dead": 1, "groups/dead_incorrect": 1, "text/duplicates": 0.9, "accuracy": 0.1},
-         "rollout.temperature 0.05 leaves little to choose. Try: rollout.temperature: 1.0"),
+        ("algorithm: grpo", {"groups/dead_correct": 1.0}, "these problems are solved"),
+        ("algorithm: grpo", {"groups/dead_incorrect": 1.0}, "every answer is incorrect"),
+        ("rollout: {max_tokens: 64}", LONG, "at rollout.max_tokens. Try: rollout.max_tokens: 128"),
+        ("algorithm: grpo", UNSCORED, "100 % of the completions could not be scored"),
+        ("algorithm: grpo", {}, "only some of their answers are correct"),
+        ("algorithm: grpo", STILL, "it is algorithm.advantage that gives"),
+        ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **LONG}, "rollout.max_tokens: 18"),
+        ("rollout: {temperature: 0.05}", COPIES, "little to choose. Try: rollout.temperature: 1.0"),
     ],
-)  # fmt: skip
+)
 def test_why_there_was_no_signal(tmp_path: Path, config: str, metrics: dict[str, float], says: str) -> None:
-    assert says in no_signal([{"accuracy": 0.1, **metrics}], run_with(tmp_path, config))
+    assert says in no_signal([{"accuracy": 0.1, **ALL, **metrics}], run_with(tmp_path, config))
 
 
 def test_rules_speak_of_metrics_that_are_logged() -> None:
@@ -275,7 +263,9 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     assert main(["explain", str(tmp_path), "--json"]) == 0
     (finding, *_) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["id"] == "truncated"
-    (stage / "findings.jsonl").write_text(json.dumps(Finding("worse", 3, "severe", "as recorded").record()) + "\n")
+    (stage / "findings.jsonl").write_text(
+        json.dumps(Finding("worse", 3, "severe", "as recorded").record()) + "\n"
+    )
     assert read_findings(stage)[0]["sentence"] == "as recorded"
     assert main(["explain", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "step 4: as recorded\n"

@@ -35,8 +35,7 @@ from covey.insight.remedies import (
     truncated,
     with_reward,
 )
-from covey.objective.diagnostics import mixes_scripts
-from covey.objective.signs import lone
+from covey.objective.signs import lone, mixes_scripts
 
 LEARNED = ("reward_model", "process_reward_model", "judge")
 NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
@@ -211,11 +210,12 @@ def _(seen: Seen) -> str | None:
     shows=reward_of,
 )
 def _(seen: Seen) -> str | None:
-    """From the fifth step, visible tests pass a tenth more often than hidden ones (`gap`). Because chance
-    differences of a batch are a few points; a tenth is programs that are written for the tests they see.
+    """From the tenth step, visible tests pass a tenth more often than hidden ones (`gap`), and it is not
+    getting less. Because chance differences of a batch are a few points; a tenth is programs that are
+    written for the tests they see.
     """
     name, gap = largest(seen.names("reward/", "/gap"))
-    if not (seen.after(5) and gap > 0.1):
+    if not (seen.after(10) and gap > 0.1) or seen.falling(f"reward/{name}/gap"):
         return None
     return f"{name}: visible tests pass {percent(gap)} more often than hidden ones: they are special-cased"
 
@@ -247,12 +247,16 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """A reward rose by a tenth, or is above .9 from the tenth step, while fewer completions are correct
-    than at first, or less than a tenth. Because a format that is learned raises both; one that is farmed
-    costs answers.
+    than at first by two standard errors, or less than a tenth. Because a format that is learned raises
+    both; one that is farmed costs answers.
     """
     means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
     now, before = seen.late("accuracy"), seen.early("accuracy")
-    fewer = now < before - 0.02 or (seen.after(10) and now < 0.1 and now <= before)
+    weights = [float(str(spec_settings(s).get("weight", 0.0))) for s in specs_of(seen)]
+    heavier = bool(weights) and max(weights) > weights[0]
+    fewer = seen.fell("accuracy", 0.02, errors=1 if heavier else 2) or (
+        seen.after(10) and now < 0.1 and now <= before
+    )
     for name, late in means.items() if len(means) > 1 and fewer else ():
         early = seen.early(f"reward/{name}/mean")
         if late - early > 0.1 or (late > 0.9 and early > 0.5 and seen.after(10)):
@@ -354,23 +358,23 @@ def _(seen: Seen) -> str | None:
     shows=lambda group, i: float(lone(group) == i),
 )
 def _(seen: Seen) -> str | None:
-    """From the fifth step, an eighth of the gradient lies in other groups than p(1 - p) would put it, under
-    an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05 and 2 at one half;
-    mixed difficulty in groups of eight moves less than an eighth.
+    """From the fifth step, a tenth of the gradient lies in other groups than rewards less their mean would
+    put it, under an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05 and 2
+    at one half; prompts of mixed difficulty in groups of eight move a twentieth.
     """
     moved = seen.late("gradient_share/overweight")
-    if not (seen.after(5) and moved > 0.125 and seen.setting("algorithm.advantage") in BY_STD):
+    if not (seen.after(5) and moved > 0.1 and seen.setting("algorithm.advantage") in BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
 
 
 @rule("conflict", rewards(gated), explains=("flat",))
 def _(seen: Seen) -> str | None:
-    """From the fifth step, two rewards have a correlation below -.3. Because each is then earned at the
+    """From the fifteenth step, two rewards have a correlation below -.3. Because each is then earned at the
     other's cost, and their sum moves less than either; weaker correlations come and go.
     """
     found = {name: -r for name, r in seen.names("reward/correlation/").items()}
     name, strength = largest(found)
-    if not (seen.after(5) and strength > 0.3):
+    if not (seen.after(15) and strength > 0.3):
         return None
     return f"rewards {' and '.join(name.split('/'))} pull apart (r {-strength:.2f})"

@@ -8,6 +8,7 @@ that a resumed run says what an uninterrupted one says. The rules themselves are
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -131,10 +132,16 @@ class Seen:
         """Whether a bad value is getting better by itself: a tenth lower than in the first steps."""
         return self.late(name) < 0.9 * self.early(name)
 
+    def fell(self, name: str, by: float, errors: float) -> bool:
+        """Whether it is lower than at first by so much, and by so many standard errors of the two means."""
+        spread = math.hypot(_error(self.first, name), _error(self.last, name))
+        return self.rise(name) < -max(by, errors * spread)
+
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """What comes between in the names of metrics -> their late means."""
-        found = {n: 0 for record in self.last for n in record if n.startswith(prefix) and n.endswith(suffix)}
-        return {n[len(prefix) : len(n) - len(suffix)]: self.late(n) for n in found}
+        pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}")
+        found = {n: match[1] for record in self.last for n in record if (match := pattern.fullmatch(n))}
+        return {inside: self.late(n) for n, inside in found.items()}
 
     @property
     def accuracy_gain(self) -> float:
@@ -146,8 +153,21 @@ class Seen:
 
 def mean_of(records: Records, name: str) -> float:
     """The mean of a metric over the steps that have it; NaN where none has."""
-    values = [r[name] for r in records if r.get(name) is not None and not math.isnan(r[name])]
+    values = _values(records, name)
     return sum(values) / len(values) if values else math.nan
+
+
+def _values(records: Records, name: str) -> list[float]:
+    return [r[name] for r in records if r.get(name) is not None and not math.isnan(r[name])]
+
+
+def _error(records: Records, name: str) -> float:
+    """The standard error of a mean over steps."""
+    values = _values(records, name)
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
 Holds = Callable[[Seen], str | None]

@@ -27,7 +27,7 @@ from covey.insight.remedies import (
     with_reward,
 )
 from covey.insight.verdict import change, course
-from covey.objective.diagnostics import repeated_windows
+from covey.objective.signs import repeated_windows
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 """Estimators whose advantages differ from token to token."""
@@ -63,16 +63,16 @@ def _(seen: Seen) -> str | None:
     token=last_token,
 )
 def _(seen: Seen) -> str | None:
-    """Incorrect completions grew by 30 %, correct ones by less than half of that, under a loss that divides
-    by the length. Because both grow where thinking helps; that incorrect ones do is what the division pays
-    for.
+    """From the tenth step, incorrect completions grew by 30 % and four tokens while correct ones grew by
+    less than half as much or not more is correct, under a loss that divides by the length. Because both
+    grow where thinking helps; that incorrect ones alone do is what the division pays for.
     """
     now, before = seen.late("length/incorrect"), seen.early("length/incorrect")
     correct, first = seen.late("length/correct"), seen.early("length/correct")
-    if not (seen.after(10) and now > 1.3 * before > 0 and now > correct > 0 and first > 0):
-        return None
-    grew, other = now / before - 1, correct / first - 1
-    if other > grew / 2 or seen.setting("algorithm.reduce") == "constant_length":
+    enough = seen.late("accuracy") < 0.8  # of a few that are left, the hardest may be longer
+    grew = seen.after(10) and now - before > max(4, 0.3 * before) and enough
+    alone = correct - first < (now - before) / 2 or seen.rise("accuracy") < 0.03
+    if not (grew and alone and seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")):
         return None
     said = (
         f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, correct ones have {correct:.0f}"
@@ -133,11 +133,11 @@ def _(seen: Seen) -> str | None:
     explains=("clipped", "worse", "kl_growth", "entropy_collapse", "duplicates", *STILL),
 )
 def _(seen: Seen) -> str | None:
-    """The 99 % quantile of the ratio is above 2. Because the loss holds near the policy that sampled: a
-    ratio of 2 is far outside every clip bound in use.
+    """From the third step, the 99 % quantile of the ratio is above 2. Because the loss holds near the
+    policy that sampled: a ratio of 2 is far outside every clip bound in use.
     """
     wide, size = seen.late("ratio/q99"), seen.setting("rollout.group_size")
-    if not wide > 2:
+    if not (seen.after(3) and wide > 2):
         return None
     large = isinstance(size, int) and size >= 32
     why = f": in groups of {size} one success gets {(size - 1) / size**0.5:.1f}" if large else ""
@@ -231,7 +231,8 @@ def _(seen: Seen) -> str | None:
         bad = change(seen.evals[0], seen.evals[-1]) == "got worse"
         return f"{said}{course(seen.evals[0], seen.evals[-1])}{whose}" if bad else None
     now, before = seen.late("accuracy"), seen.early("accuracy")
-    if not (seen.after(10) and now < before - 0.1 and seen.setting("rollout.curriculum") != "frontier"):
+    fell = seen.after(10) and seen.fell("accuracy", 0.1, errors=3)
+    if not fell or seen.setting("rollout.curriculum") == "frontier":
         return None
     return f"{said}{percent(before)} correct in training at first, {percent(now)} now{whose}"
 
@@ -266,12 +267,12 @@ def _(seen: Seen) -> str | None:
     token=last_token,
 )
 def _(seen: Seen) -> str | None:
-    """Three tenths of the four-word windows occurred before in their text, a tenth more than at first, or
-    half from the start. Because prose repeats a few percent and long derivations a tenth; degenerate text
-    nearly all.
+    """From the tenth step, half of the four-word windows occurred before in their text, a fifth more than
+    at first, and no tenth more is correct. Because prose repeats a few percent and long derivations a
+    tenth; degenerate text nearly all.
     """
     part, before = seen.late("text/repetition"), seen.early("text/repetition")
-    if not (part > 0.3 and (part - before > 0.1 or before > 0.5)):
+    if not (seen.after(10) and part > 0.5 and part - before > 0.2) or seen.accuracy_gain > 0.1:
         return None
     return f"{percent(part)} of what is written repeats itself"
 
@@ -313,15 +314,16 @@ def _(seen: Seen) -> str | None:
     shows=dead,
 )
 def _(seen: Seen) -> str | None:
-    """From the tenth step, more than half of the groups are all incorrect, and not more is correct than at
-    first. Because at a pass rate of 8 % half of the groups of eight are dead; below, most of the rollout
-    is.
+    """From the tenth step, more than half of the groups are all incorrect, with texts that differ, and not
+    more is correct than at first. Because at a pass rate of 8 % half of the groups of eight are dead;
+    below, most of the rollout is.
     """
-    tied = seen.late("groups/dead_incorrect")
-    if not (seen.after(10) and tied > 0.5) or seen.rise("accuracy") > 0.03:
+    tied, cliff = seen.late("groups/dead_incorrect"), seen.late("groups/cliff")
+    same = cliff < 0.5  # their texts are the same: not the task, but the policy has ended exploration
+    if not (seen.after(10) and tied > 0.5) or same or seen.rise("accuracy") > 0.03:
         return None
-    cliff = ", though their texts differ (a cliff)" if seen.late("groups/cliff") > 0.5 else ""
-    return f"{percent(tied)} of the groups are dead because every answer is incorrect{cliff}"
+    texts = ", though their texts differ (a cliff)" if cliff >= 0.5 else ""
+    return f"{percent(tied)} of the groups are dead because every answer is incorrect{texts}"
 
 
 @rule(

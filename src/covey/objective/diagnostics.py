@@ -18,6 +18,7 @@ import torch
 
 from covey.objective.algorithms import Algorithm
 from covey.objective.loss import policy_values
+from covey.objective.signs import mixes_scripts, repeated_windows
 from covey.types import Group
 
 if TYPE_CHECKING:
@@ -227,17 +228,3 @@ def _mean(values: np.ndarray) -> float:
 
 def _std(values: np.ndarray) -> float:
     return float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
-
-
-def mixes_scripts(text: str) -> bool:
-    """Whether a text has Latin words and another script."""
-    latin = bool(re.search(r"[a-zA-Z]{2}", text))
-    other = bool(re.search(r"[\u0400-\u04ff\u0590-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]", text))
-    return latin and other
-
-
-def repeated_windows(text: str) -> float:
-    """Fraction of four-word windows that occurred before."""
-    words = text.split()
-    windows = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
-    return 1 - len(set(windows)) / len(windows) if windows else 0.0

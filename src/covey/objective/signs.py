@@ -6,6 +6,7 @@ metric means, docs/findings.md what is made of it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -53,15 +54,15 @@ def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) ->
     given = iter(advantages)
     by_group = [[next(given) for _ in g.completions] for g in groups]
     size = np.array([sum(float(np.abs(a).mean()) for a in own if len(a)) for own in by_group])
-    odds = np.array([len(g.completions) * g.pass_rate * (1 - g.pass_rate) for g in groups])
+    apart = np.array([np.abs(known - known.mean()).sum() for known in map(_known, groups)])
     blamed = shared = 0.0
     for group, own in zip(groups, by_group, strict=True):
         for i, place in shared_prefixes(group, own).items():
             blamed += float(np.abs(own[i]).sum())
             shared += float(np.abs(own[i][:place]).sum())
-    both = size.sum() > 0 and odds.sum() > 0
+    both = size.sum() > 0 and apart.sum() > 0
     return {
-        **({"gradient_share/overweight": _distance(size, odds)} if both else {}),
+        **({"gradient_share/overweight": _distance(size, apart)} if both else {}),
         **({"gradient_share/shared_prefix": shared / blamed} if blamed else {}),
     }
 
@@ -93,6 +94,25 @@ def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int,
             same = np.logical_and.accumulate(rows[:, : len(own)] == own, axis=1)
             found[i] = int(same.any(0).sum())
     return found
+
+
+def mixes_scripts(text: str) -> bool:
+    """Whether a text has Latin words and another script."""
+    latin = bool(re.search(r"[a-zA-Z]{2}", text))
+    other = bool(re.search(r"[\u0400-\u04ff\u0590-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]", text))
+    return latin and other
+
+
+def repeated_windows(text: str) -> float:
+    """Fraction of four-word windows that occurred before."""
+    words = text.split()
+    windows = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
+    return 1 - len(set(windows)) / len(windows) if windows else 0.0
+
+
+def _known(group: Group) -> np.ndarray:
+    """The rewards that could be given; a 0 where none could."""
+    return group.rewards[group.scorable] if group.scorable.any() else np.zeros(1)
 
 
 def _collapsed(group: Group) -> bool:
