@@ -83,12 +83,12 @@ DISEASES: dict[str, Disease] = {
         "S122", "incorrect answers grow, their length dilutes the penalty", "humming", {},
         {"algorithm.reduce": "constant_length"}, "length_bias", "length/incorrect",
         {"rollout.max_tokens": 64, "algorithm.advantage": "reward", "rewards": [f"{OWN}signed"],
-         "train.lr": 8e-4, "rollout.group_size": 16, "rollout.prompts_per_step": 3},
+         "train.lr": 6e-4, "rollout.group_size": 16},
     ),
     "std": Disease(
         "S123", "dividing by the std prefers very hard prompts", "uneven", {},
         {"algorithm.advantage": "group_centered"}, "std_overweight", "gradient_share/overweight",
-        {"rollout.group_size": 32, "train.lr": 1e-4, "train.steps": 12},
+        {"rollout.group_size": 32, "rollout.prompts_per_step": 8, "train.lr": 1e-4, "train.steps": 8},
     ),
     "farming": Disease(
         "S124", "a format is paid more than the answer", "forms",
@@ -162,11 +162,6 @@ DISEASES: dict[str, Disease] = {
     "dead_weight": Disease(
         "S136", "most prompts are always or never solved", "wasted", {}, {"rollout.curriculum": "frontier"},
         "dead_weight", "groups/dead", {"train.steps": 24},
-    ),
-    "near_ties": Disease(
-        "extra", "rewards of .95 and .96", "guess",
-        {"rewards": [weighted(f"{OWN}rounded", 1.0, verdict=True)]}, {"rewards": [ANSWER]}, "near_ties",
-        "groups/near_ties",
     ),
 }  # fmt: skip
 

@@ -154,7 +154,7 @@ WORLDS: Mapping[str, World] = {
     "solved": World("s"),
     "never": World("g", {"g": NONE}),
     "rare": World("g", {"g": OTHER}),
-    "uneven": World("ggggf", {"g": OTHER}),
+    "uneven": World("fffsgg", {"f": OTHER}),
     "wasted": World("ssllg", {"l": NONE}),
     "lottery": World("l", {"l": LOTTERY}),
     "few": World("h", {"h": ANY}, train=8),
@@ -256,9 +256,3 @@ def named_digits(completion: str, prompt: str, token_ends: list[int]) -> Score:
     if not words:
         return score_steps([(0, len(completion))], [0.0], token_ends, "min")
     return score_steps([m.span() for m in words], right, token_ends, "min")
-
-
-def rounded(completion: str, answer: str) -> float:
-    """.95 to a text, .96 to one with an even digit: a difference that means nothing; 0 to no answer."""
-    found = re.search(r"<answer>(\d)</answer>", completion)
-    return 0.0 if found is None else 0.95 + 0.01 * (int(found[1]) % 2 == 0) - 0.95 * (answer == "0")

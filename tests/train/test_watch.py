@@ -52,7 +52,8 @@ def test_a_resumed_run_says_what_one_in_one_go_says(tmp_path: Path, stopped_afte
 
 def test_what_is_said_is_what_the_records_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = start(tmp_path / "run", **SHORT)[0].folder
-    (said, *_) = found = read_findings(folder)
+    found = read_findings(folder)
+    said = next(f for f in found if f["id"] == "truncated")
     evidence = said["evidence"]
     rows = read_stream(folder / "rollouts", f"step_{evidence['step']:06d}.jsonl")
     (row,) = [r for r in rows if (r["group"], r["sample"]) == (evidence["group"], evidence["completion"])]

@@ -358,12 +358,12 @@ def _(seen: Seen) -> str | None:
     shows=lambda group, i: float(lone(group) == i),
 )
 def _(seen: Seen) -> str | None:
-    """From the fifth step, a tenth of the gradient lies in other groups than rewards less their mean would
-    put it, under an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05 and 2
-    at one half; prompts of mixed difficulty in groups of eight move a twentieth.
+    """From the fifth step, an eighth of the gradient lies in other groups than rewards less their mean
+    would put it, under an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05
+    and 2 at one half; prompts of mixed difficulty in groups of eight move a twentieth.
     """
     moved = seen.late("gradient_share/overweight")
-    if not (seen.after(5) and moved > 0.1 and seen.setting("algorithm.advantage") in BY_STD):
+    if not (seen.after(5) and moved > 0.125 and seen.setting("algorithm.advantage") in BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
 

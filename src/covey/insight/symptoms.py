@@ -267,24 +267,24 @@ def _(seen: Seen) -> str | None:
     token=last_token,
 )
 def _(seen: Seen) -> str | None:
-    """From the tenth step, half of the four-word windows occurred before in their text, a fifth more than
-    at first, and no tenth more is correct. Because prose repeats a few percent and long derivations a
+    """From the fifteenth step, half of the four-word windows occurred before in their text, a fifth more
+    than at first, and no tenth more is correct. Because prose repeats a few percent and long derivations a
     tenth; degenerate text nearly all.
     """
     part, before = seen.late("text/repetition"), seen.early("text/repetition")
-    if not (seen.after(10) and part > 0.5 and part - before > 0.2) or seen.accuracy_gain > 0.1:
+    if not (seen.after(15) and part > 0.5 and part - before > 0.2) or seen.accuracy_gain > 0.1:
         return None
     return f"{percent(part)} of what is written repeats itself"
 
 
 @rule("duplicates", HOTTER, to("algorithm.entropy.coef", 0.01, at_least(0.001)))
 def _(seen: Seen) -> str | None:
-    """Copies rose by three tenths to more than half of the completions, 90 % are not correct and no tenth
-    more than at first. Because short correct answers are copies of each other; incorrect ones that are have
-    stopped exploring.
+    """From the fifteenth step, copies rose by three tenths to more than half of the completions, 90 % are
+    not correct and no tenth more than at first. Because short correct answers are copies of each other;
+    incorrect ones that are have stopped exploring.
     """
     copies, before = seen.late("text/duplicates"), seen.early("text/duplicates")
-    if not (copies > 0.5 and copies - before > 0.3 and seen.late("accuracy") < 0.9):
+    if not (seen.after(15) and copies > 0.5 and copies - before > 0.3 and seen.late("accuracy") < 0.9):
         return None
     if seen.accuracy_gain > 0.1:
         return None
