@@ -27,6 +27,7 @@ from transformers import AutoModelForSequenceClassification, Qwen3Config
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import ConfigError, CoveyError
+from covey.insight.chart import Line, Panel, chart
 from covey.insight.findings import settings_of
 from covey.insight.rules import explain
 from covey.models.tiny import build_tokenizer
@@ -35,7 +36,7 @@ from covey.runs.folder import read_stream
 from covey.runs.reader import load_recorded
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
-from presets import RESULTS, ROOT, Panel, Settings, chart, merged
+from presets import RESULTS, ROOT, Settings, merged
 from worlds import write_cold_start, write_problems
 
 FOLDER = ROOT / "runs" / "diseases"
@@ -266,17 +267,15 @@ def main() -> None:
                 sentences.append(
                     f"- {case.id} {name}, step {found[0]['step'] + 1}: {found[0]['sentence']}.{remedy}"
                 )
-            lines += [("disease", *curve(metrics, case.metric)), ("cure", *curve(twin, case.metric))]
-        lines = [line for line in lines if line[1]]
-        top = max((v for *_, values in lines for v in values), default=0.0) or 1.0
-        panels += [Panel(f"{case.id} {case.metric}", lines, top)] if lines else []
+            lines += [Line("disease", *curve(metrics, case.metric)), Line("cure", *curve(twin, case.metric))]
+        lines = [line for line in lines if len(line.x)]
+        panels += [Panel(f"{case.id} {case.metric}", lines)] if lines else []
     page = report(rows, sentences, arguments.seeds)
     print(page)
     if arguments.write:
         (RESULTS / "diseases.md").write_text(page)
-        (RESULTS / "diseases.svg").write_text(
-            chart(panels, "A metric of each disease and its cure over the steps", 2)
-        )
+        label = "A metric of each disease and its cure over the steps"
+        (RESULTS / "diseases.svg").write_text(chart(panels, label))
 
 
 def report(rows: Sequence[str], sentences: Sequence[str], seeds: int) -> str:

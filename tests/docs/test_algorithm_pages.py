@@ -105,7 +105,7 @@ def logged() -> set[str]:
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     names |= set(Difficulty(3).metrics()) | signs()
-    for file in ("training/metrics.py", "rollout.py"):
+    for file in ("metrics.py", "rollout.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
         names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy|update)/\w+)"', text))
     names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}

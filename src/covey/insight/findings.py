@@ -172,7 +172,7 @@ def _error(records: Records, name: str) -> float:
 
 Holds = Callable[[Seen], str | None]
 """What was seen -> the sentence with the numbers, or None."""
-Line = Callable[[Seen], str | None]
+Mend = Callable[[Seen], str | None]
 """The config line that mends what was seen; None where the config has it already."""
 Key = Callable[[Group, int], float]
 """How clearly a completion of a group shows it; 0 or less: not at all."""
@@ -189,7 +189,7 @@ class Rule:
     reason: str
     """Why this threshold."""
     holds: Holds
-    lines: tuple[Line, ...]
+    lines: tuple[Mend, ...]
     """The first that the config lacks is the remedy."""
     advice: str = ""
     explains: tuple[str, ...] = ()
@@ -204,7 +204,7 @@ def collector(rules: list[Rule]) -> Callable[..., Callable[[Holds], Holds]]:
 
     def rule(
         name: str,
-        *lines: Line,
+        *lines: Mend,
         severity: Severity = "warning",
         advice: str = "",
         explains: tuple[str, ...] = (),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from covey.insight.findings import UNKNOWN, Key, Line, Seen, unknown, yaml_line
+from covey.insight.findings import UNKNOWN, Key, Mend, Seen, unknown, yaml_line
 from covey.objective.signs import shared_prefixes
 from covey.types import Group
 
@@ -19,7 +19,7 @@ def at_least(bound: float) -> Callable[[Any], bool]:
     return lambda own: isinstance(own, int | float) and own >= bound
 
 
-def to(key: str, value: object, unless: Callable[[Any], bool] | None = None) -> Line:
+def to(key: str, value: object, unless: Callable[[Any], bool] | None = None) -> Mend:
     """A setting with another value, unless the run's own is as good."""
 
     def line(seen: Seen) -> str | None:
@@ -31,7 +31,7 @@ def to(key: str, value: object, unless: Callable[[Any], bool] | None = None) -> 
     return line
 
 
-def scaled(key: str, factor: float, otherwise: float, most: float = math.inf) -> Line:
+def scaled(key: str, factor: float, otherwise: float, most: float = math.inf) -> Mend:
     """A number times a factor; ``otherwise`` where the run's own is not known."""
 
     def line(seen: Seen) -> str | None:
@@ -61,7 +61,7 @@ def specs_of(seen: Seen) -> list[object]:
     return list(own) if isinstance(own, list | tuple) else []
 
 
-def rewards(changed: Callable[[list[object]], list[object]]) -> Line:
+def rewards(changed: Callable[[list[object]], list[object]]) -> Mend:
     """The run's own list of rewards, changed."""
 
     def line(seen: Seen) -> str | None:
@@ -71,7 +71,7 @@ def rewards(changed: Callable[[list[object]], list[object]]) -> Line:
     return line
 
 
-def with_reward(name: str, settings: object) -> Line:
+def with_reward(name: str, settings: object) -> Mend:
     """One more reward, unless it is among them."""
     return rewards(lambda own: own if name in map(spec_name, own) else [*own, {name: settings}])
 

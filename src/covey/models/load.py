@@ -39,7 +39,7 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     if isinstance(config.model, GivenModel):
         model, tokenizer = checked_model(config.model)
         own = model.dtype
-        if loaded.before is not None:  # a run that goes on here may have done that stage elsewhere
+        if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
             take_weights(config.model, loaded.before / "final")
     elif config.model == "tiny":
         tokenizer = build_tokenizer(texts)

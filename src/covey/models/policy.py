@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import Decoder, supported
@@ -71,15 +72,20 @@ class Policy:
         return chat_tokens(self.tokenizer, prompt, template or {})
 
     def load_weights(self, folder: Path) -> None:
-        """Take the weights of a checkpoint folder; its adapter's if this policy trains one."""
+        """Take the weights of a checkpoint folder; its adapter's if this policy trains one.
+
+        Raises CheckpointError, and keeps the weights it has, where these are of another shape.
+        """
         if self.adapter is not None:
             from peft import set_peft_model_state_dict
             from safetensors.torch import load_file
 
             set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
             return
-        saved = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32)
-        self.model.load_state_dict(saved.state_dict())
+        saved = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
+        if _shapes(saved) != _shapes(self.model.state_dict()):
+            raise CheckpointError(f"{folder} holds another model than the one at work")
+        self.model.load_state_dict(saved)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a completion, special tokens left out."""
@@ -133,6 +139,10 @@ class Policy:
         expected = self.model(input_ids=tokens, use_cache=False).logits
         found = self.head(self._states(tokens, torch.ones_like(tokens)))
         return bool(torch.allclose(expected, found, rtol=1e-4, atol=1e-4))
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

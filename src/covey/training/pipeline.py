@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
@@ -18,8 +17,9 @@ from covey.insight.curve import write_curve
 from covey.insight.findings import STREAM, Finding, settings_of
 from covey.insight.rules import no_signal
 from covey.insight.usage import example_of
-from covey.insight.verdict import Verdict, judge
+from covey.insight.verdict import Verdict, judge_run
 from covey.integrity import damage, read_record, sealed
+from covey.learner.process import caller_restored
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder, write_file
@@ -29,7 +29,7 @@ from covey.runs.reader import recorded_settings, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.training import rl, sft
 from covey.training.run import DEFAULTS, Run, RunOptions
-from covey.training.setup import caller_restored, set_up
+from covey.training.setup import set_up
 from covey.types import Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": sft.train}
@@ -48,9 +48,9 @@ class Result:
     """A prompt to try the model with, and in ``template`` what its chat template gets besides."""
     verdict: Verdict | None = None
     """None where there were no held-out problems."""
-    template: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, object] = field(default_factory=dict)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As JSON."""
         return {**asdict(self), "folder": str(self.folder)}
 
@@ -58,7 +58,7 @@ class Result:
 def run_pipeline(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> list[Result]:
-    """Run all stages, each from the last one's final model, going on where an earlier try stopped.
+    """Run all stages, each from the last one's final model, continuing where an earlier try stopped.
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
@@ -90,7 +90,7 @@ def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
 def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     """The result of a stage that has done all it is asked for, and whose model is there.
 
-    None where there is something left to do: to begin, to go on, to train more steps than were asked for
+    None where there is something left to do: to begin, to continue, to train more steps than were asked for
     before, or to write a model anew that is gone. Raises CheckpointError where that cannot be.
     """
     output, train = stage.config.output, stage.config.train
@@ -110,9 +110,11 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     if checkpoint is None:
         raise CheckpointError(
             f"{output} has ended after {result.steps} steps and {what}, but no checkpoint is left to "
-            "go on from. Begin a new run from its model, or put the checkpoint back"
+            "continue from. Begin a new run from its model, or put the checkpoint back"
         )
-    console.say(f"{output} has ended after {result.steps} steps and {what}: going on from {checkpoint.name}")
+    console.say(
+        f"{output} has ended after {result.steps} steps and {what}: continuing from {checkpoint.name}"
+    )
     return None
 
 
@@ -138,7 +140,9 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
 
 
 def _result(output: Path) -> Result:
-    return read_record(output / RESULT, Result, "Put it back, or remove it to go on from the last checkpoint")
+    return read_record(
+        output / RESULT, Result, "Put it back, or remove it to continue from the last checkpoint"
+    )
 
 
 def run_stage(
@@ -191,7 +195,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         )
     run.learner.check_finite(str(folder / "final"))
     seconds = run.journal.clock.total()
-    verdict = judge(evaluations["before"], evaluations["after"], seconds) if evaluations else None
+    verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
     with committed_folder(folder / "final") as final:
         save_policy(run.learner.policy, final)
