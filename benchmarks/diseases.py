@@ -15,6 +15,7 @@ import argparse
 import datetime as dt
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from covey.runs.folder import read_stream
 from covey.runs.reader import load_recorded
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
-from presets import RESULTS, ROOT, Settings, merged
+from presets import PRESETS, RESULTS, ROOT, Settings, merged
 from worlds import write_cold_start, write_problems
 
 FOLDER = ROOT / "runs" / "diseases"
@@ -167,6 +168,15 @@ DISEASES: dict[str, Disease] = {
 }  # fmt: skip
 
 
+HEALTHY = {
+    f"preset {name}": Disease(
+        "healthy", f"the preset {name}", "guess", {"algorithm": {"name": name}}, {}, "nothing", "accuracy"
+    )
+    for name in PRESETS
+}
+"""Presets as they are, on a task that can be learned: nothing is to be said."""
+
+
 def cold_start() -> None:
     """The policy that all runs begin from, and the problems of the worlds."""
     there = (COLD / "sft" / "final").is_dir()
@@ -190,7 +200,7 @@ def cold_start() -> None:
 
 def config_of(name: str, arm: str, seed: int, output: Path) -> dict[str, Any]:
     """The config of a disease or its cure."""
-    case = DISEASES[name]
+    case = {**DISEASES, **HEALTHY}[name]
     world = case.twin if case.twin and arm == "cure" else case.world
     own = merged(BASE, case.both or {})
     own = merged(own, case.disease if arm == "disease" else case.cure)
@@ -246,11 +256,12 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=DISEASES, default=list(DISEASES), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--presets", action="store_true", help="then nine presets, of which nothing is said")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/diseases.{md,svg}")
     arguments = parser.parse_args()
     cold_start()
     reward_model()
-    rows, sentences, panels = [], [], []
+    rows, sentences, panels, healthy = [], [], [], []
     for name in arguments.only:
         case, lines = DISEASES[name], []
         for seed in range(arguments.seeds):
@@ -263,14 +274,22 @@ def main() -> None:
             rows.append(f"| {case.id} | {case.what} | {seed} | `{first}` | {good} | {rest} | {said} |")
             print(rows[-1], f"{seconds:.0f} s, {more:.0f} s", flush=True)
             if seed == 0 and found:
-                remedy = f" `{found[0]['remedy']}`" if found[0]["remedy"] else ""
+                line = found[0]["remedy"].replace("\n", " ")
+                remedy = f" `{line}`" if line else ""
                 sentences.append(
                     f"- {case.id} {name}, step {found[0]['step'] + 1}: {found[0]['sentence']}.{remedy}"
                 )
             lines += [Line("disease", *curve(metrics, case.metric)), Line("cure", *curve(twin, case.metric))]
         lines = [line for line in lines if len(line.x)]
         panels += [Panel(f"{case.id} {case.metric}", lines)] if lines else []
-    page = report(rows, sentences, arguments.seeds)
+    for name in HEALTHY if arguments.presets else ():
+        for seed in range(arguments.seeds):
+            metrics, found, seconds = trained(name, "disease", seed)
+            said = ", ".join(f"`{f['id']}`" for f in found) or "nothing"
+            rates = [metrics[0]["accuracy"], metrics[-1]["accuracy"]]
+            healthy.append(f"| {name} | {seed} | {rates[0]:.0%} to {rates[1]:.0%} | {said} |")
+            print(healthy[-1], f"{seconds:.0f} s", flush=True)
+    page = report(rows, sentences, healthy)
     print(page)
     if arguments.write:
         (RESULTS / "diseases.md").write_text(page)
@@ -278,35 +297,27 @@ def main() -> None:
         (RESULTS / "diseases.svg").write_text(chart(panels, label))
 
 
-def report(rows: Sequence[str], sentences: Sequence[str], seeds: int) -> str:
+def report(rows: Sequence[str], sentences: Sequence[str], healthy: Sequence[str]) -> str:
     """The page of results."""
-    where = (
-        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    )
+    where = f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores"
     right, quiet = sum("| yes |" in r for r in rows), sum(r.endswith("| nothing |") for r in rows)
-    head = "| | disease | seed | said first | true cause | said later | the cured run says |"
-    return "\n".join(
-        [
-            "# Diseases, and the findings that name them",
-            "",
-            f"{where}. `python benchmarks/diseases.py --seeds {seeds}`",
-            "",
-            (__doc__ or "").split("\n\n")[2].replace("\n", " "),
-            "",
-            f"The true cause is said first in {right} of {len(rows)} runs; {quiet} cured ones say nothing.",
-            "",
-            head,
-            "|---" * 7 + "|",
-            *rows,
-            "",
-            "What is said first, and the line that mends it:",
-            "",
-            *sentences,
-            "",
-            "![A metric of each disease and its cure over the steps](diseases.svg)",
-            "",
-        ]
-    )
+    about = (__doc__ or "").split("\n\n")[2].replace("\n", " ")
+    heads = ["", "disease", "seed", "said first", "true cause", "said later", "the cured run says"]
+    lines = [
+        "# Diseases, and the findings that name them",
+        f"{where}, Python {platform.python_version()}. `{' '.join(['python', *sys.argv])}`",
+        about,
+        f"The true cause is said first in {right} of {len(rows)} runs; {quiet} cured runs say nothing.",
+        "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows]),
+        "What is said first, and the line that mends it:",
+        "\n".join(sentences),
+    ]
+    if healthy:
+        heads = ["run", "seed", "correct in training", "said"]
+        lines += ["Presets as they are, on a task that can be learned:"]
+        lines += ["\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *healthy])]
+    picture = "![A metric of each disease and its cure over the steps](diseases.svg)"
+    return "\n\n".join([*lines, picture]) + "\n"
 
 
 if __name__ == "__main__":
