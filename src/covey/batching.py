@@ -48,6 +48,8 @@ class Batch:
     ref_logprobs: Tensor | None = None
     selected: Tensor | None = None
     noise: Tensor | None = None
+    origin: Tensor | None = None
+    """(N,) int64: each one's place in the rollout batch it was collated in."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
 
@@ -114,8 +116,17 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         mask=mask,
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
+        origin=torch.arange(len(completions)),
         sampling_masks=masks or None,
     )
+
+
+def with_signal(batch: Batch) -> Batch:
+    """The batch, with alternating advantages where its rewards all tie, so that there is a gradient."""
+    if batch.advantages.any():
+        return batch
+    signs = 1.0 - 2.0 * (torch.arange(len(batch)) % 2)
+    return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
 def select_tokens(batch: Batch, choose: Bound[SelectionData, Tensor]) -> Batch:
