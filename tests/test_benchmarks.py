@@ -18,7 +18,7 @@ from covey.estimates import Evaluation
 from covey.rewards.base import load_rewards
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-BENCH, PATHOLOGIES, STEPS = map(importlib.import_module, ("presets", "pathologies", "partial_sums"))
+BENCH, PATHOLOGIES = map(importlib.import_module, ("presets", "pathologies"))
 
 
 @pytest.mark.parametrize("name", BENCH.PRESETS)
@@ -91,22 +91,6 @@ def test_a_pathology_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.
     assert "- KL .1, clip .2 / .2: entropy fell to 0.010 nats" in section
     assert panel.lines[0][1:] == ([0, 5], [0.5, pytest.approx(0.01)])
     assert BENCH.chart([panel], "x", 2).count("<polyline") == 3
-
-
-@pytest.mark.parametrize(
-    ("steps", "values"),
-    [
-        ("<think>7+8=5 5+9=4</think><answer>4</answer>", [1, 1, 1]),
-        ("<think>7+8=6 6+9=5</think><answer>5</answer>", [-1, 1, 1]),
-        ("<think>7+8=5 1+1=2</think><answer>5</answer>", [1, -1, -1]),
-        ("<think>7+8=5 5+9=4 4+0=4</think><answer>4</answer>", [1, 1, -1, -1]),
-        ("<answer>4</answer>", [-1]),
-        ("well", [-1]),
-    ],
-)
-def test_partial_sums_are_judged_one_by_one(steps: str, values: list[float]) -> None:
-    ends = list(range(1, len(steps) + 1))
-    assert [v for *_, v in STEPS.partial_sums(steps, "7+8+9=", ends).steps] == values
 
 
 def test_every_mistake_has_its_place_in_the_source() -> None:

@@ -20,7 +20,7 @@ from covey.errors import CoveyError, DataError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound
 from covey.objective.data import BatchData, GroupData, KLData
-from covey.types import Group, StepRewards
+from covey.types import Group
 
 CENTRED = 1e-3
 """Largest share of the summed sizes of a group's advantages that their sum may be, to be called zero."""
@@ -40,7 +40,7 @@ def with_advantages(
     for g, group in enumerate(groups):
         rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
         if len(rows):
-            _check_steps(group, algorithm)
+            _check_steps(group)
             view = _group_view(group, batch.select(rows.tolist()), penalty.response[rows])
             own = _credited(algorithm.advantage, view, group)
             own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
@@ -107,17 +107,17 @@ def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | N
     return None
 
 
-def _check_steps(group: Group, algorithm: Algorithm) -> None:
-    if "steps" not in algorithm.needs:
-        return
-    steps = group.steps or (None,) * len(group.completions)
-    for completion, given, known in zip(group.completions, steps, group.scorable, strict=True):
-        fits = isinstance(given, StepRewards) and max(given.ends, default=0) < len(completion.tokens)
-        if known and not fits:
-            raise DataError(
-                f"{group.problem.id}: {algorithm.advantage.name} credits the steps of a completion, but its "
-                "reward gave none that fit its tokens; return StepRewards(values, ends) from a reward"
-            )
+def _check_steps(group: Group) -> None:
+    """Raise DataError for a step that ends where its completion has no token, if steps are credited."""
+    for name, steps in group.steps.items() if group.credit == "step" else ():
+        for completion, given in zip(group.completions, steps, strict=True):
+            wrong = [end for end in given.ends if not 0 <= end < len(completion.tokens)]
+            if wrong:
+                raise DataError(
+                    f"{group.problem.id}: reward {name} gave a step that ends at token {wrong[0]} of a "
+                    f"completion of {len(completion.tokens)}; the ends in StepRewards(values, ends) count "
+                    "tokens from 0. A function that asks for token_ends learns where each token's text ends"
+                )
 
 
 def _group_view(group: Group, rows: Batch, penalty: Tensor) -> GroupData:
@@ -132,7 +132,7 @@ def _group_view(group: Group, rows: Batch, penalty: Tensor) -> GroupData:
         lengths=rows.mask.sum(-1).double(),
         mask=rows.mask,
         tokens=pad_sequence([torch.from_numpy(t) for t in rows.tokens], batch_first=True, padding_value=-1),
-        steps=[s for s, k in zip(group.steps or (), keep, strict=False) if k],
+        steps=[[s for s, k in zip(group.steps.get(n, ()), keep, strict=False) if k] for n in names],
         greedy_reward=group.greedy_reward,
         old_logprobs=rows.old_logprobs,
         old_collision=rows.old_collision,

@@ -116,10 +116,12 @@ def made_groups(rewards: Sequence[Sequence[float]] = REWARDS, shift: float = 0.0
                 rewards=values,
                 components={"answer": values, "style": np.full(len(values), shift) if tied else style},
                 weights={"answer": 1.0, "style": 0.5},
-                steps=tuple(
-                    StepRewards([shift] * len(s) if tied else s.tolist(), ends(len(c.tokens), len(s)))
-                    for s, c in zip(steps, completions, strict=True)
-                ),
+                steps={
+                    "answer": tuple(
+                        StepRewards([shift] * len(s) if tied else s.tolist(), ends(len(c.tokens), len(s)))
+                        for s, c in zip(steps, completions, strict=True)
+                    )
+                },
                 greedy_reward=(of_group[0] if tied else 0.5) + shift,
             )
         )

@@ -123,13 +123,12 @@ def test_rows_of_a_batch_may_stand_anywhere(name: str) -> None:
 
 
 def permuted(group: Group, order: np.ndarray) -> Group:
-    assert group.steps is not None
     return replace(
         group,
         completions=tuple(group.completions[i] for i in order),
         rewards=group.rewards[order],
         components={k: v[order] for k, v in group.components.items()},
-        steps=tuple(group.steps[i] for i in order),
+        steps={k: tuple(v[i] for i in order) for k, v in group.steps.items()},
     )
 
 

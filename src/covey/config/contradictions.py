@@ -11,7 +11,7 @@ from covey.objective.algorithms import AXES, Algorithm
 from covey.objective.bound import AnyBound
 from covey.objective.credit import process_zscore
 from covey.objective.filters import pass_rate_band
-from covey.objective.penalties import k1
+from covey.objective.penalties import KL, k1
 from covey.objective.token_weights import future_influence
 from covey.objective.value import gae
 
@@ -117,7 +117,7 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         return
     settings = chosen.all_settings
     if chosen.function is not pass_rate_band:
-        if group_size == 1:
+        if group_size == 1 and algorithm.credit == "completion":
             yield f"rollout.group_size 1: a single completion is never {chosen.name}; use filter: null"
     elif settings["low"] == 0 and settings["high"] == 1:
         yield "algorithm.filter pass_rate_band from 0 to 1 keeps every group; use filter: null, or narrow it"
@@ -192,16 +192,26 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
             yield "algorithm.kl.refresh_mix has nothing to mix: set kl.refresh_every, or leave it at 1"
         if kl.refresh_every is not None and kl.refresh_mix == 0:
             yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
-        if kl.place == "reward" and exact:
-            yield "algorithm.kl.estimator full is known in the loss only; use place loss, or estimator k1"
-        if kl.place == "reward" and kl.gradient != "formula":
-            yield "algorithm.kl.gradient has no effect in the reward, which carries none; use place loss"
+        if kl.place == "reward":
+            yield from _of_kl_in_reward(kl, algorithm)
         if exact and (kl.level != "token" or kl.gradient != "formula"):
             yield "algorithm.kl.estimator full is exact by token: leave level token and gradient formula"
         if exact and kl.target is not None:
             yield "algorithm.kl.target steers by sampled log-ratios, which estimator full does not need"
     if entropy is not None and entropy.coef == 0 and entropy.target is None:
         yield "algorithm.entropy.coef 0 weighs nothing; use entropy: null, or set a target"
+
+
+def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
+    if "full_kl" in kl.estimator.needs:
+        yield "algorithm.kl.estimator full is known in the loss only; use place loss, or estimator k1"
+    if kl.gradient != "formula":
+        yield "algorithm.kl.gradient has no effect in the reward, which carries none; use place loss"
+    if kl.level == "response" and not {"rewards", "token_rewards"} & set(algorithm.advantage.needs):
+        yield (
+            f"algorithm.kl.level response has no effect: advantage {algorithm.advantage.name} does not read "
+            "the sum that this KL is taken from; use level token"
+        )
 
 
 def _of_bounds(algorithm: Algorithm) -> Iterator[str]:

@@ -20,7 +20,7 @@ from covey.objective import (
 )
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.penalties import KL
-from covey.types import NonNegative, Positive
+from covey.types import Credit, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,6 +180,11 @@ class Algorithm:
         outside: list[AnyBound] = [c for c in (self.advantage, self.whiten, self.select_tokens) if c]
         names = {n for c in outside for n in c.needs if n.startswith("old_")}
         return bool(names) or (self.kl is not None and self.kl.place == "reward")
+
+    @property
+    def credit(self) -> Credit:
+        """Whether rewards by step are credited as such, or only each completion's sum."""
+        return "step" if "steps" in self.needs else "completion"
 
     @property
     def skips_idle(self) -> bool:

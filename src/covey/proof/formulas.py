@@ -34,8 +34,8 @@ class Row:
     """Each reward function's value; NaN where it does not apply."""
     weights: Mapping[str, float]
     truncated: bool
-    steps: Sequence[tuple[int, int, float]] | None = None
-    """(first token, one after the last, value) of each reasoning step."""
+    steps: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
+    """(first token, one after the last, value) of each reasoning step, by the function that judged them."""
     kept: Sequence[Sequence[int]] | None = None
     """(T,) lists of the tokens that top-p or top-k had left to draw from; None: all."""
     greedy: float | None = None
@@ -109,24 +109,33 @@ def mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
 
 
 def process_zscore(rows: Sequence[Row], s: Settings) -> list[Tensor]:
-    """All step rewards of the group z-scored together, then credited to the tokens of the steps."""
-    values = [value for row in rows for _, _, value in row.steps or ()]
-    scores = iter(zscores(values, s["ddof"], s["eps"]) if values else ())
-    advantages = []
-    for row in rows:
-        own = [next(scores) for _ in row.steps or ()]
-        advantage, start = torch.zeros(len(row.tokens), dtype=torch.float64), 0
-        for k, (_, end, _) in enumerate(row.steps or ()):
-            worst = max(j for j, v in enumerate(own) if v == min(own))
-            credit = {
-                "own_step": own[k],
-                "sum_to_go": math.fsum(own[k:]),
-                "min_form": min(own) if k <= worst else 0.0,
-            }
-            advantage[start:end] = credit[s["credit"]]
-            start = end
-        advantages.append(advantage)
+    """Function by function: its values, or all its steps' rewards, z-scored for their tokens and weighted."""
+    advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
+    for name, weight in rows[0].weights.items():
+        if name in rows[0].steps:
+            values = [value for row in rows for _, _, value in row.steps[name]]
+            scores = iter(zscores(values, s["ddof"], s["eps"]) if values else ())
+            for row, advantage in zip(rows, advantages, strict=True):
+                own = [next(scores) for _ in row.steps[name]]
+                for k, (start, end, _) in enumerate(row.steps[name]):
+                    advantage[start:end] += weight * step_credit(own, k, s["credit"])
+        else:
+            known = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
+            values = [rows[i].components[name] for i in known]
+            for i, score in zip(known, zscores(values, s["ddof"], s["eps"]) if values else (), strict=True):
+                advantages[i] += weight * score
     return advantages
+
+
+def step_credit(scores: Sequence[float], k: int, how: str) -> float:
+    """What the tokens of step ``k`` get of a completion's scored steps."""
+    worst = max(j for j, v in enumerate(scores) if v == min(scores))
+    options = {
+        "own_step": scores[k],
+        "sum_to_go": math.fsum(scores[k:]),
+        "min_form": min(scores) if k <= worst else 0.0,
+    }
+    return options[how]
 
 
 def prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -> list[Tensor]:

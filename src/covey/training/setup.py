@@ -22,7 +22,7 @@ from covey.models.load import device_memory, load_policy
 from covey.models.reference import Reference
 from covey.prompts import encode, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
-from covey.rewards.preflight import check_columns, check_references, rehearse
+from covey.rewards.preflight import check_columns, check_references, check_steps, rehearse
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -54,18 +54,13 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         LEARNED,
         options.faults.around,
     )
-    source = checked(source, rewards, config, console)
+    source = checked(source, rewards, loaded, console)
     set_process(config)
     policy = load_policy(loaded, texts_of(source, config))
     rewards.decode = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     for note in unseen_by_model(policy, [*source.train, *source.test], config):
         console.say(note, "yellow")
-    if "steps" in algorithm.needs and len(rewards) > 1:
-        console.say(
-            f"{algorithm.advantage.name} learns from step rewards alone; rewards without steps are "
-            "measured, not trained on"
-        )
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
     run = Run(
@@ -204,8 +199,9 @@ def resume(run: Run, memory: Mapping[str, int]) -> None:
     (folder.path / RECORD).unlink(missing_ok=True)
 
 
-def checked(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+def checked(source: Source, rewards: Rewards, loaded: Loaded, console: RunConsole) -> Source:
     """The problems that can be used, after every check that needs no model."""
+    config = loaded.config
     for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
         if value and not source.test:
             raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
@@ -235,7 +231,9 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    rehearse(source.train[0], rewards)
+    tried = rehearse(source.train[0], rewards)
+    if config.method == "rl" and loaded.algorithm.credit == "step":
+        check_steps(tried, rewards, loaded.algorithm.advantage.name)
     train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
     test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
     for row, why in {**bad, **bad_too}.items():
