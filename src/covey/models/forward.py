@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from covey.models.compiled import pick_ops
 from covey.models.linear import FusedLinear
 from covey.models.ops import Heads, Ops, Rotation, Sequences
+from covey.models.packing import Packed
 
 LLAMA_SHAPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
@@ -38,6 +39,24 @@ def supported(model: PreTrainedModel) -> bool:
         and getattr(config, "hidden_act", "") == "silu"
         and (window is None or window >= config.max_position_embeddings)
     )
+
+
+def hidden_states(
+    decoder: Decoder | None, packed: Packed, states: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The hidden states that predict: (M, D).
+
+    ``states`` runs padded tokens (N, S) with their mask where no own forward knows the architecture.
+    """
+    if decoder is not None:
+        attend = decoder.packed(packed.positions, packed.sequences)
+        return decoder(packed.tokens, attend)[packed.sources]
+    index, real = packed.padded()
+    found = states(packed.tokens[index], real.long())
+    first = packed.completions[:, 1] - 1
+    column = torch.arange(packed.place.shape[1], device=index.device)
+    row = torch.arange(len(index), device=index.device)[:, None]
+    return found[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
 
 
 class Layer(nn.Module):
