@@ -40,6 +40,7 @@ HEALTHY: dict[str, float] = {
     "mismatch/mean": 1e-4,
     "kl/completion_k1": 1.0,
     "text/repetition": 0.05,
+    "value/explained_variance": 0.4,
     "reward/correlation/answer/format": 0.2,
 }
 
@@ -90,6 +91,7 @@ def held_out(*accuracies: float, reward: float | None = None) -> list[dict[str, 
         ),
         ({}, {"kl/completion_k1": 30.0}, (), "drifted far from the reference", "kl.coef"),
         ({}, {"text/repetition": 0.9}, (), "repeats itself", "algorithm.kl"),
+        ({}, {"value/explained_variance": -2.0}, (), "values are worse than a constant", "critic.lr"),
         ({}, {"reward/mean": 0.2}, (), "the reward has not moved", "three times"),
     ],
 )

@@ -18,7 +18,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 OpenShare = Annotated[float, Gt(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
 
-Credit = Literal["completion", "step"]
+Credit = Literal["completion", "step", "token"]
 
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 """A chat: ``[{"role": "user", "content": "..."}, ...]``."""
@@ -210,9 +210,12 @@ class Group:
         """Whether all rewards are equal, compared one by one, so that the group teaches nothing.
 
         By step, these are the step rewards of each function that gives any and the values of each other one.
+        By token a completion is compared with a critic's values, so that whatever is scored teaches.
         """
         if self.credit == "completion":
             return len(set(self.rewards[self.scorable].tolist())) < 2
+        if self.credit == "token":
+            return not self.scorable.any()
         return all(len(set(of)) < 2 for name, of in self._compared.items() if self.weights.get(name, 1.0))
 
     @property

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -169,10 +169,9 @@ def made_batch(algorithm: Algorithm, groups: Sequence[Group], dtype: torch.dtype
     batch = replace(batch, **known)
     if algorithm.old == "sampler":
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
-    if "values" in algorithm.needs:
-        batch = replace(batch, advantages=from_critic(algorithm, batch))
-    else:
-        batch = with_advantages(batch, groups, algorithm)
+    if algorithm.critic is not None:
+        batch = replace(batch, values=per_token("values")[rows, : batch.mask.shape[1]])
+    batch = with_advantages(batch, groups, algorithm)
     changed = {
         f.name: getattr(batch, f.name).to(dtype)
         for f in fields(batch)
@@ -182,23 +181,24 @@ def made_batch(algorithm: Algorithm, groups: Sequence[Group], dtype: torch.dtype
     return replace(batch, selected=algorithm.select_tokens(batch)) if algorithm.select_tokens else batch
 
 
-def from_critic(algorithm: Algorithm, batch: Batch) -> Tensor:
-    """Generalized advantages with a made-up critic, the reward at the last token."""
-    last = batch.mask & (batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True))
-    rewards = batch.rewards.nan_to_num()[:, None] * last
-    values = per_token("values")[identities(batch), : batch.mask.shape[1]]
-    return algorithm.advantage(SimpleNamespace(token_rewards=rewards, values=values, mask=batch.mask))
+class Leaves(NamedTuple):
+    """What carries gradient, by completion id."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    collision: Tensor
+    full_kl: Tensor
 
 
-def leaves(dtype: torch.dtype = torch.float64) -> TokenScores:
+def leaves(dtype: torch.dtype = torch.float64) -> Leaves:
     """What the policy being trained says of every token: the only things that carry gradient."""
     of = lambda name: per_token(name).to(dtype, copy=True).requires_grad_()
-    return TokenScores(of("logprobs"), of("entropy"), of("old_collision"), of("full_kl"))
+    return Leaves(of("logprobs"), of("entropy"), of("old_collision"), of("full_kl"))
 
 
 def evaluated(
     algorithm: Algorithm, batch: Batch, budget: int = 10**9, skip_idle: bool = False
-) -> tuple[Tensor, TokenScores]:
+) -> tuple[Tensor, Leaves]:
     """Loss of an optimizer step on the batch, cut by ``budget``, and the gradient by completion id."""
     policy = leaves(batch.advantages.dtype)
     total = policy.logprobs.new_zeros(())
@@ -212,11 +212,11 @@ def evaluated(
     return total, gradient(policy)
 
 
-def gradient(policy: TokenScores) -> TokenScores:
-    return TokenScores(*(torch.zeros_like(p) if p.grad is None else p.grad for p in policy))
+def gradient(policy: Leaves) -> Leaves:
+    return Leaves(*(torch.zeros_like(p) if p.grad is None else p.grad for p in policy))
 
 
-def inputs_of(batch: Batch, policy: TokenScores, **changes) -> LossInputs:
+def inputs_of(batch: Batch, policy: Leaves, **changes) -> LossInputs:
     """The whole batch as one micro-batch's inputs, some of them replaced."""
     rows, width = identities(batch), batch.mask.shape[1]
     given = {

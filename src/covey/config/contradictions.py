@@ -13,7 +13,7 @@ from covey.objective.credit import process_zscore
 from covey.objective.filters import pass_rate_band
 from covey.objective.penalties import KL, k1
 from covey.objective.token_weights import future_influence
-from covey.objective.value import gae
+from covey.objective.value import Critic, gae
 
 NEEDS_SIBLINGS = set(AXES["advantage"]) - {reward, greedy_baseline, process_zscore, gae}
 COLDEST = 0.01
@@ -34,6 +34,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
         _of_kl(algorithm),
         _of_bounds(algorithm),
         _of_tokens(algorithm),
+        _of_critic(algorithm),
     )
     return [message for rule in rules for message in rule]
 
@@ -42,6 +43,11 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """The same for a reinforcement run's whole config."""
     rollout, train, guards = config.rollout, config.train, config.guards
     yield from contradictions(algorithm, rollout.group_size, updates_of(config))
+    if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
+        yield (
+            f"algorithm.critic.warmup {algorithm.critic.warmup}: the policy never learns in "
+            f"{train.steps} steps (train.steps); use fewer"
+        )
     if rollout.temperature < COLDEST:
         yield (
             f"rollout.temperature {rollout.temperature:g}: completions of a prompt would all be the same, so "
@@ -107,8 +113,6 @@ def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
             f"rollout.group_size 1: {advantage} compares siblings, so every advantage would be 0; use 2 or "
             "more (8 is usual), or algorithm reinforce or remax"
         )
-    if "values" in algorithm.needs:
-        yield f"algorithm.advantage {advantage} needs a critic's values, which covey does not train yet"
 
 
 def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
@@ -240,3 +244,17 @@ def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
         yield "algorithm.select_tokens is empty, but `selected` is asked for: name one, such as top_entropy"
     if algorithm.select_tokens is not None and "selected" not in algorithm.needs:
         yield "algorithm.select_tokens selects tokens that nothing uses: add token_weights or remove it"
+
+
+def _of_critic(algorithm: Algorithm) -> Iterator[str]:
+    critic, asked = algorithm.critic, "values" in algorithm.needs
+    if asked and critic is None:
+        yield f"algorithm.advantage {algorithm.advantage.name} needs a critic's values: set critic: own"
+    if critic is None:
+        return
+    if not asked:
+        yield "algorithm.critic learns values that no advantage reads; use advantage gae, or critic: null"
+    if critic.trunk == "policy" and critic.model is not None:
+        yield "algorithm.critic.model has no effect with trunk policy; use trunk own, or model: null"
+    if critic.trunk == "own" and critic.pull != Critic().pull:
+        yield "algorithm.critic.pull has no effect with trunk own, whose gradient never reaches the policy"

@@ -188,6 +188,22 @@ def _narrow(seen: Seen) -> str | None:
     )
 
 
+@rule(
+    Try("a smaller algorithm.critic.lr"),
+    Try(
+        "algorithm.critic.warmup, steps in which only the critic learns",
+        ("algorithm.critic.warmup", operator.gt, 0),
+    ),
+    Try("algorithm.critic.lam 1, so that it learns what was paid", ("algorithm.critic.lam", operator.eq, 1)),
+)
+def _blind_critic(seen: Seen) -> str | None:
+    """A critic whose values are no better than a constant, when it should know."""
+    explained = seen.late("value/explained_variance")
+    if not explained < 0.0:
+        return None
+    return f"the critic's values are worse than a constant (explained variance {explained:.2g})"
+
+
 @rule(*SMALLER_STEPS, PULL)
 def _worse(seen: Seen) -> str | None:
     if not seen.fell() or _farming(seen):

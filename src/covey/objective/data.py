@@ -107,6 +107,10 @@ class GroupData:
     """(G, T) float32."""
     old_collision: Tensor | None
     """(G, T) float32: sum_v pi(v)^2."""
+    token_rewards: Tensor
+    """(G, T) float64: what each token is paid; they sum to ``rewards``."""
+    values: Tensor | None
+    """(G, T) float64: a critic's, of what was read before the token."""
 
 
 @dataclass(frozen=True)

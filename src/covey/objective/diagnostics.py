@@ -133,6 +133,28 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     return metrics
 
 
+def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -> dict[str, float]:
+    """How well a critic's values tell what is paid from there on; overall and by quarter of a completion.
+
+    The explained variance is 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for any constant, below 0 for
+    one that is worse. (N, T) each.
+    """
+    if values is None or returns is None or not mask.any():
+        return {}
+    quarter = (4 * (mask.cumsum(-1) - 1) / mask.sum(-1, keepdim=True).clamp(min=1)).long()
+    metrics = {"value/mean": float(values[mask].double().mean())}
+    for name, where in (("", mask), *((f"/quarter_{q + 1}", mask & (quarter == q)) for q in range(4))):
+        found, due = values[where].double(), returns[where].double()
+        if len(due) > 1:
+            spread = float(due.var(correction=0))
+            metrics[f"value/error{name}"] = float((due - found).square().mean().sqrt())
+            if spread > 0:
+                metrics[f"value/explained_variance{name}"] = (
+                    1 - float((due - found).var(correction=0)) / spread
+                )
+    return metrics
+
+
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards, dead groups, lengths, truncation and texts of a step's groups."""
     rewards = np.concatenate([g.rewards for g in groups])

@@ -148,18 +148,20 @@ class RunFolder:
         trained: Sequence[Group],
         advantages: Sequence[np.ndarray],
         filtered: Sequence[Group] = (),
+        further: Mapping[str, Sequence[np.ndarray]] | None = None,
     ) -> None:
         """Log a step's completions: text and rewards as JSONL, token arrays as npz.
 
-        ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
-        of filtered ones, which come after, are 0.
+        ``advantages``, and what ``further`` names, hold one (T,) array per completion, in the order of the
+        trained groups; those of filtered ones, which come after, are 0.
         """
         groups = [*trained, *filtered]
         if not groups:
             return
         name = self.path / "rollouts" / f"step_{step:06d}"
         completions = [c for g in groups for c in g.completions]
-        advantages = [*advantages, *(np.zeros(len(c.tokens)) for g in filtered for c in g.completions)]
+        none = [np.zeros(len(c.tokens)) for g in filtered for c in g.completions]
+        advantages = [*advantages, *none]
         places = [(number, sample) for number, g in enumerate(groups) for sample in range(len(g.completions))]
         lines = [
             {
@@ -182,6 +184,7 @@ class RunFolder:
             ends=np.cumsum([len(c.tokens) for c in completions]),
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
+            **{k: np.concatenate([*v, *none]).astype(np.float32) for k, v in (further or {}).items()},
             **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
         )
         write_file(name.with_suffix(".npz"), arrays)

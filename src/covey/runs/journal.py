@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covey.batching import Batch, trained_advantages
+from covey.batching import Batch, by_completion
 from covey.console import RunConsole
 from covey.rollout import RolloutBatch
 from covey.runs.clock import Clock
@@ -52,7 +52,9 @@ class Journal:
         self, step: int, rollout: RolloutBatch, batch: Batch, epochs: int, metrics: Mapping[str, float]
     ) -> dict[str, float]:
         """Log a step of reinforcement: completions with the advantages they got, metrics, times."""
-        self.folder.write_rollouts(step, rollout.groups, trained_advantages(batch), rollout.filtered)
+        per_token = {"advantages": batch.advantages, "values": batch.values}
+        kept = {name: by_completion(batch, rows) for name, rows in per_token.items() if rows is not None}
+        self.folder.write_rollouts(step, rollout.groups, kept.pop("advantages"), rollout.filtered, kept)
         groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
         self.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))

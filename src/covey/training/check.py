@@ -19,7 +19,7 @@ from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
-from covey.models.policy import weights_hash
+from covey.models.policy import Policy, weights_hash
 from covey.rollout import Rollouts
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
@@ -58,7 +58,7 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             sampled = next(rollouts.after(0, {}, run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups, now = sampled.groups or sampled.filtered, run.state.coefficients
-            batch = _with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
+            batch = _with_signal(prepare(groups, run.learner, algorithm, config, old, now, 0, run.critic))
             minibatch = next(updates(batch, algorithm, config, old, step=0))
             console.doing("measuring")
             rollout = config.rollout
@@ -76,7 +76,9 @@ def _with_signal(batch: Batch) -> Batch:
     return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
-def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:
+def claims(
+    learner: Learner[Policy], sampler: Sampler, objective: PolicyObjective, batch: Batch
+) -> Iterator[Claim]:
     """Measure each claim on a minibatch."""
     whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE, 1))
     difference = float((whole - single).norm() / whole.norm().clamp(min=1e-30))
@@ -120,7 +122,7 @@ def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch
     )
 
 
-def _gradient(learner: Learner, objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
+def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
     """The gradient of an optimizer step on a batch, flat, computed in pieces of ``tokens``."""
     learner.clear()
     learner.micro_tokens = tokens
@@ -132,11 +134,11 @@ def _gradient(learner: Learner, objective: PolicyObjective, batch: Batch, tokens
     return flat
 
 
-def _logprobs(learner: Learner, objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
+def _logprobs(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
     learner.micro_tokens = tokens
     return learner.score(batch, objective.temperature).logprobs
 
 
-def _tolerance(learner: Learner, value: float) -> float:
+def _tolerance(learner: Learner[Policy], value: float) -> float:
     """bfloat16 rounds 2^16 times coarser than float32; measured gaps are about 100 times larger."""
     return value if learner.policy.parameters[0].dtype == torch.float32 else 200 * value

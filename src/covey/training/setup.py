@@ -19,7 +19,9 @@ from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.machine import available_threads
 from covey.models.load import device_memory, load_policy
+from covey.models.policy import Policy
 from covey.models.reference import Reference
+from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.prompts import encode, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns, check_references, check_steps, rehearse
@@ -63,9 +65,11 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
+    critic = load_critic(policy, loaded)
+    pace = algorithm.critic.lr / config.train.lr if algorithm.critic and config.train.lr else 1.0
     run = Run(
         loaded=loaded,
-        learner=Learner(policy, config.train, reference),
+        learner=Learner(policy, config.train, reference, head=policy.value, pace=pace),
         sampler=LocalSampler(policy, config.rollout.max_running, options.faults),
         rewards=rewards,
         train_set=train_set,
@@ -75,6 +79,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
         state=State(coefficients=first(algorithm)),
+        critic=critic,
     )
     try:
         connect(run)
@@ -83,6 +88,23 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         run.journal.folder.close()
         raise
     return run
+
+
+def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
+    """The critic that the algorithm asks for; None where it is a head on the policy, or nothing.
+
+    Raises ConfigError for a model that cannot be it.
+    """
+    config, critic = loaded.config, loaded.algorithm.critic
+    if critic is None or config.method != "rl":
+        return None
+    if critic.trunk == "policy":
+        add_value_head(policy)
+        return None
+    model = load_value_model(critic.model, loaded.folder, policy) if critic.model else begun_from(policy)
+    if model.decoder is not None:
+        model.decoder.recompute = config.train.recompute_layers
+    return Learner(model, config.train.model_copy(update={"lr": critic.lr}))
 
 
 def connect(run: Run) -> None:
@@ -102,6 +124,8 @@ def connect(run: Run) -> None:
         run.journal.event(run.state.step, "out of memory", running=running)
 
     run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
+    if run.critic is not None:
+        run.critic.before_micro_batch, run.critic.when_halved = before_micro_batch, when_halved
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
 
@@ -144,14 +168,18 @@ def plan_memory(run: Run) -> dict[str, int]:
     device = learner.policy.device
     shape, there = shape_of(learner.policy), device_memory(device)
     copied = learner.reference is not None and learner.reference.has_weights
-    program = program_bytes(device, shape.parameters * shape.number * (1 + copied))
+    models = 1 + copied + (run.critic is not None)
+    program = program_bytes(device, shape.parameters * shape.number * models)
     longest = max(len(p.tokens) for p in run.train_set)
-    expect = partial(forecast, shape, config, longest, reference=copied, program=program)
+    critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
+    expect = partial(forecast, shape, config, longest, reference=copied, program=program, critic=critic)
     wanted = config.train.tokens_per_micro_batch
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     again = before.get("configured") == wanted
     tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
     learner.micro_tokens = tokens
+    if run.critic is not None:
+        run.critic.micro_tokens = tokens
     roles = expect(tokens)
     total = sum(roles.values())
     parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
