@@ -226,6 +226,7 @@ MUTANTS = [
         "objective/controllers.py",
         ("error unclipped", "min(max(kl / target - 1, -0.2), 0.2)", "kl / target - 1"),
         ("entropy steered away", "step if entropy < target else -step", "step if entropy > target else -step"),
+        ("KL steered by token", 'adaptive_kl(coef, metrics["kl/completion_k1"]', 'adaptive_kl(coef, metrics["kl/token_k1"]'),
     ),
     *of(
         "objective/filters.py",
@@ -316,10 +317,6 @@ MUTANTS = [
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose)", "else replace(minibatch, selected=select_tokens(batch, choose).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
     ),
     *of(
-        "training/coefficients.py",
-        ("KL steered by token", 'adaptive_kl(coef, metrics["kl/completion_k1"]', 'adaptive_kl(coef, metrics["kl/token_k1"]'),
-    ),
-    *of(
         "training/run.py",
         ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
         ("learning rate of the next step", "learning_rate(step, config.train)", "learning_rate(step + 1, config.train)"),
@@ -368,7 +365,7 @@ MUTANTS = [
     *of(
         "rollout.py",
         ("a sampled greedy baseline", "replace(params, temperature=0.0)", "params"),
-        ("a cursor that forgets resampling", "cursor + used,\n", "cursor + min(used, wanted),\n"),
+        ("a cursor that forgets resampling", "Position(cursor + used,", "Position(cursor + min(used, wanted),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("draws alike in every epoch", "prompted.problem.id, epoch)", "prompted.problem.id)"),
         ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),

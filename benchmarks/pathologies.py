@@ -28,12 +28,13 @@ from covey.console import RunConsole
 from covey.insight.explain import Seen, explain
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
-from covey.rollout import Rollouts
+from covey.rollout import Position, Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
 from covey.tasks.generated import problems
 from covey.tasks.sums import LAST_DIGIT
-from covey.training.rl import PolicyObjective, prepare
+from covey.training.objectives import PolicyObjective
+from covey.training.rl import prepare
 from covey.training.setup import set_up
 from presets import RESULTS, ROOT, VERDICT, Panel, Settings, chart, cold_start, config_of, merged, trained
 
@@ -196,7 +197,7 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[f
         objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
         old = old_logprob_source(algorithm, run.sampler, updates=1)
         found = []
-        for step, sampled in zip(range(batches), source.after(0, {}, lambda *_: None), strict=False):
+        for step, sampled in zip(range(batches), source.after(0, Position(), lambda *_: None), strict=False):
             batch = prepare(sampled.groups, learner, algorithm, loaded.config, old, now, step)
             learner.forward_backward(batch, objective)
             gradients = [m.grad for m in learner.optimizer.masters]

@@ -7,10 +7,9 @@ follow from the seed, so a run that resumes at a cursor continues exactly as it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
-from typing import Any
 
 import torch
 
@@ -32,6 +31,20 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class Position:
+    """Where the data is after a batch, and what was counted up to it. A checkpoint holds it as JSON."""
+
+    cursor: int = 0
+    """Problems taken from the data, epoch after epoch."""
+    difficulty: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """``Difficulty.state``, where sampling follows it."""
+    unjudged: Sequence[tuple[int, int]] = ()
+    """Failures and scores of the last steps."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """How often in a row a reward has refused a correct canary."""
+
+
+@dataclass(frozen=True)
 class RolloutBatch:
     """The groups of one training step, and all that sampling them has changed."""
 
@@ -39,8 +52,8 @@ class RolloutBatch:
     """To be trained on."""
     filtered: list[Group]
     """Sampled and scored, but left out by the algorithm's filter."""
-    position: Mapping[str, Any]
-    """Where the data is after this batch, as JSON: what ``Rollouts.after`` continues from."""
+    position: Position
+    """Where the data is after this batch: what ``Rollouts.after`` continues from."""
     version: int
     """Optimizer steps that the sampling policy had seen."""
     scoring: ScoringStats
@@ -75,23 +88,23 @@ class Rollouts:
         """Whether what is sampled follows from how hard problems were."""
         return self.rollout.curriculum != "off" or self.rollout.adapt_group_size
 
-    def after(self, step: int, position: Mapping[str, Any], progress: Progress) -> Iterator[RolloutBatch]:
-        """The batches of this step and the later ones; ``position`` is that of the batch before, or empty.
+    def after(self, step: int, position: Position, progress: Progress) -> Iterator[RolloutBatch]:
+        """The batches of this step and the later ones; ``position`` is that of the batch before.
 
         A batch that is not finished leaves no trace: what it would have changed travels with it.
         """
         difficulty = Difficulty(len(self.problems))
-        difficulty.load(position.get("difficulty", {}))
+        difficulty.load(position.difficulty)
         for number in count(step):
             batch = self._sample(number, position, difficulty, progress)
             position = batch.position
             yield batch
 
     def _sample(
-        self, step: int, position: Mapping[str, Any], difficulty: Difficulty, progress: Progress
+        self, step: int, position: Position, difficulty: Difficulty, progress: Progress
     ) -> RolloutBatch:
         """The groups of a step. Filtered ones are replaced in at most ``max_resampling_rounds`` rounds."""
-        wanted, cursor = self.rollout.prompts_per_step, int(position.get("cursor", 0))
+        wanted, cursor = self.rollout.prompts_per_step, position.cursor
         scorer = Scorer(self.rewards, step)
         seen: dict[int, Group] = {}
         kept: list[Group] = []
@@ -106,8 +119,8 @@ class Rollouts:
                 seen[index] = group
                 (kept if self._wanted(group) else filtered).append(group)
         groups = [*kept, *filtered]
-        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.get("refused", {}))
-        unjudged = count_failures(position.get("unjudged", ()), groups, self.rewards.max_infra)
+        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.refused)
+        unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         for index, group in seen.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
@@ -118,12 +131,8 @@ class Rollouts:
             **_kept_tokens(groups),
             **(difficulty.metrics() if self._remembers else {}),
         }
-        after = {
-            "cursor": cursor + used,
-            "difficulty": difficulty.state() if self._remembers else {},
-            "unjudged": list(unjudged),
-            "refused": dict(refused),
-        }
+        remembered = difficulty.state() if self._remembers else {}
+        after = Position(cursor + used, remembered, unjudged, refused)
         return RolloutBatch(kept, filtered, after, self.sampler.version, scorer.stats, metrics)
 
     def _choose(

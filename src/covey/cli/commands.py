@@ -16,8 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from covey.console import Output, tolerant_output
 from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
-from covey.supervisor import CRASHED, works_in
-from covey.supervisor import main as supervised
+from covey.parent import CRASHED, works_in
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -155,8 +154,8 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
-    from covey.training.check import check as measure
-    from covey.training.check_run import check_run
+    from covey.proof.check import check as measure
+    from covey.proof.check_run import check_run
 
     console = RunConsole(quiet=as_json)
     findings = [*(check_run(config, steps, console) if config.is_dir() else ()), *measure(loaded, console)]
@@ -297,13 +296,8 @@ def _tell(as_json: bool, lines: Iterable[str]) -> None:
         print(line, file=sys.stderr)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a user's mistake ends in one message and an exit code, never a traceback.
-
-    Without ``arguments`` it runs the command line's, in a child.
-    """
-    if arguments is None:
-        return supervised()
+def main(arguments: Sequence[str]) -> int:
+    """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
     with tolerant_output():
         try:
             code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
@@ -342,7 +336,3 @@ def _exited(caught: SystemExit) -> CoveyError:
     )
     error.code = CRASHED
     return error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -32,7 +32,7 @@ from covey.objective.value import Critic
 
 OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
-FEW = 40
+FEW_WORDS = 40
 """So many valid words are listed where none is near."""
 
 
@@ -96,7 +96,7 @@ def _choice(axis: str, current: AnyBound | None, value: object, folder: Path) ->
     return Bound(function, _checked(f"algorithm.{axis}", function, settings))
 
 
-def _function(axis: str, named: str | Callable[..., Any], folder: Path) -> Callable[..., Any]:
+def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
     known = _names(axis)
     if callable(named) and named in known.values():
         return named
@@ -119,7 +119,7 @@ def _function(axis: str, named: str | Callable[..., Any], folder: Path) -> Calla
     return function
 
 
-def _own(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+def _own(function: Callable[..., object], folder: Path) -> Callable[..., object]:
     """A function that Python gave, with its name in a config; an object that is called, as a function."""
     named = function if isfunction(function) else partial(function)
     vars(named).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
@@ -130,7 +130,7 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
     return {f.__name__: f for f in AXES[axis]}
 
 
-def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> Any:
+def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> KL | Entropy | Critic:
     """`kl`, `entropy` and `critic` are records of plain settings; a bare number or name is short for one."""
     short = "trunk" if kind is Critic else "coef"
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {short: value}
@@ -146,7 +146,9 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path) ->
     return replace(record, **settings)
 
 
-def _checked(where: str, function: Callable[..., Any], settings: Mapping[str, object]) -> dict[str, object]:
+def _checked(
+    where: str, function: Callable[..., object], settings: Mapping[str, object]
+) -> dict[str, object]:
     """Settings validated against a function's keyword-only parameters and their types."""
     try:
         known = parameters_of(function)
@@ -216,4 +218,4 @@ def hint(word: str, known: Iterable[str]) -> str:
     words = sorted(map(str, known))
     if likely := near(word, words, 0.6):
         return meant(likely)
-    return f"; known: {', '.join(words)}" if len(words) <= FEW else ""
+    return f"; known: {', '.join(words)}" if len(words) <= FEW_WORDS else ""

@@ -7,7 +7,7 @@ difference. The names of the loss are read together, under TRL's defaults for th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from covey.errors import ConfigError
 
@@ -58,9 +58,9 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
 """Counted in optimizer steps by TRL, in rollout batches by covey: the same with one update per batch."""
 
-Loss: TypeAlias = Mapping[str, Any]
+TrlLoss: TypeAlias = Mapping[str, object]
 """Values of TRL's names of the loss, as YAML gives them."""
-LOSS: Loss = {
+LOSS: TrlLoss = {
     "loss_type": "dapo",
     "beta": 0.0,
     "epsilon": 0.2,
@@ -250,7 +250,7 @@ def value_of(name: str, value: object) -> object:
     return known[value]
 
 
-def algorithm_of(given: Loss) -> dict[str, object]:
+def algorithm_of(given: TrlLoss) -> dict[str, object]:
     """TRL's loss as a config's `algorithm` block: the names given, TRL's defaults for the others.
 
     Raises ConfigError for what TRL itself would refuse or ignore, and for what covey cannot do exactly.
@@ -283,12 +283,12 @@ def algorithm_of(given: Loss) -> dict[str, object]:
     }
 
 
-def _clip(loss: Loss) -> dict[str, object]:
+def _clip(loss: TrlLoss) -> dict[str, object]:
     high = loss["epsilon"] if loss["epsilon_high"] is None else loss["epsilon_high"]
     return {"name": "clip", "clip_low": loss["epsilon"], "clip_high": high, "dual_clip": loss["delta"]}
 
 
-def _cispo(loss: Loss) -> dict[str, object]:
+def _cispo(loss: TrlLoss) -> dict[str, object]:
     cap = loss["epsilon_high"]
     if cap is None:
         raise ConfigError(
@@ -298,12 +298,12 @@ def _cispo(loss: Loss) -> dict[str, object]:
     return {"name": "cispo", "cap": cap}
 
 
-def _sapo(loss: Loss) -> dict[str, object]:
+def _sapo(loss: TrlLoss) -> dict[str, object]:
     up, down = loss["sapo_temperature_pos"], loss["sapo_temperature_neg"]
     return {"name": "sapo", "tau_up": up, "tau_down": down}
 
 
-def _vespo(loss: Loss) -> dict[str, object]:
+def _vespo(loss: TrlLoss) -> dict[str, object]:
     signs = {"up": "pos", "down": "neg"}
     powers = {f"k_{ours}": loss[f"vespo_k_{theirs}"] for ours, theirs in signs.items()}
     return {
@@ -314,7 +314,7 @@ def _vespo(loss: Loss) -> dict[str, object]:
 
 
 _CLIPPED = (_clip, ("epsilon", "epsilon_high", "delta"))
-_SURROGATES: Mapping[str, tuple[Callable[[Loss], dict[str, object]], tuple[str, ...]]] = {
+_SURROGATES: Mapping[str, tuple[Callable[[TrlLoss], dict[str, object]], tuple[str, ...]]] = {
     "grpo": _CLIPPED,
     "dr_grpo": _CLIPPED,
     "dapo": _CLIPPED,
@@ -336,7 +336,7 @@ _REDUCTIONS = {
 }
 
 
-def _advantage(loss: Loss) -> dict[str, object]:
+def _advantage(loss: TrlLoss) -> dict[str, object]:
     scale = loss["scale_rewards"]
     scale = ("none", "group")[scale] if isinstance(scale, bool) else scale
     aggregation = loss["multi_objective_aggregation"]
@@ -354,7 +354,7 @@ def _advantage(loss: Loss) -> dict[str, object]:
     return known[scale]
 
 
-def _ratio(loss: Loss) -> str:
+def _ratio(loss: TrlLoss) -> str:
     kind, level = loss["loss_type"], loss["importance_sampling_level"]
     if level not in ("token", "sequence"):
         raise ConfigError(f"importance_sampling_level: {level!r} is none of TRL's: token, sequence")
@@ -367,7 +367,7 @@ def _ratio(loss: Loss) -> str:
     return str(level)
 
 
-def _kl(loss: Loss, given: Loss) -> dict[str, object] | None:
+def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
     beta, corrected = loss["beta"], loss["use_bias_correction_kl"]
     synced = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(given)
     if synced and not loss["sync_ref_model"]:
@@ -388,7 +388,7 @@ def _kl(loss: Loss, given: Loss) -> dict[str, object] | None:
     return kl
 
 
-def _entropy(loss: Loss) -> dict[str, object] | None:
+def _entropy(loss: TrlLoss) -> dict[str, object] | None:
     if loss["entropy_coef"] == 0 or loss["entropy_coef"] is None:
         return None
     if _REDUCTIONS[str(loss["loss_type"])] != "token_mean":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Template
 
+from covey.insight.explain import Records
 from covey.runs.atomic import write_file
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 320, 56, 16, 40, 44
@@ -48,9 +47,7 @@ SVG = Template(
 )
 
 
-def write_curve(
-    path: Path, title: str, metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]
-) -> None:
+def write_curve(path: Path, title: str, metrics: Records, evals: Records) -> None:
     """Draw a run's `metrics.jsonl` and `evals.jsonl` records."""
     known = [(m["step"] + 1, m["accuracy"]) for m in metrics if m.get("accuracy") is not None]
     last = max([1, *(step for step, _ in known), *(e["step"] for e in evals)])
@@ -61,7 +58,7 @@ def write_curve(
     def y(share: float) -> float:
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share, 1)
 
-    def points(name: str) -> list[dict[str, Any]]:
+    def points(name: str) -> list[dict[str, float]]:
         return [
             {"x": x(e["step"]), "y": y(e[name]), "low": y(e[f"{name}/low"]), "high": y(e[f"{name}/high"])}
             for e in evals

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from covey.types import Messages, Problem
 
-SHORT = 200
+SHORT_PROMPT = 200
 LOOKED_AT = 256
 """Problems among which a simple example is looked for."""
 ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -70,7 +70,7 @@ def _simple(problem: Problem) -> bool:
     prompt = problem.prompt
     system, text = spoken(prompt)
     alone = isinstance(prompt, str) or len(prompt) == 1 + bool(system)
-    return alone and (system + text).isprintable() and 0 < len(text) <= SHORT
+    return alone and (system + text).isprintable() and 0 < len(text) <= SHORT_PROMPT
 
 
 def _text(message: Mapping[str, object]) -> str:

@@ -13,7 +13,7 @@ from covey.config.schema import Train
 from covey.errors import ConfigError
 
 
-def adamw(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
+def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
     """The optimizer a config asks for. Raises ConfigError where its library is missing."""
     settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
@@ -47,7 +47,7 @@ class Optimizer:
         self.groups = [
             (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
         ]
-        self.adam = adamw([{"params": part} for part, _ in self.groups], train)
+        self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Settings = Mapping[str, Any]
+AxisSettings = Mapping[str, Any]
+"""As config.yaml and config.json spell them out."""
 FAR = 20.0
 """Log-ratios are bounded here, as the documentation of the ratios says."""
 
@@ -82,7 +83,7 @@ def sibling_zscores(values: Sequence[float], eps: float) -> list[float]:
     return scores
 
 
-def by_component(rows: Sequence[Row], score: Any) -> list[float]:
+def by_component(rows: Sequence[Row], score: Callable[[list[float]], list[float]]) -> list[float]:
     """Every reward function's values scored on their own, then summed by weight."""
     totals = [0.0] * len(rows)
     for name, weight in rows[0].weights.items():
@@ -93,7 +94,7 @@ def by_component(rows: Sequence[Row], score: Any) -> list[float]:
     return totals
 
 
-def length_weighted(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
+def _length_weighted(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
     """r - sum |y| r / sum |y| over trained tokens. OPO."""
     lengths = [len(row.tokens) * row.trained for row in rows]
     baseline = math.fsum(n * r for n, r in zip(lengths, rewards, strict=True)) / max(sum(lengths), 1)
@@ -102,13 +103,13 @@ def length_weighted(rows: Sequence[Row], rewards: Sequence[float]) -> list[float
     return [r - baseline for r in rewards] if len(set(rewards)) > 1 else [0.0] * len(rows)
 
 
-def mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
+def _mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
     """(r - mean) / (mean + eps), 0 where the mean is not positive. MaxRL."""
     centre = mean(rewards)
     return [(r - centre) / (centre + eps) if centre > 0 else 0.0 for r in rewards]
 
 
-def process_zscore(rows: Sequence[Row], s: Settings) -> list[Tensor]:
+def _process_zscore(rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     """Function by function: its values, or all its steps' rewards, z-scored for their tokens and weighted."""
     advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
     for name, weight in rows[0].weights.items():
@@ -118,7 +119,7 @@ def process_zscore(rows: Sequence[Row], s: Settings) -> list[Tensor]:
             for row, advantage in zip(rows, advantages, strict=True):
                 own = [next(scores) for _ in row.steps[name]]
                 for k, (start, end, _) in enumerate(row.steps[name]):
-                    advantage[start:end] += weight * step_credit(own, k, s["credit"])
+                    advantage[start:end] += weight * _step_credit(own, k, s["credit"])
         else:
             known = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
             values = [rows[i].components[name] for i in known]
@@ -127,7 +128,7 @@ def process_zscore(rows: Sequence[Row], s: Settings) -> list[Tensor]:
     return advantages
 
 
-def step_credit(scores: Sequence[float], k: int, how: str) -> float:
+def _step_credit(scores: Sequence[float], k: int, how: str) -> float:
     """What the tokens of step ``k`` get of a completion's scored steps."""
     worst = max(j for j, v in enumerate(scores) if v == min(scores))
     options = {
@@ -138,7 +139,7 @@ def step_credit(scores: Sequence[float], k: int, how: str) -> float:
     return options[how]
 
 
-def prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -> list[Tensor]:
+def _prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -> list[Tensor]:
     """V(prefix with the token) - V(prefix before), V the mean reward of the completions sharing it."""
 
     def value(prefix: list[int]) -> float:
@@ -153,7 +154,7 @@ def prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -
     return advantages
 
 
-def optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
+def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
     """r - sum_i r_i W_it / sum_i W_it, W the summed squared norm of the score of the tokens so far."""
     energies = [(1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained for row in rows]
     shifted = [r - mean(rewards) for r in rewards]
@@ -169,29 +170,31 @@ def optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> lis
     return advantages
 
 
-def advantages(name: str, rows: Sequence[Row], rewards: Sequence[float], s: Settings) -> list[Any]:
+def advantages(
+    name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
+) -> Sequence[float | Tensor]:
     """One group's advantages under the estimator of that name. Raises KeyError for an unknown one."""
     size = len(rows)
-    table: Mapping[str, Callable[[], list[Any]]] = {
+    table: Mapping[str, Callable[[], Sequence[float | Tensor]]] = {
         "reward": lambda: list(rewards),
         "group_centered": lambda: [r - mean(rewards) for r in rewards],
         "group_zscore": lambda: zscores(rewards, s["ddof"], s["eps"]),
         "leave_one_out": lambda: [(r - mean(rewards)) * size / max(size - 1, 1) for r in rewards],
         "leave_one_out_zscore": lambda: sibling_zscores(rewards, s["eps"]),
-        "length_weighted": lambda: length_weighted(rows, rewards),
-        "mean_normalized": lambda: mean_normalized(rewards, s["eps"]),
+        "length_weighted": lambda: _length_weighted(rows, rewards),
+        "mean_normalized": lambda: _mean_normalized(rewards, s["eps"]),
         "greedy_baseline": lambda: [0.0 if math.isnan(g := row.greedy or 0.0) else r - g
                                     for row, r in zip(rows, rewards, strict=True)],
         "component_zscore": lambda: by_component(rows, lambda v: zscores(v, s["ddof"], s["eps"])),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),
-        "process_zscore": lambda: process_zscore(rows, s),
-        "prefix_tree": lambda: prefix_tree(rows, rewards, s["outcome"]),
-        "optimal_token_baseline": lambda: optimal_token_baseline(rows, rewards),
+        "process_zscore": lambda: _process_zscore(rows, s),
+        "prefix_tree": lambda: _prefix_tree(rows, rewards, s["outcome"]),
+        "optimal_token_baseline": lambda: _optimal_token_baseline(rows, rewards),
     }  # fmt: skip
     return table[name]()
 
 
-def whitened(name: str, rows: Sequence[Row], s: Settings) -> list[Tensor]:
+def whitened(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     """The second step, over the trained completions of the whole batch."""
     own = [float(row.advantage.mean()) for row in rows]
     tokens = torch.cat([row.advantage for row in rows]).tolist()
@@ -216,7 +219,7 @@ def whitened(name: str, rows: Sequence[Row], s: Settings) -> list[Tensor]:
 # --- the loss of one completion: (T,) in, (T,) out ------------------------------------------------
 
 
-def ratio(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """pi / pi_old, at the level of the axis."""
     moved = (logprobs - row.old).clamp(-FAR, FAR)
     if name == "on_policy":
@@ -237,7 +240,7 @@ def ratio(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     raise KeyError(name)
 
 
-def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """The loss of each token before weights; what is under .detach() is a weight on log pi."""
     advantage, up = row.advantage, row.advantage > 0
     if name == "unclipped":
@@ -279,7 +282,7 @@ def divergence(name: str, d: Tensor) -> Tensor:
     return table[name]
 
 
-def correction(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """The importance correction for a sampler that disagrees with the trainer. Detached."""
     gap = (row.old - row.sampled).clamp(-FAR, FAR)
     level = gap.sum().expand_as(gap).clamp(-FAR, FAR) if s.get("level") == "sequence" else gap
@@ -299,7 +302,7 @@ def correction(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     raise KeyError(name)
 
 
-def multiplier(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """Factors on the policy term of each token. Detached."""
     if name == "selected_only":
         return row.marked.double()
@@ -321,7 +324,7 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     raise KeyError(name)
 
 
-def marks(name: str, rows: Sequence[Row], s: Settings) -> list[Tensor]:
+def marks(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     """Which tokens of an optimizer step are singled out, from what was known when it began."""
     if name == "top_entropy":
         return _largest([row.old_entropy for row in rows], None, s["share"])
@@ -348,7 +351,7 @@ def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: fl
     return [a & (v >= candidates[count - 1] - 1e-9) for v, a in zip(values, among, strict=True)]
 
 
-def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: Settings) -> float:
+def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: AxisSettings) -> float:
     """How much one token of this completion weighs in the loss of the optimizer step."""
     trained = [r for r in step if r.trained]
     if name == "token_mean":

@@ -23,9 +23,9 @@ from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.types import Score, Status
 
-LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
+SYMBOLIC_LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
-AT_ONCE = 50
+PER_PROCESS = 50
 """Reference answers that one subprocess checks, in twice the time of one."""
 ASKED: Once[Outcome] = Once(2048, kept=lambda result: result.kind != "lost")
 """Outcomes of subprocesses: equal answers to a problem cost one subprocess, also when its time ran out."""
@@ -67,8 +67,8 @@ def bad_references(
     if formulas and not has_algebra():
         needs = "the reference answer is a formula; comparing it needs SymPy: pip install 'covey[math]'"
         return [needs if i in formulas else w for i, w in enumerate(wrong)]
-    for start in range(0, len(formulas), AT_ONCE):
-        some = formulas[start : start + AT_ONCE]
+    for start in range(0, len(formulas), PER_PROCESS):
+        some = formulas[start : start + PER_PROCESS]
         for i, readable in zip(some, _readable([golds[i] for i in some]), strict=True):
             wrong[i] = None if readable else f"the reference answer cannot be read: {golds[i][:60]!r}"
     return wrong
@@ -111,7 +111,7 @@ def _is_sentence(text: str) -> bool:
 def _readable(golds: list[str]) -> list[bool]:
     """Whether each can be parsed; one that takes its subprocess down is found by asking one by one."""
     more = min(2, len(golds))
-    limits = Limits(LIMITS.wall * more, LIMITS.cpu * more, LIMITS.memory)
+    limits = Limits(SYMBOLIC_LIMITS.wall * more, SYMBOLIC_LIMITS.cpu * more, SYMBOLIC_LIMITS.memory)
     result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:readable", golds, limits=limits)
     if result.kind == "ok":
         return list(result.value)
@@ -194,7 +194,7 @@ def _ask(function: str, gold: str, found: str, *more: str) -> Outcome:
     server = verifier_server(SYMBOLIC)
     question = (function, gold, found, *more)
     return ASKED.get(
-        question, lambda: server.call(f"{SYMBOLIC}:{function}", gold, found, *more, limits=LIMITS)
+        question, lambda: server.call(f"{SYMBOLIC}:{function}", gold, found, *more, limits=SYMBOLIC_LIMITS)
     )
 
 

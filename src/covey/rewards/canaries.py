@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from covey.errors import RewardError
-from covey.rewards.contract import Reward
+from covey.rewards.contract import FULL, Reward
 from covey.rewards.scorer import Scorer
 from covey.types import Group, Problem
 
-FULL = 1.0 - 1e-9
 PATIENCE = 3
 WINDOW = 5
 """Steps over which scores that could not be made are counted."""

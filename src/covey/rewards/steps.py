@@ -30,10 +30,10 @@ STARTS: Mapping[SplitRule, re.Pattern[str]] = {
     "code_blocks": re.compile(r"^(?=```\w)|^```[ \t]*\n", re.MULTILINE),
 }
 """What stands between two steps."""
-MOST = 200
+MOST_STEPS = 200
 """Steps of a completion; what follows belongs to the last one."""
 ANNOTATION = re.compile(r"<<([^<>=]{1,200})=([^<>=]{1,60})>>")
-TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
+ARITHMETIC_TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
 
 
 def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
@@ -44,7 +44,7 @@ def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
     ['1. add\n', '2. divide']
     """
     ends = [m.end() for m in STARTS[how].finditer(text) if 0 < m.end() < len(text)]
-    edges = [0, *ends[: MOST - 1], len(text)]
+    edges = [0, *ends[: MOST_STEPS - 1], len(text)]
     return [(a, b) for a, b in pairwise(edges) if text[a:b].strip()]
 
 
@@ -145,7 +145,7 @@ def is_correct(expression: str, result: str) -> bool:
 
 def calculated(expression: str) -> Fraction | None:
     """The value of + - * / and parentheses over decimal numbers; None for anything else."""
-    found = TOKEN.findall(expression)
+    found = ARITHMETIC_TOKEN.findall(expression)
     if "".join(found) != "".join(expression.split()) or len(found) > 60:
         return None
     tokens = [t for t in found if t != "$"]

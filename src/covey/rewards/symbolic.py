@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 from latex2sympy2_extended import latex2sympy
@@ -19,6 +19,8 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from covey.rewards.compare import balanced, compare, decimals, significant
 from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, Percent, read, value
 
+Formula: TypeAlias = Any
+"""One of sympy, which declares no types: an expression, a relation or a matrix."""
 POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"]))
 DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
 FACTORS = re.compile(r"((?:^|(?<=[-+*/=(,{\s]))\d+|\)) ?(?=[({])")
@@ -84,7 +86,7 @@ def _readable(node: Node) -> bool:
     return True
 
 
-def expression(text: str) -> Any:
+def expression(text: str) -> Formula:
     """A clean text as a SymPy object. Raises Unreadable."""
     if (known := value(text)) is not None:
         return sympy.Rational(known)
@@ -103,7 +105,7 @@ def expression(text: str) -> Any:
     return found
 
 
-def agree(gold: Any, answer: Any, gold_text: str = "", answer_text: str = "") -> bool:
+def agree(gold: Formula, answer: Formula, gold_text: str = "", answer_text: str = "") -> bool:
     """Whether two SymPy objects are the same thing."""
     kinds = (sympy.core.relational.Relational, sympy.MatrixBase, sympy.Expr)
     if hasattr(gold, "doit") and not isinstance(gold, kinds[0]):
@@ -130,7 +132,7 @@ def _tolerance(gold: str, answer: str) -> Fraction:
     return Fraction(0)
 
 
-def _compare_values(gold: Any, answer: Any, tolerance: Fraction) -> bool | None:
+def _compare_values(gold: Formula, answer: Formula, tolerance: Fraction) -> bool | None:
     """Agreement at every point that both have a value at; None if there are too few."""
     names = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
     difference, tried = gold - answer, 0
@@ -148,7 +150,7 @@ def _compare_values(gold: Any, answer: Any, tolerance: Fraction) -> bool | None:
     return True if tried >= (2 if names else 1) else None
 
 
-def _vanishes(difference: Any, at: Mapping[str, Any], scale: Any) -> bool:
+def _vanishes(difference: Formula, at: Mapping[str, Formula], scale: Formula) -> bool:
     """Whether 200 digits of a difference leave nothing of it, before and after it is expanded."""
     there = difference.subs({s: at[s.name] for s in difference.free_symbols})
     for form in (there, sympy.expand(there)):
@@ -159,7 +161,7 @@ def _vanishes(difference: Any, at: Mapping[str, Any], scale: Any) -> bool:
     return True
 
 
-def _value(formula: Any, at: Mapping[str, Any]) -> Any:
+def _value(formula: Formula, at: Mapping[str, Formula]) -> Formula:
     """A formula's value at a point; None where it has none."""
     try:
         found = sympy.N(formula.subs({s: at[s.name] for s in formula.free_symbols}), 15, maxn=200)
@@ -168,7 +170,7 @@ def _value(formula: Any, at: Mapping[str, Any]) -> Any:
     return found if found.is_number and found.is_finite else None
 
 
-def _relations_agree(gold: Any, answer: Any) -> bool:
+def _relations_agree(gold: Formula, answer: Formula) -> bool:
     """`a < b` and `c < d` say the same if b - a is a positive multiple of d - c."""
     sides = [r.lhs - r.rhs for r in (gold, answer)]
     if sides[0] == 0 or sides[1] == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +14,8 @@ from covey.integrity import read_record, sealed
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.value_head import ValueModel
+from covey.objective.controllers import Coefficients
+from covey.rollout import Position
 from covey.runs.atomic import committed_folder
 from covey.runs.folder import Logged, RunFolder
 
@@ -34,21 +35,13 @@ class GuardMemory:
 
 
 @dataclass(frozen=True)
-class Coefficients:
-    """Weights in the loss that follow what the steps show."""
-
-    kl: float = 0.0
-    entropy: float = 0.0
-
-
-@dataclass(frozen=True)
 class State:
     """What a checkpoint holds in addition to weights and optimizer; the rest follows from the config."""
 
     step: int = 0
     """Steps done."""
-    position: dict[str, Any] = field(default_factory=dict)
-    """Of the last rollout batch: see ``Rollouts.after``."""
+    position: Position = field(default_factory=Position)
+    """Of the last rollout batch."""
     updates: int = 0
     """Optimizer steps that were applied."""
     coefficients: Coefficients = field(default_factory=Coefficients)

@@ -22,9 +22,9 @@ from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.types import VERSION
 
-Verdict = Literal["safe", "breaks exactness", "refused"]
+Safety = Literal["safe", "breaks exactness", "refused"]
 
-VERDICTS: tuple[tuple[str, Verdict], ...] = (
+SAFETY: tuple[tuple[str, Safety], ...] = (
     ("output", "safe"),
     ("train.save_every", "safe"),
     ("train.keep", "safe"),
@@ -75,9 +75,9 @@ class Difference:
     """One setting or fact that is not what it was."""
 
     name: str
-    before: Any
-    now: Any
-    verdict: Verdict
+    before: object
+    now: object
+    verdict: Safety
 
     def __str__(self) -> str:
         return f"{self.name} is {self.before} there, {self.now} here ({self.verdict})"
@@ -91,7 +91,7 @@ class Changed(Difference):
         return f"{self.name} {self.now} since the run began ({self.verdict})"
 
 
-def verdict(key: str, schedule: str = "") -> Verdict:
+def verdict(key: str, schedule: str = "") -> Safety:
     """What a change of a setting does to a run that goes on; ``schedule`` of the learning rate.
 
     >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
@@ -101,7 +101,7 @@ def verdict(key: str, schedule: str = "") -> Verdict:
     """
     if key == "train.steps" and schedule == "constant":
         return "safe"  # nothing else asks how many steps there will be
-    return next(v for pattern, v in VERDICTS if fnmatch(key, pattern))
+    return next(v for pattern, v in SAFETY if fnmatch(key, pattern))
 
 
 def changed_settings(loaded: Loaded) -> list[Difference]:
@@ -134,7 +134,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
         )
 
 
-def environment(loaded: Loaded) -> dict[str, Any]:
+def environment(loaded: Loaded) -> dict[str, object]:
     """What the numbers of a run depend on beside its config."""
     config = loaded.config
     device = pick_device(config.device)

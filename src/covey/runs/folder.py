@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -70,13 +69,13 @@ class RunFolder:
         """Give the lock back."""
         self._lock.close()
 
-    def append(self, stream: str, record: Mapping[str, Any]) -> None:
+    def append(self, stream: str, record: Mapping[str, object]) -> None:
         """Add one JSON line to a stream. Non-finite numbers become null."""
         line = json.dumps({k: _plain(v) for k, v in record.items()}, ensure_ascii=False)
         with (self.path / stream).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def read(self, stream: str) -> list[dict[str, Any]]:
+    def read(self, stream: str) -> list[dict[str, object]]:
         """All records of a stream."""
         return read_stream(self.path, stream)
 
@@ -221,7 +220,7 @@ def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
     return None, complaints
 
 
-def read_stream(folder: Path, stream: str) -> list[dict[str, Any]]:
+def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
     """What a run has logged so far; it may be at work, so a line may be half written.
 
     Raises CheckpointError naming the line that is none of a log.
@@ -238,7 +237,7 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, Any]]:
     return records
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> dict[str, object] | None:
     """A line of a stream; None if it is damaged."""
     try:
         record = json.loads(line)
@@ -254,7 +253,7 @@ def _blanked(content: bytes) -> bytes:
     return (b"\n".join(readable) + b"\n")[-len(content) :] if content else b""
 
 
-def _row(group: Group, sample: int) -> dict[str, Any]:
+def _row(group: Group, sample: int) -> dict[str, object]:
     """What the log says of one completion."""
     completion = group.completions[sample]
     return {
@@ -280,7 +279,7 @@ def _steps(own: StepRewards) -> list[list[float]]:
     return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -19,7 +19,9 @@ BEFORE = re.compile(r"\.\./\d+-(rl|sft)/final")
 """How a stage's record names the model of the stage before."""
 
 
-def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Loaded:
+def load_run(
+    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
+) -> Loaded:
     """The config of a run, or of a pipeline's last stage, with the model it ended with.
 
     While it has not ended, that is the newest checkpoint. Overrides and values win, also for `model`. Raises
@@ -40,7 +42,7 @@ def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, A
 
 
 def load_recorded(
-    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
+    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
 ) -> Loaded:
     """The config a run was started with. Raises ConfigError where there is no run."""
     recorded = recorded_settings(folder)

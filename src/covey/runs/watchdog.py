@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from covey.errors import STALLED, CoveyError, record_exit, resume_command
-from covey.supervisor import leave
+from covey.parent import leave
 
 STACKS = "stacks.txt"
 

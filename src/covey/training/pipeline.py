@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
@@ -17,8 +16,9 @@ from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.explain import explain, no_signal, settings_of
 from covey.insight.usage import example_of
-from covey.insight.verdict import Verdict, judge
+from covey.insight.verdict import Verdict, judge_run
 from covey.integrity import damage, read_record, sealed
+from covey.learner.process import caller_restored
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder, write_file
@@ -28,7 +28,7 @@ from covey.runs.reader import recorded_settings, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.training import rl, sft
 from covey.training.run import DEFAULTS, Run, RunOptions
-from covey.training.setup import caller_restored, set_up
+from covey.training.setup import set_up
 from covey.types import Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": sft.train}
@@ -47,9 +47,9 @@ class Result:
     """A prompt to try the model with, and in ``template`` what its chat template gets besides."""
     verdict: Verdict | None = None
     """None where there were no held-out problems."""
-    template: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, object] = field(default_factory=dict)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As JSON."""
         return {**asdict(self), "folder": str(self.folder)}
 
@@ -188,7 +188,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         )
     run.learner.check_finite(str(folder / "final"))
     seconds = run.journal.clock.total()
-    verdict = judge(evaluations["before"], evaluations["after"], seconds) if evaluations else None
+    verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
     with committed_folder(folder / "final") as final:
         save_policy(run.learner.policy, final)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
-from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from covey.advantage import with_advantages
-from covey.batching import Batch, MicroBatch, collate, minibatches, select_tokens
+from covey.batching import Batch, collate, minibatches, select_tokens
 from covey.config.contradictions import updates_of
 from covey.config.schema import Config
-from covey.learner.learner import Learner, Objective
+from covey.learner.learner import Learner
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
-from covey.models.logprobs import TokenScores
+from covey.metrics import Updated, report_step, step_metrics
 from covey.models.policy import Policy
 from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
-from covey.objective.diagnostics import TokenStats, token_stats
-from covey.objective.loss import policy_loss
-from covey.objective.value import Critic, value_loss
+from covey.objective.controllers import Coefficients
+from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts
-from covey.runs.checkpoint import Coefficients
-from covey.training.metrics import Updated, report_step, step_metrics
+from covey.training.objectives import ValueStats, learners_of
 from covey.training.run import Run
 from covey.types import Group
 
@@ -60,88 +56,13 @@ def train(run: Run) -> None:
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
     """The optimizer steps on a rollout batch, those of a critic of its own on the same minibatches."""
     done, algorithm, config = Updated(), run.loaded.algorithm, run.loaded.config
-    jobs = list(updated_by(run, step, done))
+    jobs = list(learners_of(run, step, done))
     for minibatch in updates(batch, algorithm, config, old, step):
         for learner, objective, norms in jobs:
-            seen = learner.forward_backward(minibatch, objective)
+            seen: list[TokenStats | ValueStats] = [*learner.forward_backward(minibatch, objective)]
             norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen]))
             done.stats += [s for s in seen if isinstance(s, TokenStats) and isfinite(norms[-1])]
     return done
-
-
-def updated_by(
-    run: Run, step: int, done: Updated
-) -> Iterator[tuple[Learner[Any], Objective[Any], list[float]]]:
-    """Who learns in a step, what from, and where its gradient norms go. A policy may wait for its critic."""
-    algorithm, rollout, head = run.loaded.algorithm, run.loaded.config.rollout, run.learner.policy.value
-    critic = algorithm.critic
-    values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
-    waits = critic is not None and step < critic.warmup
-    if critic is not None and head is not None:
-        head.pull = 0.0 if waits else critic.pull
-    if not waits:
-        also = None if head is None else values
-        temperature, now = rollout.temperature, run.state.coefficients
-        yield run.learner, PolicyObjective(algorithm, temperature, rollout.max_tokens, now, also), done.norms
-    if values is not None and (waits or head is None):
-        yield run.critic or run.learner, values, done.value_norms
-
-
-@dataclass(frozen=True)
-class PolicyObjective:
-    """The algorithm's loss, with the coefficients of the step."""
-
-    algorithm: Algorithm
-    temperature: float
-    max_tokens: int
-    coefficients: Coefficients
-    values: ValueObjective | None = None
-    """Of a critic on the policy's own hidden states."""
-
-    @property
-    def skips_idle(self) -> bool:
-        """Whether completions without an advantage have no gradient."""
-        return self.algorithm.skips_idle
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the KL is exact, over the whole vocabulary."""
-        return "full_kl" in self.algorithm.needs
-
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
-        """A micro-batch's share of the loss, and its token statistics."""
-        inputs, now = micro.loss_inputs(scores), self.coefficients
-        loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
-        if self.values is not None:
-            loss = replace(loss, total=loss.total + self.values(micro, scores)[0])
-        return loss.total, token_stats(self.algorithm, inputs, loss)
-
-
-class ValueStats(NamedTuple):
-    """What a critic's update saw of a micro-batch."""
-
-    loss: Tensor
-
-
-@dataclass(frozen=True)
-class ValueObjective:
-    """A critic's loss: the mean over tokens of the distance from value to target."""
-
-    critic: Critic
-    max_tokens: int
-    temperature: float = 1.0
-    skips_idle: bool = False
-    needs_reference: bool = False
-
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
-        """A micro-batch's share of the loss, and its value."""
-        rows = micro.rows
-        assert scores.values is not None and rows.values is not None and rows.targets is not None
-        values = micro.packed.unpack(scores.values)
-        old, targets, mask = (x.to(values.device) for x in (rows.values, rows.targets, rows.mask))
-        each = value_loss(values, old, targets, clip_value=self.critic.clip)
-        loss = each.where(mask, 0.0).sum() / micro.totals.tokens
-        return loss, ValueStats(loss.detach())
 
 
 def prepare(

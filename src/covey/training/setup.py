@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config
 from covey.console import RunConsole
-from covey.errors import RECORD, START, CheckpointError, DataError
+from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
-from covey.machine import available_threads
+from covey.learner.process import set_process
 from covey.models.load import device_memory, load_policy
 from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
+from covey.objective.controllers import first_coefficients
 from covey.prompts import encode, texts_of, unseen_by_model
-from covey.rewards.base import Rewards, load_rewards
-from covey.rewards.preflight import check_columns, check_references, check_steps, rehearse
+from covey.rewards.base import load_rewards
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -36,8 +32,8 @@ from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.local import LocalSampler
 from covey.signals import StopSignal
-from covey.tasks.source import Source, load_problems
-from covey.training.coefficients import first
+from covey.tasks.preflight import usable_problems
+from covey.tasks.source import load_problems
 from covey.training.run import DEFAULTS, Run, RunOptions
 
 
@@ -56,7 +52,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         LEARNED,
         options.faults.around,
     )
-    source = checked(source, rewards, loaded, console)
+    source = usable_problems(source, rewards, loaded, console)
     set_process(config)
     policy = load_policy(loaded, texts_of(source, config))
     rewards.decode = policy.decode
@@ -78,12 +74,12 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
-        state=State(coefficients=first(algorithm)),
+        state=State(coefficients=first_coefficients(algorithm)),
         critic=critic,
     )
     try:
         connect(run)
-        resume(run, plan_memory(run))
+        resume_run(run, plan_memory(run))
     except BaseException:
         run.journal.folder.close()
         raise
@@ -130,35 +126,6 @@ def connect(run: Run) -> None:
         run.sampler.on_fewer = on_fewer
 
 
-def set_process(config: Config) -> None:
-    """Threads, seed and determinism, for the whole process: see ``caller_restored``."""
-    torch.set_num_threads(config.threads or available_threads())
-    torch.manual_seed(config.seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
-    # Every empty tensor here is written whole; torch does not declare the attribute's type.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-@contextmanager
-def caller_restored() -> Iterator[None]:
-    """Give the caller's process back what `set_up` sets for all of it: threads, seed, determinism."""
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    drawn, on_gpus = (
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    )
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.set_rng_state(drawn)
-        if on_gpus:
-            torch.cuda.set_rng_state_all(on_gpus)
-
-
 def plan_memory(run: Run) -> dict[str, int]:
     """Report the memory forecast and pick a micro-batch size that fits. Returns bytes per component.
 
@@ -191,7 +158,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     return roles
 
 
-def resume(run: Run, memory: Mapping[str, int]) -> None:
+def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, if there is one, and say what differs from the process that left it."""
     loaded, options, journal = run.loaded, run.options, run.journal
     folder, reference = journal.folder, run.learner.reference
@@ -225,45 +192,3 @@ def resume(run: Run, memory: Mapping[str, int]) -> None:
     if options.start:
         write_file(options.home / START, sealed(options.start))
     (folder.path / RECORD).unlink(missing_ok=True)
-
-
-def checked(source: Source, rewards: Rewards, loaded: Loaded, console: RunConsole) -> Source:
-    """The problems that can be used, after every check that needs no model."""
-    config = loaded.config
-    for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
-        if value and not source.test:
-            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
-    console.say(rewards.criterion)
-    everything = source.train + source.test
-    check_columns(everything, rewards)
-    for problem in everything if config.method == "sft" else ():
-        answer = problem.columns.get(config.data.completion)
-        if answer is None or isinstance(answer, list | dict):
-            raise DataError(
-                f"{problem.id}: supervised learning needs column {config.data.completion!r} "
-                "(data.completion) with the answer to imitate, as a text"
-            )
-    if rewards.sandbox and "not_blocked" in rewards.sandbox:
-        console.say(
-            f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
-        )
-    elif rewards.sandbox:
-        visible = rewards.sandbox.get("visible")
-        held = f"model code runs in the {rewards.sandbox['backend']} sandbox"
-        console.say(held + (f"; it can learn {visible}" if visible else ""))
-    if rewards.inline:
-        console.say(
-            f"{', '.join(rewards.inline)}: called in this process, where nothing can end a call that hangs "
-            "in C code (a pattern, say); one named as module.py:function gets a process of its own",
-            "yellow",
-        )
-    if rewards.noise and config.method == "rl":
-        console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    tried = rehearse(source.train[0], rewards)
-    if config.method == "rl" and loaded.algorithm.credit == "step":
-        check_steps(tried, rewards, loaded.algorithm.advantage.name)
-    train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
-    test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
-    for row, why in {**bad, **bad_too}.items():
-        console.say(f"left out {row}: {why}", "yellow")
-    return replace(source, train=train, test=test)

@@ -12,6 +12,7 @@ from covey.batching import Batch
 from covey.config.schema import Config, Train
 from covey.learner.schedule import learning_rate
 from covey.objective.algorithms import Algorithm
+from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import (
     TokenStats,
     gradient_shares,
@@ -22,7 +23,6 @@ from covey.objective.diagnostics import (
 )
 from covey.rewards.canaries import score_metrics
 from covey.rollout import RolloutBatch
-from covey.runs.checkpoint import Coefficients
 from covey.runs.journal import Journal
 from covey.types import Group
 

@@ -1,0 +1,57 @@
+"""The problems of a run that can be used, after every check that needs no model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from covey.config.load import Loaded
+from covey.console import RunConsole
+from covey.errors import DataError
+from covey.rewards.base import Rewards
+from covey.rewards.preflight import check_columns, check_references, check_steps, rehearse
+from covey.tasks.source import Source
+
+
+def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: RunConsole) -> Source:
+    """Check problems and rewards; say what a user should know of them, and leave out what cannot be used.
+
+    Raises DataError or RewardError.
+    """
+    config = loaded.config
+    for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
+        if value and not source.test:
+            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+    console.say(rewards.criterion)
+    everything = source.train + source.test
+    check_columns(everything, rewards)
+    for problem in everything if config.method == "sft" else ():
+        answer = problem.columns.get(config.data.completion)
+        if answer is None or isinstance(answer, list | dict):
+            raise DataError(
+                f"{problem.id}: supervised learning needs column {config.data.completion!r} "
+                "(data.completion) with the answer to imitate, as a text"
+            )
+    if rewards.sandbox and "not_blocked" in rewards.sandbox:
+        console.say(
+            f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
+        )
+    elif rewards.sandbox:
+        visible = rewards.sandbox.get("visible")
+        held = f"model code runs in the {rewards.sandbox['backend']} sandbox"
+        console.say(held + (f"; it can learn {visible}" if visible else ""))
+    if rewards.inline:
+        console.say(
+            f"{', '.join(rewards.inline)}: called in this process, where nothing can end a call that hangs "
+            "in C code (a pattern, say); one named as module.py:function gets a process of its own",
+            "yellow",
+        )
+    if rewards.noise and config.method == "rl":
+        console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
+    tried = rehearse(source.train[0], rewards)
+    if config.method == "rl" and loaded.algorithm.credit == "step":
+        check_steps(tried, rewards, loaded.algorithm.advantage.name)
+    train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
+    test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
+    for row, why in {**bad, **bad_too}.items():
+        console.say(f"left out {row}: {why}", "yellow")
+    return replace(source, train=train, test=test)
