@@ -121,7 +121,7 @@ def test_rewards_by_step_are_paid_where_the_steps_end() -> None:
     stepped = replace(
         group([1.5, 0.25], [3, 2]),  # half of the steps' sum and an outcome of 1; an outcome of .25
         steps=steps,
-        weights={"r": 0.5},
+        weights={"answer": 1.0, "r": 0.5},
         credit="token",
     )
     batch = given(VALUED, groups=[stepped])

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from torch import Tensor
 
 from covey.batching import MicroBatch
-from covey.learner.learner import Objective
-from covey.metrics import Updated
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats, token_stats
 from covey.objective.loss import policy_loss
 from covey.objective.value import Critic, value_loss
-from covey.training.run import AnyLearner, Run
 
 
 @dataclass(frozen=True)
@@ -75,22 +71,3 @@ class ValueObjective:
         each = value_loss(values, old, targets, clip_value=self.critic.clip)
         loss = each.where(mask, 0.0).sum() / micro.totals.tokens
         return loss, ValueStats(loss.detach())
-
-
-AnyObjective: TypeAlias = Objective[TokenStats] | Objective[ValueStats]
-
-
-def learners_of(run: Run, step: int, done: Updated) -> Iterator[tuple[AnyLearner, AnyObjective, list[float]]]:
-    """Who learns in a step, what from, and where its gradient norms go. A policy may wait for its critic."""
-    algorithm, rollout, head = run.loaded.algorithm, run.loaded.config.rollout, run.learner.policy.value
-    critic = algorithm.critic
-    values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
-    waits = critic is not None and step < critic.warmup
-    if critic is not None and head is not None:
-        head.pull = 0.0 if waits else critic.pull
-    if not waits:
-        also = None if head is None else values
-        temperature, now = rollout.temperature, run.state.coefficients
-        yield run.learner, PolicyObjective(algorithm, temperature, rollout.max_tokens, now, also), done.norms
-    if values is not None and (waits or head is None):
-        yield run.critic or run.learner, values, done.value_norms

@@ -12,7 +12,7 @@ from covey.advantage import with_advantages
 from covey.batching import Batch, collate, minibatches, select_tokens
 from covey.config.contradictions import updates_of
 from covey.config.schema import Config
-from covey.learner.learner import Learner
+from covey.learner.learner import Learner, Objective
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
 from covey.metrics import Updated, report_step, step_metrics
 from covey.models.policy import Policy
@@ -22,8 +22,8 @@ from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts
-from covey.training.objectives import ValueStats, learners_of
-from covey.training.run import Run
+from covey.training.objectives import PolicyObjective, ValueObjective, ValueStats
+from covey.training.run import AnyLearner, Run
 from covey.types import Group
 
 
@@ -59,10 +59,28 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
     jobs = list(learners_of(run, step, done))
     for minibatch in updates(batch, algorithm, config, old, step):
         for learner, objective, norms in jobs:
-            seen: list[TokenStats | ValueStats] = [*learner.forward_backward(minibatch, objective)]
+            seen = learner.forward_backward(minibatch, objective)
             norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen]))
             done.stats += [s for s in seen if isinstance(s, TokenStats) and isfinite(norms[-1])]
     return done
+
+
+def learners_of(
+    run: Run, step: int, done: Updated
+) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
+    """Who learns in a step, what from, and where its gradient norms go. A policy may wait for its critic."""
+    algorithm, rollout, head = run.loaded.algorithm, run.loaded.config.rollout, run.learner.policy.value
+    critic = algorithm.critic
+    values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
+    waits = critic is not None and step < critic.warmup
+    if critic is not None and head is not None:
+        head.pull = 0.0 if waits else critic.pull
+    if not waits:
+        also = None if head is None else values
+        temperature, now = rollout.temperature, run.state.coefficients
+        yield run.learner, PolicyObjective(algorithm, temperature, rollout.max_tokens, now, also), done.norms
+    if values is not None and (waits or head is None):
+        yield run.critic or run.learner, values, done.value_norms
 
 
 def prepare(
