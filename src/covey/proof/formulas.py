@@ -50,6 +50,10 @@ class Row:
     reference: Tensor = field(default_factory=lambda: torch.zeros(0))
     advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
     marked: Tensor = field(default_factory=lambda: torch.zeros(0))
+    paid: Tensor = field(default_factory=lambda: torch.zeros(0))
+    cost: Tensor = field(default_factory=lambda: torch.zeros(0))
+    values: Tensor = field(default_factory=lambda: torch.zeros(0))
+    targets: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 # --- advantages: the judged completions of one group -> a number or (T,) for each ------------------
@@ -170,6 +174,26 @@ def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> li
     return advantages
 
 
+def gae(row: Row, gamma: float, lam: float) -> Tensor:
+    """A_t = sum_k (gamma lam)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), V = 0 after the end."""
+    following = torch.cat([row.values[1:], torch.zeros(1, dtype=torch.float64)])
+    errors = row.paid + gamma * following - row.values
+    powers = (gamma * lam) ** torch.arange(len(errors), dtype=torch.float64)
+    return torch.stack([(errors[t:] * powers[: len(errors) - t]).sum() for t in range(len(errors))])
+
+
+def _lambda(row: Row, s: AxisSettings) -> float:
+    """VAPO's by length, or the given one."""
+    adaptive = s["length_adaptive"]
+    return max(0.0, 1 - 1 / (adaptive * len(row.tokens))) if adaptive else float(s["lam"])
+
+
+def value_loss(values: Tensor, row: Row, clip: float | None) -> Tensor:
+    """(V - R)^2 / 2, or that of V within ``clip`` of where it was, whichever is larger. (T,)."""
+    near = values if clip is None else row.values + (values - row.values).clamp(-clip, clip)
+    return torch.maximum((values - row.targets) ** 2, (near - row.targets) ** 2) / 2
+
+
 def advantages(
     name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
 ) -> Sequence[float | Tensor]:
@@ -188,6 +212,7 @@ def advantages(
         "component_zscore": lambda: by_component(rows, lambda v: zscores(v, s["ddof"], s["eps"])),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),
         "process_zscore": lambda: _process_zscore(rows, s),
+        "gae": lambda: [gae(row, s["gamma"], _lambda(row, s)) for row in rows],
         "prefix_tree": lambda: _prefix_tree(rows, rewards, s["outcome"]),
         "optimal_token_baseline": lambda: _optimal_token_baseline(rows, rewards),
     }  # fmt: skip
