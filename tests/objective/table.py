@@ -21,7 +21,16 @@ from torch import Tensor
 from covey.advantage import with_advantages
 from covey.batching import Batch, collate, micro_batches
 from covey.models.logprobs import TokenScores
-from covey.objective import advantages, corrections, credit, penalties, ratios, surrogates, token_weights
+from covey.objective import (
+    advantages,
+    corrections,
+    credit,
+    penalties,
+    ratios,
+    reductions,
+    surrogates,
+    token_weights,
+)
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy
 from covey.objective.bound import bind
 from covey.objective.data import LossInputs
@@ -47,6 +56,10 @@ VARIANTS: Mapping[str, Algorithm] = {
     "batch_baseline": replace(PRESETS["reinforce"], whiten=bind(advantages.batch_centered)),
     "tempo": replace(PLAIN, advantage=bind(credit.prefix_tree, outcome=1.0)),
     "token_baseline": replace(PLAIN, advantage=bind(credit.optimal_token_baseline)),
+    "best_of_two": replace(PLAIN, advantage=bind(advantages.pass_at_k, k=2)),
+    "process_siblings": replace(PLAIN, advantage=bind(credit.process_leave_one_out, gamma=0.9)),
+    "dro": replace(PLAIN, surrogate=bind(surrogates.dro, beta=0.5)),
+    "token_sum": replace(PLAIN, reduce=bind(reductions.token_sum)),
     "process_own_step": replace(PLAIN, advantage=bind(credit.process_zscore, credit="own_step")),
     "process_min_form": replace(PLAIN, advantage=bind(credit.process_zscore, credit="min_form")),
     "rpp_samples": replace(

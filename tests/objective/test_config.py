@@ -215,6 +215,8 @@ def pulled(ref_log_ratio):
             replace(GRPO, correction=bind(corrections.masked, low=5.0, high=2.0)),
             "low 5 must lie below high 2",
         ),
+        (replace(GRPO, advantage=bind(advantages.pass_at_k, k=8)), "of 8 completions"),
+        (replace(GRPO, surrogate=bind(surrogates.dro)), "dro changes nothing with one update per batch"),
         (PRESETS["kl_cov"], "kl_on_selected changes nothing with one update per batch"),
         (PRESETS["fipo"], "future_influence changes nothing with one update per batch"),
         (
@@ -256,8 +258,6 @@ def test_a_reference_is_scored_for_whoever_asks_for_the_distance() -> None:
 @pytest.mark.parametrize(
     ("axis", "asks", "says"),
     [
-        ("advantage", "token_rewards", "no data of this axis"),
-        ("advantage", "values", "no data of this axis"),
         ("advantage", "old_entropy", "no data of this axis"),
         ("advantage", "reward", "did you mean rewards"),
         ("whiten", "old_logprobs", "no data of this axis"),

@@ -14,6 +14,7 @@ from covey.objective.credit import (
     optimal_token_baseline,
     prefix_tree,
     prefix_values,
+    process_leave_one_out,
     process_zscore,
     segment_difference,
 )
@@ -93,6 +94,21 @@ def test_outcomes_and_several_process_rewards_add_up_by_weight() -> None:
     )
     own = by_steps(STEPS, WIDE, credit="own_step", ddof=0, eps=0.0)
     torch.testing.assert_close(got, own + t([10 - 0.5], [-10 + 0.5]))
+
+
+def test_dense_rewards_lose_the_mean_of_the_siblings() -> None:
+    # Steps 1 0 | 0 1 1: means 1/2 and 2/3. The first: 1 - 2/3 and 0 - 2/3, summed to go: -1/3 and -2/3.
+    # The second: -1/2, 1/2, 1/2 summed: 1/2, 1, 1/2. An outcome of weight 2: 1 and 0 minus each other.
+    outcome = torch.stack([v(0, 0), v(1, 0)])
+    got = process_leave_one_out(outcome, v(1, 2), WIDE, [STEPS, []])
+    dense = t([-1 / 3, -1 / 3, -2 / 3, -2 / 3, 0], [1 / 2, 1, 1 / 2, 0, 0])
+    torch.testing.assert_close(got, dense + t([2], [-2]))
+    # Discounted by a half: 1/3 - 1/3 and -2/3.
+    half = process_leave_one_out(outcome, v(1, 0), WIDE, [STEPS, []], gamma=0.5)
+    torch.testing.assert_close(half[0], t([0, 0, -2 / 3, -2 / 3, 0])[0])
+    flat = [StepRewards([0.7], [1]), StepRewards([0.7, 0.7], [0, 2]), StepRewards([0.7], [3])]
+    wide = torch.ones(3, 5).bool()
+    assert not process_leave_one_out(torch.zeros(1, 3).double(), v(1), wide, [flat]).any()
 
 
 # --- prefix trees ---------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from covey.config.schema import Config
-from covey.objective.advantages import greedy_baseline, reward
+from covey.objective.advantages import greedy_baseline, pass_at_k, reward
 from covey.objective.algorithms import AXES, Algorithm
 from covey.objective.bound import AnyBound
 from covey.objective.credit import process_zscore
@@ -27,6 +27,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     """
     rules = (
         _of_groups(algorithm, group_size),
+        _of_subsets(algorithm, group_size),
         _of_filter(algorithm, group_size),
         _of_ratio(algorithm, updates),
         _of_no_effect(algorithm, updates),
@@ -112,6 +113,15 @@ def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         yield (
             f"rollout.group_size 1: {advantage} compares siblings, so every advantage would be 0; use 2 or "
             "more (8 is usual), or algorithm reinforce or remax"
+        )
+
+
+def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+    k = algorithm.advantage.all_settings.get("k", 1) if algorithm.advantage.function is pass_at_k else 1
+    if k >= group_size > 1:
+        yield (
+            f"algorithm.advantage.k {k}: of {group_size} completions (rollout.group_size) there is one such "
+            "set at most, so that nothing differs; use fewer, or a larger group"
         )
 
 

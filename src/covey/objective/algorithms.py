@@ -38,9 +38,11 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         advantages.length_weighted,
         advantages.mean_normalized,
         advantages.greedy_baseline,
+        advantages.pass_at_k,
         advantages.component_zscore,
         advantages.component_leave_one_out,
         credit.process_zscore,
+        credit.process_leave_one_out,
         credit.prefix_tree,
         credit.optimal_token_baseline,
         value.gae,
@@ -66,6 +68,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         surrogates.cispo,
         surrogates.sapo,
         surrogates.vespo,
+        surrogates.dro,
         surrogates.divergence_mask_tv,
         surrogates.divergence_mask_kl,
         surrogates.kl_on_selected,
@@ -77,6 +80,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         reductions.sequence_sum,
         reductions.constant_length,
         reductions.prompt_mean,
+        reductions.token_sum,
     ),
     "correction": (
         corrections.truncated,
@@ -102,7 +106,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
 OldPolicy = Literal["trainer", "sampler"]
 RECORDED = ("kl", "entropy", "critic", "old", "paper")
 """Fields of an algorithm that are no functions."""
-PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_selected}
+PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_selected, surrogates.dro}
 """Surrogates whose gradient vanishes with the advantage."""
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from covey.objective.advantages import centered, group_zscore
-from covey.types import NonNegative, StepRewards
+from covey.objective.advantages import centered, group_zscore, leave_one_out
+from covey.objective.token_weights import discounted_sum
+from covey.types import NonNegative, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +48,39 @@ def process_zscore(
             start = 0
             for value, end in zip(_credited(part, credit), s.ends, strict=True):
                 row[start : end + 1] += value
+                start = end + 1
+    return total * mask
+
+
+def process_leave_one_out(
+    components: Tensor,
+    weights: Tensor,
+    mask: Tensor,
+    steps: Sequence[Sequence[StepRewards]],
+    *,
+    gamma: Share = 1.0,
+) -> Tensor:
+    """sum_k w_k A^k: dense rewards and outcomes, each minus the mean of the other completions. -> (G, T).
+
+    Of a function with steps: A_t = sum of gamma^n (r - mean of the siblings' mean step reward) over the
+    steps ending at or after t, n later each. Of any other: r_i - mean_{j != i} r_j, on every token. PRIME,
+    arXiv 2502.01456, with its discount by step. Without siblings its own mean is the baseline.
+    """
+    total = components.new_zeros(mask.shape)
+    for values, weight, own in zip(components, weights, steps, strict=True):
+        known = ~values.isnan()
+        if not own:
+            total[known] += weight * leave_one_out(values[known])[:, None]
+            continue
+        first = next((s.values[0] for s in own if s.values), 0.0)  # so that equal rewards give exactly 0
+        given = [values.new_tensor(s.values) - first for s in own]
+        means = values.new_tensor([float(r.mean()) for r in given if len(r)])
+        count = max(len(means) - 1, 1)
+        for row, s, r in zip(total, own, given, strict=True):
+            baseline = (means.sum() - r.mean()) / count if len(r) and len(means) > 1 else r.mean()
+            togo, start = discounted_sum(r - baseline, gamma), 0
+            for value, end in zip(togo, s.ends, strict=True):
+                row[start : end + 1] += weight * value
                 start = end + 1
     return total * mask
 

@@ -109,6 +109,8 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     if not len(ratio):
         return metrics
     metrics["ratio/mean"] = float(ratio.mean())
+    squares = ratio.double().square().mean()
+    metrics["ratio/effective_sample"] = float(ratio.double().mean().square() / squares) if squares else 0.0
     for name, level in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
         metrics[f"ratio/{name}"] = float(np.quantile(ratio.numpy(), level))
     settings = algorithm.surrogate.all_settings

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import torch
@@ -174,6 +174,37 @@ def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> li
     return advantages
 
 
+def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
+    """Every set of k, one after another: what its best gets, by who is in it."""
+    sets = list(combinations(range(len(rewards)), min(k, len(rewards))))
+    best = [max(rewards[i] for i in members) for members in sets]
+    spread = deviation(best, 0)
+    gains = [
+        mean([b for b, members in zip(best, sets, strict=True) if i in members]) - mean(best)
+        for i in range(len(rewards))
+    ]
+    return [g / (spread + eps) if spread else 0.0 for g in gains]
+
+
+def _process_leave_one_out(rows: Sequence[Row], gamma: float) -> list[Tensor]:
+    """Function by function: its rewards minus those of the other completions, discounted by step. PRIME."""
+    advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
+    for name, weight in rows[0].weights.items():
+        by_step = name in rows[0].steps
+        given = [
+            [value for _, _, value in row.steps[name]] if by_step else [row.components[name]] for row in rows
+        ]
+        known = [i for i, g in enumerate(given) if g and not any(map(math.isnan, g))]
+        for i in known:
+            others = [mean(given[j]) for j in known if j != i]
+            left = [v - (mean(others) if others else mean(given[i])) for v in given[i]]
+            spans = rows[i].steps[name] if by_step else [(0, len(rows[i].tokens), 0.0)]
+            for n, (start, end, _) in enumerate(spans):
+                togo = math.fsum(gamma**m * value for m, value in enumerate(left[n:]))
+                advantages[i][start:end] += weight * togo
+    return advantages
+
+
 def gae(row: Row, gamma: float, lam: float) -> Tensor:
     """A_t = sum_k (gamma lam)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), V = 0 after the end."""
     following = torch.cat([row.values[1:], torch.zeros(1, dtype=torch.float64)])
@@ -212,6 +243,8 @@ def advantages(
         "component_zscore": lambda: by_component(rows, lambda v: zscores(v, s["ddof"], s["eps"])),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),
         "process_zscore": lambda: _process_zscore(rows, s),
+        "pass_at_k": lambda: _pass_at_k(rewards, s["k"], s["eps"]),
+        "process_leave_one_out": lambda: _process_leave_one_out(rows, s["gamma"]),
         "gae": lambda: [gae(row, s["gamma"], _lambda(row, s)) for row in rows],
         "prefix_tree": lambda: _prefix_tree(rows, rewards, s["outcome"]),
         "optimal_token_baseline": lambda: _optimal_token_baseline(rows, rewards),
@@ -284,6 +317,9 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSetting
         k = torch.where(advantage >= 0, s["k_up"], s["k_down"]).double()
         lam = torch.where(advantage >= 0, s["lam_up"], s["lam_down"]).double()
         return -(rho.detach() ** k * (lam * (1 - rho.detach())).exp()) * advantage * logprobs
+    if name == "dro":
+        drift = (logprobs - row.old).clamp(-FAR, FAR)
+        return s["beta"] / 2 * drift**2 - advantage * logprobs
     if name == "kl_on_selected":
         moved = (logprobs - row.old).clamp(-FAR, FAR)
         return -rho * advantage + s["coef"] * moved.abs() * row.marked
@@ -387,6 +423,8 @@ def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: A
         return 1 / len(trained)
     if name == "constant_length":
         return 1 / (len(trained) * (s["length"] or max_tokens))
+    if name == "token_sum":
+        return 1.0
     if name == "prompt_mean":
         siblings = sum(len(r.tokens) for r in trained if r.group == row.group)
         return 1 / (len({r.group for r in trained}) * siblings)
