@@ -276,7 +276,7 @@ MUTANTS = [
         ("tokens of other rows after select", "tuple(value[i] for i in rows)", "tuple(value[i] for i in sorted(rows))"),
         ("mask one short", "< lengths[:, None]\n", "< lengths[:, None] - 1\n"),
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
-        ("truncated completions trained although masked", "(cut & mask_truncated)", "(cut & False)"),
+        ("truncated completions trained although masked", "(truncated & mask_truncated)", "(truncated & False)"),
         ("totals of the micro-batch", "totals, group_tokens = batch.totals(max_tokens), batch.group_tokens\n    busy", "totals, group_tokens = batch.select([0]).totals(max_tokens), batch.group_tokens\n    busy"),
     ),
     *of(

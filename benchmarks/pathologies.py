@@ -25,6 +25,7 @@ import torch
 
 from covey.config.load import load_config
 from covey.console import RunConsole
+from covey.insight.chart import Line, Panel, chart
 from covey.insight.explain import Seen, explain
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
@@ -36,7 +37,7 @@ from covey.tasks.sums import LAST_DIGIT
 from covey.training.objectives import PolicyObjective
 from covey.training.rl import prepare
 from covey.training.setup import set_up
-from presets import RESULTS, ROOT, VERDICT, Panel, Settings, chart, cold_start, config_of, merged, trained
+from presets import RESULTS, ROOT, VERDICT, Settings, cold_start, config_of, merged, trained
 
 FOLDER = ROOT / "runs" / "pathologies"
 BASE: Settings = {
@@ -239,15 +240,14 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
             cells += [f"{seen.early(m):.3g} to {seen.late(m):.3g}" for m in case.shows]
             cells += [f"{100 * evals[0]['greedy']:.0f} to {100 * evals[-1]['greedy']:.0f}"]
             said += [f"- {arm}: {remark.finding}." for remark in explain(metrics, evals)]
-            drawn.append((arm, *points(evals if case.draws == "greedy" else metrics, case.draws)))
+            drawn.append(Line(arm, *points(evals if case.draws == "greedy" else metrics, case.draws)))
         if case.noise:
             variance, signal = gradient_noise(config, folder)
             cells += [f"{variance:.3g}", f"{variance / signal:.2f}"]
         rows.append(f"| {' | '.join(cells)} |")
         print(rows[-1], flush=True)
     heard = ["", "`covey explain` says:", "", *(said or ["- nothing."])] if case.shows else []
-    top = max((v for _, _, values in drawn for v in values), default=0)
-    panel = Panel(f"{name}: {case.draws}", drawn, top) if drawn else None
+    panel = Panel(f"{name}: {case.draws}", drawn) if drawn else None
     return "\n".join([f"## {name}", "", case.question, "", *rows, *heard]), panel
 
 
@@ -273,7 +273,8 @@ def main() -> None:
     if arguments.write:
         (RESULTS / "pathologies.md").write_text(page)
         panels = [panel for _, panel in found if panel is not None]
-        (RESULTS / "pathologies.svg").write_text(chart(panels, "A metric of each case over its steps", 2))
+        label = "A metric of each case over its steps"
+        (RESULTS / "pathologies.svg").write_text(chart(panels, label, across=2, wide=280))
 
 
 if __name__ == "__main__":

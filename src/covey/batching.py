@@ -1,7 +1,7 @@
 """From scored groups to training: Groups -> Batch -> minibatches -> MicroBatch.
 
 A Batch holds N completions padded to L tokens, on the CPU; a MicroBatch holds some of them packed
-without padding for the model, with their (N, L) inputs beside. Any batch can be cut anywhere: the
+without padding for the model, together with their (N, L) inputs. Any batch can be split anywhere: the
 totals of the optimizer step travel along, so nothing needs to be divisible by anything.
 """
 
@@ -34,7 +34,7 @@ class Batch:
     group: Tensor
     """(N,) int64: the group of each completion."""
     rewards: Tensor
-    """(N,) float64, NaN where unscorable."""
+    """(N,) float64, NaN where unscored."""
     mask: Tensor
     """(N, L) bool: the trained tokens."""
     sampler_logprobs: Tensor
@@ -54,6 +54,8 @@ class Batch:
     """(N, L): what was paid from each token on, discounted, which its values are judged by."""
     selected: Tensor | None = None
     noise: Tensor | None = None
+    origin: Tensor | None = None
+    """(N,) int64: each one's place in the rollout batch it was collated in."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
 
@@ -61,7 +63,7 @@ class Batch:
         return len(self.tokens)
 
     def select(self, rows: Sequence[int]) -> Batch:
-        """The batch of some rows, in that order, cut to their longest completion."""
+        """The batch of some rows, in that order, padded to their longest completion."""
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
         chosen: dict[str, Any] = {}
@@ -97,7 +99,7 @@ def by_completion(batch: Batch, values: Tensor) -> list[np.ndarray]:
 
 
 def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
-    """Groups -> Batch, without advantages. ``mask_truncated`` trains no cut completion."""
+    """Groups -> Batch, without advantages. ``mask_truncated`` trains no truncated completion."""
     completions = [(g, c) for g, group in enumerate(groups) for c in group.completions]
     lengths = torch.tensor([len(c.tokens) for _, c in completions], dtype=torch.int64)
     mask = torch.arange(max(lengths.tolist(), default=0)) < lengths[:, None]
@@ -105,8 +107,10 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     for row, (_, completion) in zip(logprobs, completions, strict=True):
         row[: len(completion.logprobs)] = torch.from_numpy(completion.logprobs)
     rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float64)
-    cut = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
-    mask &= ~(rewards.isnan() | (cut & mask_truncated))[:, None]
+    truncated = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
+    mask &= ~(rewards.isnan() | (truncated & mask_truncated))[:, None]
+    for row, (_, completion) in zip(mask, completions, strict=True):
+        row[: len(completion.tokens)] &= torch.from_numpy(completion.drawn)
     masks = tuple(c.sampling_mask for _, c in completions if c.sampling_mask is not None)
     assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
@@ -117,6 +121,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         mask=mask,
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
+        origin=torch.arange(len(completions)),
         sampling_masks=masks or None,
     )
 
@@ -174,7 +179,7 @@ def minibatches(batch: Batch, count: int, order: np.ndarray) -> list[Batch]:
 def micro_batches(
     batch: Batch, token_budget: int, max_tokens: int, skip_idle: bool = False
 ) -> Iterator[MicroBatch]:
-    """Cut an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
+    """Split an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out

@@ -49,7 +49,7 @@ class FolderBusy(CheckpointError):
 
 
 class RewardError(CoveyError):
-    """A reward function broke its contract, or judging fails too often to go on."""
+    """A reward function broke its contract, or scoring fails too often to continue."""
 
     code = 5
 
@@ -70,6 +70,12 @@ class OutOfRoom(CoveyError):
     """Disk or memory is used up, or the disk fails."""
 
     code = 8
+
+
+class SamplersLost(CoveyError):
+    """No sampling server is left to ask."""
+
+    code = 9
 
 
 class Stopped(CoveyError):

@@ -109,7 +109,7 @@ class Faults:
 
 
 def die() -> NoReturn:
-    """End at once, as `kill -9` and a power cut do."""
+    """End at once, as `kill -9` and a power failure do."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 

@@ -18,10 +18,11 @@ from covey.objective.diagnostics import (
     gradient_shares,
     group_metrics,
     sampled_entropy,
+    score_metrics,
     token_metrics,
+    token_record,
     value_metrics,
 )
-from covey.rewards.canaries import score_metrics
 from covey.rollout import RolloutBatch
 from covey.runs.journal import Journal
 from covey.types import Group
@@ -81,13 +82,15 @@ def report_step(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
+    stats: Sequence[TokenStats],
     metrics: Mapping[str, float],
     config: Config,
     algorithm: Algorithm,
 ) -> None:
     """Write a step down and show it."""
     _note_off_centre(journal, algorithm, batch, rollout.groups, step)
-    times = journal.rollouts(step, rollout, batch, config.train.inner_epochs, metrics)
+    seen = token_record(stats, [len(tokens) for tokens in batch.tokens])
+    times = journal.rollouts(step, rollout, batch, seen, config.train.inner_epochs, metrics)
     journal.console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times))
 
 
@@ -102,8 +105,8 @@ def _note_off_centre(
     group, total = found
     journal.say(
         f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 "
-        f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every answer is pushed "
-        "the same way; if that is meant, nothing is wrong",
+        f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every completion is "
+        "reinforced alike; if that is intended, all is well",
         "yellow",
     )
     journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
@@ -112,7 +115,7 @@ def _note_off_centre(
 def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     """Share of the sampled tokens that went through the update, and so into its metrics."""
     busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)
-    tokens = sum(len(c.tokens) for g in groups for c in g.completions)
+    tokens = sum(c.length for g in groups for c in g.completions)
     return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
 
 

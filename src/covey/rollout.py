@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
 
+import numpy as np
 import torch
 
 from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
 from covey.prompts import Prompted
+from covey.rewards.audit import ask_canaries, count_failures
 from covey.rewards.base import Rewards
-from covey.rewards.canaries import ask_canaries, count_failures
 from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import Scorer, ScoringStats
 from covey.rng import key, permutation
@@ -204,9 +205,12 @@ class Rollouts:
 
 def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
     """How many tokens could be drawn on average, where top_p or top_k left some out."""
-    masks = [c.sampling_mask for g in groups for c in g.completions if c.sampling_mask is not None]
-    places = sum(len(m.ends) for m in masks)
-    return {"rollout/kept_tokens": sum(len(m.ids) for m in masks) / places} if places else {}
+    masked = [
+        (c.sampling_mask, c.drawn) for g in groups for c in g.completions if c.sampling_mask is not None
+    ]
+    kept = [np.diff(mask.ends, prepend=0)[drawn] for mask, drawn in masked]
+    places = sum(map(len, kept))
+    return {"rollout/kept_tokens": sum(int(k.sum()) for k in kept) / places} if places else {}
 
 
 def score_all(
@@ -219,7 +223,7 @@ def score_all(
 ) -> list[Group]:
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
-    Results stand in the order of the requests, whatever order completions end in.
+    Results are in the order of the requests, in whatever order completions end.
     """
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]

@@ -12,8 +12,8 @@ from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.errors import DataError
 from covey.learned import LEARNED
+from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
-from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import Scorer
 from covey.tasks.files import read_problems, rows
 from covey.tasks.source import load_problems

@@ -114,7 +114,7 @@ def _without_result(status: int, where: str) -> int:
     )
     folder = Path(where)
     place = folder if folder.is_absolute() and folder.is_dir() else None
-    next_step = f". Go on from the last checkpoint with: {resume_command(place)}" if place else ""
+    next_step = f". Continue from the last checkpoint with: {resume_command(place)}" if place else ""
     error = CoveyError(f"the process {how} before it had a result: {why}{next_step}")
     error.code = CRASHED if crashed else 128 + number
     if place is not None:

@@ -67,13 +67,13 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
 
 @app.command(name="train")
 def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
-    """Train as a YAML file says. Run it again to go on after an interruption."""
+    """Train as a YAML file says. Run it again to continue after an interruption."""
     return _train(_start(config, settings), manner, as_json)
 
 
 @app.command(name="resume")
 def command_resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
-    """Go on with an interrupted run. Settings given here are changed; what that does is shown.
+    """Continue an interrupted run. Settings given here are changed; what that does is shown.
 
     :param run: The folder of the run.
     """
@@ -114,7 +114,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
             record_exit(home, known)
         if known.code == 75:
-            known = type(known)(f"{known}. Go on with: {resume_command(home)}")
+            known = type(known)(f"{known}. Continue with: {resume_command(home)}")
         raise known from None
     if (home / RECORD).exists():  # a finished run may lie where nothing can be written
         (home / RECORD).unlink()
@@ -218,6 +218,29 @@ def command_sample(
     return 0
 
 
+@app.command(name="serve")
+def command_serve(
+    model: str,
+    *settings: Settings,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    weights: Path | None = None,
+    name: str = "",
+) -> int:
+    """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
+
+    :param model: A folder or hub id.
+    :param host: Where to listen; anything but this machine needs a token, in COVEY_TOKEN.
+    :param port: 0 takes a free one.
+    :param weights: Folder from whose folders new weights are taken while it runs: a run's `sync`.
+    :param name: What callers call the model; the folder's name by default.
+    """
+    from covey.serving.run import serve_http
+
+    serve_http(model, host, port, weights, name, settings)
+    return 0
+
+
 @app.command(name="score")
 def command_score(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
@@ -250,6 +273,18 @@ def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     _print(as_json, value, map(str, report.findings))
     _tell(as_json, [f"{len(report.findings)} of {report.tried} attacks were paid"])
     return int(bool(report.findings))
+
+
+@app.command(name="doctor")
+def command_doctor(*, as_json: Json = False) -> int:
+    """Say what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
+    if anything keeps covey from running.
+    """
+    from covey.doctor import diagnose
+
+    found = diagnose()
+    _print(as_json, [d._asdict() for d in found], map(str, found))
+    return int(any(d.verdict == "FAIL" for d in found))
 
 
 @app.command(name="algorithms")

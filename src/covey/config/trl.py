@@ -96,7 +96,7 @@ INSTEAD: Mapping[str, str] = {
         "bounded by train.tokens_per_micro_batch"
     ),
     "gradient_accumulation_steps": (
-        "write rollout.prompts_per_step for the size of a batch; it is cut by train.tokens_per_micro_batch "
+        "write rollout.prompts_per_step for the size of a batch; it is split by train.tokens_per_micro_batch "
         "without changing the result"
     ),
     "generation_batch_size": "write rollout.prompts_per_step and rollout.group_size",
@@ -106,12 +106,12 @@ INSTEAD: Mapping[str, str] = {
     "evaluation_strategy": "leave it out; eval.every says how often (0: before and after training only)",
     "do_eval": "leave it out; eval.every says how often",
     "eval_on_start": "leave it out; covey always measures before and after training",
-    "bf16": "write dtype: bfloat16, which stores the weights so, beside float32 ones that are trained",
+    "bf16": "write dtype: bfloat16, which stores the weights so, and trains a float32 copy",
     "torch_dtype": "write dtype",
     "use_cpu": "write device: cpu",
     "top_entropy_quantile": (
         "write algorithm: {select_tokens: {name: top_entropy, share: 0.2}, token_weights: "
-        "[selected_only]}, which takes the share of the whole update (TRL's is of each micro-batch)"
+        "[selected_only]}, a fraction of the whole update (TRL's is of each micro-batch)"
     ),
     "use_adaptive_entropy": (
         "write algorithm: {entropy: {target: 0.2}}, whose bonus fades out above the target (TRL's stops)"
@@ -139,7 +139,7 @@ INSTEAD: Mapping[str, str] = {
 _NO_VLLM = "completions are sampled by covey itself, with the trainer's own numbers"
 _ALWAYS = "metrics, completions and curves are always written to the run's folder"
 _ONE_PROCESS = "a run is one process on one device"
-_DATA_FLOW = "data is read whole, shuffled by the seed, and never cut by a loader"
+_DATA_FLOW = "data is read whole and shuffled by the seed; there is no loader"
 _FIXED = "it cannot be changed"
 
 ABSENT: Mapping[str, tuple[str, ...]] = {
@@ -232,7 +232,7 @@ def told(name: str) -> str:
     ("TRL's use_vllm is not", '')
     """
     if name in LOSS:
-        return f"TRL's {name} stands at the top of a config, in place of algorithm"
+        return f"TRL's {name} belongs at the top of a config, in place of algorithm"
     if name in SAME:
         return f"TRL's {name} is {SAME[name]} here"
     if name in INSTEAD:
@@ -262,7 +262,7 @@ def algorithm_of(given: TrlLoss) -> dict[str, object]:
     kind = loss["loss_type"]
     if kind == "bnpo":
         raise ConfigError(
-            "loss_type bnpo divides by the tokens of each micro-batch, so it depends on how a batch is cut; "
+            "loss_type bnpo divides by the tokens of each micro-batch, so it depends on the micro-batches; "
             "use loss_type: dapo, which divides by those of the whole update"
         )
     if not isinstance(kind, str) or kind not in _SURROGATES:
@@ -361,7 +361,7 @@ def _ratio(loss: TrlLoss) -> str:
     if kind == "vespo":
         if level != "token":
             raise ConfigError(
-                "loss_type vespo weighs by sequence itself; leave importance_sampling_level out"
+                "loss_type vespo weights by sequence itself; leave importance_sampling_level out"
             )
         return "response"
     return str(level)
@@ -374,11 +374,11 @@ def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
         raise ConfigError(f"{min(synced)} has no effect without sync_ref_model: true")
     if beta == 0 or beta is None:
         if loss["sync_ref_model"]:
-            raise ConfigError("sync_ref_model: with beta 0 there is no reference to renew; set beta")
+            raise ConfigError("sync_ref_model: with beta 0 there is no reference to refresh; set beta")
         return None
     if corrected and loss["loss_type"] == "vespo":
         raise ConfigError(
-            "beta with loss_type vespo: TRL weighs the KL by token ratios there, covey by the response's; "
+            "beta with loss_type vespo: TRL weights the KL by token ratios there, covey by the response's; "
             "set use_bias_correction_kl: false"
         )
     kl = {"estimator": "k3", "coef": beta, "place": "loss", "level": "token"}
@@ -394,6 +394,6 @@ def _entropy(loss: TrlLoss) -> dict[str, object] | None:
     if _REDUCTIONS[str(loss["loss_type"])] != "token_mean":
         raise ConfigError(
             f"entropy_coef with loss_type {loss['loss_type']}: TRL's bonus is a mean over tokens, covey's is "
-            "weighed as the loss is; use loss_type dapo, or algorithm: {entropy: {coef: ...}}"
+            "weighted as the loss is; use loss_type dapo, or algorithm: {entropy: {coef: ...}}"
         )
     return {"coef": loss["entropy_coef"]}

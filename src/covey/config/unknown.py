@@ -1,4 +1,4 @@
-"""What is said about a key that is no setting: the name it stands for, or up to three likely ones."""
+"""What is said about a key that is no setting: the name it means, or up to three likely ones."""
 
 from __future__ import annotations
 

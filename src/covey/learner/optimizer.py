@@ -28,7 +28,7 @@ def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.O
 
 
 class Optimizer:
-    """Applies accumulated gradients. bfloat16 weights are kept beside a float32 copy, because
+    """Applies accumulated gradients. bfloat16 weights are accompanied by a float32 copy, because
     steps of 1e-6 vanish in their rounding.
     """
 

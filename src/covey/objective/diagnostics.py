@@ -1,4 +1,4 @@
-"""What a step looked like, in numbers: computed besides the loss, never in it, without gradient.
+"""What a step looked like, in numbers: computed next to the loss, never in it, without gradient.
 
 ``token_stats`` reads a micro-batch, ``token_metrics`` sums up those of a step, ``group_metrics`` reads
 the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
@@ -8,6 +8,7 @@ says what each metric means.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -55,6 +56,10 @@ class TokenStats:
     mismatch: Tensor | None
     """Log-prob of the trainer minus that of the sampler."""
     ref_log_ratio: Tensor | None
+    weight: Tensor
+    """(N,): what the reduction multiplies each completion's tokens by."""
+    origin: Tensor | None = None
+    """(N,) int64: which completions of the rollout batch these are."""
 
 
 def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
@@ -88,7 +93,32 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
         entropy=None if inputs.entropy is None else host(inputs.entropy),
         mismatch=None if inputs.sampler_logprobs is None else host(inputs.mismatch),
         ref_log_ratio=None if inputs.ref_logprobs is None else host(inputs.ref_log_ratio),
+        weight=host(algorithm.reduce(inputs)),
     )
+
+
+def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[str, np.ndarray]:
+    """What a step's updates saw of its tokens, one completion after another, NaN where none did.
+
+    ``applied`` sums up -d(policy loss) / d(log pi) over the updates, the reduction's weight included; of
+    ``ratios``, ``entropies`` and ``ref_log_ratios`` it is the last update's value.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    found: dict[str, np.ndarray] = {}
+    for s in stats:
+        assert s.origin is not None, "they were told apart when the rollout batch was collated"
+        values = {"ratios": s.ratio, "entropies": s.entropy, "ref_log_ratios": s.ref_log_ratio}
+        values["applied"] = s.coefficient * s.weight[:, None]
+        for name, rows in values.items():
+            if rows is None:
+                continue
+            flat = found.setdefault(name, np.full(ends[-1], np.nan, np.float32))
+            for origin, row, mask in zip(s.origin.tolist(), rows, s.mask, strict=True):
+                place = flat[ends[origin] - lengths[origin] : ends[origin]]
+                trained = mask[: len(place)].numpy()
+                before = np.nan_to_num(place[trained]) if name == "applied" else 0.0
+                place[trained] = before + row[: len(place)].numpy()[trained]
+    return found
 
 
 def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str, float]:
@@ -161,7 +191,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards, dead groups, lengths, truncation and texts of a step's groups."""
     rewards = np.concatenate([g.rewards for g in groups])
     correct = np.concatenate([g.correct for g in groups])
-    lengths = np.array([len(c.tokens) for g in groups for c in g.completions])
+    lengths = np.array([c.length for g in groups for c in g.completions])
     truncated = np.array([c.finish == "length" for g in groups for c in g.completions])
     dead = [g for g in groups if g.dead]
     metrics = {
@@ -189,12 +219,25 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics | correlations(components) | text_metrics(texts, correct)
 
 
+def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Fractions of each reward's statuses other than `ok`, means of its metrics, and what users logged."""
+    metrics: dict[str, float] = {}
+    for name in groups[0].scores:
+        scores = [score for group in groups for score in group.scores[name]]
+        statuses = Counter(s.status for s in scores if s.status != "ok")
+        metrics |= {f"reward/{name}/{status}": n / len(scores) for status, n in sorted(statuses.items())}
+        for metric in sorted({m for s in scores for m in s.metrics}):
+            values = [s.metrics[metric] for s in scores if metric in s.metrics]
+            metrics[f"reward/{name}/{metric}"] = float(np.mean(values))
+    return metrics | {f"user/{name}": float(np.mean(v)) for name, v in sorted(logged.items()) if v}
+
+
 def sampled_entropy(groups: Sequence[Group]) -> float:
     """-log p of the sampled tokens, mean over all of them: the entropy they were drawn with, unbiased.
 
     It needs no forward pass, so that completions without advantage count too.
     """
-    drawn = np.concatenate([c.logprobs for g in groups for c in g.completions])
+    drawn = np.concatenate([c.logprobs[c.drawn] for g in groups for c in g.completions])
     return 0.0 - float(drawn.mean(dtype=np.float64)) if len(drawn) else 0.0
 
 

@@ -1,6 +1,6 @@
 """The formulas of every axis, once more, for one group or one completion at a time.
 
-A completion is a row of T tokens, without padding. ``Row`` holds what is known of it; every function
+A completion is a row of T sampled tokens, without padding. ``Row`` holds what is known of it; every function
 takes the rows it speaks about and the settings of its axis, as a config spells them out.
 """
 
@@ -27,6 +27,8 @@ class Row:
 
     prompt: list[int]
     tokens: list[int]
+    drawn: list[int]
+    """The places of its T tokens among ``tokens``; the others were inserted, and are only read."""
     sampled: Tensor
     """(T,) float64: log-probs as the sampler recorded them."""
     reward: float
@@ -100,7 +102,7 @@ def by_component(rows: Sequence[Row], score: Callable[[list[float]], list[float]
 
 def _length_weighted(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
     """r - sum |y| r / sum |y| over trained tokens. OPO."""
-    lengths = [len(row.tokens) * row.trained for row in rows]
+    lengths = [len(row.drawn) * row.trained for row in rows]
     baseline = math.fsum(n * r for n, r in zip(lengths, rewards, strict=True)) / max(sum(lengths), 1)
     if not sum(lengths):
         baseline = mean(rewards)
@@ -129,7 +131,7 @@ def _process_zscore(rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
             values = [rows[i].components[name] for i in known]
             for i, score in zip(known, zscores(values, s["ddof"], s["eps"]) if values else (), strict=True):
                 advantages[i] += weight * score
-    return advantages
+    return [advantage[row.drawn] for row, advantage in zip(rows, advantages, strict=True)]
 
 
 def _step_credit(scores: Sequence[float], k: int, how: str) -> float:
@@ -154,22 +156,26 @@ def _prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) 
     for row, reward in zip(rows, rewards, strict=True):
         values = [value(row.tokens[:t]) for t in range(len(row.tokens) + 1)]
         whole = outcome * (reward - mean(rewards))
-        advantages.append(torch.tensor([b - a + whole for a, b in pairwise(values)]).double())
+        gains = torch.tensor([b - a + whole for a, b in pairwise(values)]).double()
+        advantages.append(gains[row.drawn])
     return advantages
 
 
 def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
     """r - sum_i r_i W_it / sum_i W_it, W the summed squared norm of the score of the tokens so far."""
-    energies = [(1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained for row in rows]
+    energies = []
+    for row in rows:
+        energy = (1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained
+        energies.append(dict(zip(row.drawn, energy.tolist(), strict=True)))
     shifted = [r - mean(rewards) for r in rewards]
     advantages = []
     for row, own in zip(rows, shifted, strict=True):
-        advantage = torch.zeros(len(row.tokens), dtype=torch.float64)
-        for t in range(len(row.tokens)):
-            there = [i for i, other in enumerate(rows) if other.trained and t < len(other.tokens)]
-            total = math.fsum(float(energies[i][t]) for i in there)
-            pulled = math.fsum(shifted[i] * float(energies[i][t]) for i in there)
-            advantage[t] = own - (pulled / max(total, 1e-12) if len(there) > 1 else 0.0)
+        advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
+        for place, t in enumerate(row.drawn):
+            there = [i for i, other in enumerate(rows) if other.trained and t in energies[i]]
+            total = math.fsum(energies[i][t] for i in there)
+            pulled = math.fsum(shifted[i] * energies[i][t] for i in there)
+            advantage[place] = own - (pulled / max(total, 1e-12) if len(there) > 1 else 0.0)
         advantages.append(advantage)
     return advantages
 
@@ -202,7 +208,7 @@ def _process_leave_one_out(rows: Sequence[Row], gamma: float) -> list[Tensor]:
             for n, (start, end, _) in enumerate(spans):
                 togo = math.fsum(gamma**m * value for m, value in enumerate(left[n:]))
                 advantages[i][start:end] += weight * togo
-    return advantages
+    return [advantage[row.drawn] for row, advantage in zip(rows, advantages, strict=True)]
 
 
 def gae(row: Row, gamma: float, lam: float) -> Tensor:
@@ -216,7 +222,7 @@ def gae(row: Row, gamma: float, lam: float) -> Tensor:
 def _lambda(row: Row, s: AxisSettings) -> float:
     """VAPO's by length, or the given one."""
     adaptive = s["length_adaptive"]
-    return max(0.0, 1 - 1 / (adaptive * len(row.tokens))) if adaptive else float(s["lam"])
+    return max(0.0, 1 - 1 / (adaptive * len(row.drawn))) if adaptive else float(s["lam"])
 
 
 def value_loss(values: Tensor, row: Row, clip: float | None) -> Tensor:
@@ -373,11 +379,12 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor
         return (row.old.exp() < s["below"]).double()
     if name == "future_influence":
         moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
-        decay, running = 0.5 ** (1 / s["half_life"]), 0.0
+        decay, running, later = 0.5 ** (1 / s["half_life"]), 0.0, row.drawn[-1]
         influence = torch.zeros_like(moved)
         for t in reversed(range(len(moved))):
-            own = float(moved[t])
-            running = decay * running + (own if math.exp(own) <= s["outlier"] else 0.0)
+            own, distance = float(moved[t]), later - row.drawn[t]
+            later = row.drawn[t]
+            running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
             factor = min(max(math.exp(running), s["low"]), s["high"])
             risky = float(row.advantage[t]) < 0 and math.exp(own) > s["safety"]
             influence[t] = min(factor, 1.0) if risky else factor
@@ -416,9 +423,9 @@ def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: A
     """How much one token of this completion weighs in the loss of the optimizer step."""
     trained = [r for r in step if r.trained]
     if name == "token_mean":
-        return 1 / sum(len(r.tokens) for r in trained)
+        return 1 / sum(len(r.drawn) for r in trained)
     if name == "sequence_mean":
-        return 1 / (len(trained) * len(row.tokens))
+        return 1 / (len(trained) * len(row.drawn))
     if name == "sequence_sum":
         return 1 / len(trained)
     if name == "constant_length":
@@ -426,6 +433,6 @@ def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: A
     if name == "token_sum":
         return 1.0
     if name == "prompt_mean":
-        siblings = sum(len(r.tokens) for r in trained if r.group == row.group)
+        siblings = sum(len(r.drawn) for r in trained if r.group == row.group)
         return 1 / (len({r.group for r in trained}) * siblings)
     raise KeyError(name)

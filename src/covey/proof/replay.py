@@ -119,10 +119,13 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]]
         if line["trained"]:
             span = slice(*_span(arrays["ends"], place))
             prompt = slice(*_span(arrays["prompt_ends"], line["group"]))
+            drawn = np.arange(span.stop - span.start)
+            drawn = drawn[arrays["sampled"][span]] if "sampled" in arrays else drawn
             row = Row(
                 prompt=arrays["prompt_tokens"][prompt].tolist(),
                 tokens=arrays["tokens"][span].tolist(),
-                sampled=torch.from_numpy(arrays["logprobs"][span]).double(),
+                drawn=drawn.tolist(),
+                sampled=torch.from_numpy(arrays["logprobs"][span][drawn]).double(),
                 reward=_number(line["reward"]),
                 components={k: _number(v) for k, v in line["components"].items()},
                 weights=line["weights"],
@@ -132,7 +135,7 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]]
                 greedy=line["greedy_reward"],
                 group=line["group"],
             )
-            rows.append((row, torch.from_numpy(arrays["advantages"][span]).double()))
+            rows.append((row, torch.from_numpy(arrays["advantages"][span][drawn]).double()))
     return rows, len(arrays["prompt_ends"])
 
 

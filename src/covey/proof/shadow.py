@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -83,13 +84,13 @@ def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
 
 
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
-    """log pi over the vocabulary at each token of a completion, as it was sampled. (T, V)."""
+    """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
     every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]])
-    scaled = every[len(row.prompt) - 1 :] / setting.temperature
+    scaled = every[len(row.prompt) - 1 :][row.drawn] / setting.temperature
     if row.kept is not None:
         left = torch.full_like(scaled, -math.inf)
-        for t, kept in enumerate(row.kept):
-            left[t, torch.tensor(kept)] = 0.0
+        for t, place in enumerate(row.drawn):
+            left[t, torch.tensor(row.kept[place])] = 0.0
         scaled = scaled + left
     return scaled.log_softmax(-1)
 
@@ -100,14 +101,14 @@ def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) ->
     head, own = trainer.critic.weights, setting.algorithm["critic"]["trunk"] == "own"
     trunk = {n: w for n, w in (head if own else trainer.weights).items() if not n.startswith("value.")}
     every = states(used(trunk, setting), setting.model, [*row.prompt, *row.tokens[:-1]])
-    read = every[len(row.prompt) - 1 :]
+    read = every[len(row.prompt) - 1 :][row.drawn]
     read = read if own else read.detach() + pull * (read - read.detach())
     return read @ head["value.weight"] + head["value.bias"]
 
 
 def picked(log_pi: Tensor, row: Row) -> Tensor:
     """The log-probs of the tokens themselves. (T, V) -> (T,)."""
-    return log_pi.gather(1, torch.tensor(row.tokens)[:, None])[:, 0]
+    return log_pi.gather(1, torch.tensor(row.tokens)[row.drawn, None])[:, 0]
 
 
 def entropy(log_pi: Tensor) -> Tensor:
@@ -148,10 +149,11 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
     ).double()
     for place, row in enumerate(rows):
         log_pi = distribution(trainer.weights, setting, row)
-        row.trained = not (math.isnan(row.reward) or (setting.mask_truncated and row.truncated))
+        unscored = math.isnan(row.reward)
+        row.trained = bool(row.drawn) and not (unscored or (setting.mask_truncated and row.truncated))
         row.old, row.old_entropy = picked(log_pi, row), entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
-        row.noise = noise[place * longest :][: len(row.tokens)]
+        row.noise = noise[place * longest :][: len(row.tokens)][row.drawn]
         if setting.algorithm["kl"]:
             row.reference = picked(distribution(trainer.reference, setting, row), row)
         if trainer.critic is not None:
@@ -172,11 +174,11 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
                 whole = (behind(setting, row) - row.reference).sum() * row.trained
                 cost = trainer.kl_coef * float(formulas.divergence(kl["estimator"]["name"], whole))
             rewards.append(row.reward - cost)
-            row.paid[-1] -= cost
+            row.paid[-1:] -= cost
         if judged:
             given = formulas.advantages(axes["advantage"]["name"], judged, rewards, axes["advantage"])
             for row, value in zip(judged, given, strict=True):
-                row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.tokens)).clone()
+                row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
     trained = [row for row in rows if row.trained]
     for row in trained if axes["advantage"]["name"] != "gae" else ():
         row.advantage -= trainer.kl_coef * row.cost.flip(0).cumsum(0).flip(0)
@@ -187,7 +189,7 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
             row.advantage = advantage
     for row in rows:
         if not row.trained:
-            row.advantage = torch.zeros(len(row.tokens), dtype=torch.float64)
+            row.advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
 
 
 def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
@@ -200,11 +202,14 @@ def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
 def pay(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
     """What each token is paid: steps at their ends, the rest of the reward at the last, a KL by token."""
     kl = setting.algorithm["kl"]
-    row.paid, row.cost = torch.zeros(2, len(row.tokens), dtype=torch.float64)
+    row.paid, row.cost = torch.zeros(2, len(row.drawn), dtype=torch.float64)
+    if not row.drawn:
+        return
     row.paid[-1] = row.reward
     for name, steps in row.steps.items():
         for _, end, value in steps:
-            row.paid[end - 1] += row.weights[name] * value
+            place = max(bisect_right(row.drawn, end - 1) - 1, 0)  # what is inserted cannot be paid
+            row.paid[place] += row.weights[name] * value
             row.paid[-1] -= row.weights[name] * value
     if kl and kl["place"] == "reward" and kl["level"] == "token":
         row.cost = formulas.divergence(kl["estimator"]["name"], behind(setting, row) - row.reference)
@@ -271,7 +276,7 @@ def value_share(
     each = formulas.value_loss(
         values_of(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
     )
-    return each.sum() / sum(len(r.tokens) for r in minibatch if r.trained)
+    return each.sum() / sum(len(r.drawn) for r in minibatch if r.trained)
 
 
 def kl_cost(

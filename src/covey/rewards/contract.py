@@ -32,7 +32,7 @@ from covey.sandbox.confine import Limits
 from covey.types import Completion, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
-GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", *FROM_TRAINER}
+GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "sampled_ids", *FROM_TRAINER}
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "solution_str", "ground_truth", "data_source", "extra_info"
 }  # fmt: skip
@@ -218,6 +218,8 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
+        if "sampled_ids" in self.parameters:
+            available["sampled_ids"] = [c.tokens[c.drawn].tolist() for c in completions]
         if "token_ends" in self.parameters:
             ends = [token_ends(c.tokens.tolist(), context.decode) for c in completions]
             available["token_ends"] = ends[0] if self.per_sample else ends

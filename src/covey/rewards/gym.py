@@ -1,4 +1,4 @@
-"""Judging answers to reasoning-gym's tasks with its own scorers, in a sandbox, right or wrong."""
+"""Judging answers to reasoning-gym's tasks with its own scorers, in a sandbox: correct or incorrect."""
 
 from __future__ import annotations
 

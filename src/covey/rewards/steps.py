@@ -97,7 +97,7 @@ def step_labels(
     split_by: SplitRule = "lines",
     total: Total = "min",
 ) -> Score:
-    r"""Labels that people gave to steps, from a column: {text of a step: -1 wrong, 0 neutral, 1 right}.
+    r"""Labels that people gave to steps, from a column: {text of a step: -1 incorrect, 0 neutral, 1 correct}.
 
     A step is looked up by its text, white space aside. One that nobody has labelled says nothing, and a
     completion without a labelled one is not judged.
@@ -116,7 +116,7 @@ def step_labels(
 def score_steps(
     spans: Sequence[Span], values: Sequence[float | None], token_ends: Sequence[int], total: Total
 ) -> Score:
-    """Steps from 0, wrong, to 1, right, None where nothing is known -> what a process reward returns.
+    """Steps from 0, incorrect, to 1, correct, None where nothing is known -> what a process reward returns.
 
     Its value is the least of the known ones (`min`), their mean or the `last`. As step rewards they
     lie between -1 and 1, unknown ones at 0.

@@ -1,4 +1,4 @@
-"""Checkpoints: a model folder with the trainer's state beside it, complete or absent."""
+"""Checkpoints: a model folder with the trainer's state, complete or absent."""
 
 from __future__ import annotations
 

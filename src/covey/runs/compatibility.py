@@ -1,4 +1,4 @@
-"""Going on under other settings, or on another machine: what differs, and whether exactness survives."""
+"""Continuing under other settings, or on another machine: what differs, and whether exactness survives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import transformers
 from covey.config.load import Loaded, flatten, resolved
 from covey.errors import ConfigError
 from covey.kernels.build import processor
-from covey.kernels.calls import available
+from covey.kernels.calls import available, products
 from covey.machine import available_threads
 from covey.models.load import pick_device
 from covey.runs.inventory import changes
@@ -39,6 +39,8 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("dtype", "refused"),
     ("data.*", "refused"),
     ("lora*", "refused"),
+    ("rollout.sampler.url", "breaks exactness"),
+    ("rollout.sampler.*", "safe"),
     ("rollout.curriculum", "refused"),
     ("rollout.adapt_group_size", "refused"),
     ("algorithm.kl", "refused"),
@@ -53,7 +55,7 @@ PACKAGES = (
     "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "math-verify", "jsonschema",
     "z3-solver", "reasoning-gym", "py3langid",
 )  # fmt: skip
-"""Libraries beside torch and transformers whose version may change what a run does."""
+"""Libraries besides torch and transformers whose version may change what a run does."""
 ENVIRONMENT = (
     "covey",
     "python",
@@ -62,12 +64,13 @@ ENVIRONMENT = (
     "machine",
     "device",
     "kernels",
+    "products",
     "threads",
     *PACKAGES,
     "data",
     "reference",
 )
-"""What the bits of a run depend on beside its config. Threads count where torch's own kernels are used."""
+"""What the bits of a run depend on besides its config. Threads count where torch's own kernels are used."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Changed(Difference):
 
 
 def verdict(key: str, schedule: str = "") -> Safety:
-    """What a change of a setting does to a run that goes on; ``schedule`` of the learning rate.
+    """What a change of a setting does to a run that continues; ``schedule`` of the learning rate.
 
     >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
     ('safe', 'breaks exactness', 'refused')
@@ -117,7 +120,7 @@ def changed_settings(loaded: Loaded) -> list[Difference]:
 
 
 def refuse_other_config(loaded: Loaded, changes: bool) -> None:
-    """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, go on."""
+    """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
     found = changed_settings(loaded)
     refused = [d for d in found if d.verdict == "refused"]
     harmful = [d for d in found if d.verdict != "safe"]
@@ -125,7 +128,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
         remedy = (
             "Choose another --output, or remove that folder to start afresh"
             if refused
-            else "Choose another --output, or go on with these changes by `covey resume "
+            else "Choose another --output, or continue with these changes by `covey resume "
             f"{loaded.config.output} ...`"
         )
         raise ConfigError(
@@ -135,7 +138,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
 
 
 def environment(loaded: Loaded) -> dict[str, object]:
-    """What the numbers of a run depend on beside its config."""
+    """What the numbers of a run depend on besides its config."""
     config = loaded.config
     device = pick_device(config.device)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
@@ -149,6 +152,7 @@ def environment(loaded: Loaded) -> dict[str, object]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
+        "products": {name: list(kinds) for name, kinds in products().items()},
         "threads": config.threads or available_threads(),
         **{name: _version(name) for name in PACKAGES},
     }
@@ -163,7 +167,8 @@ def _version(package: str) -> str | None:
 
 def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Facts about machine, versions and files that are not what they were."""
-    same_for_any = before.get("kernels") == now.get("kernels") == "compiled"
+    ours = before.get("kernels") == now.get("kernels") == "compiled"
+    same_for_any = ours and not any(now.get("products", {}).values())
     facts: list[Difference] = []
     for name in ENVIRONMENT:
         old, new = before.get(name), now.get(name)

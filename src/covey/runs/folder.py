@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -29,7 +30,7 @@ STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = ("trainer.json", "optimizer.safetensors")
-"""Files that every checkpoint has, beside those of the model."""
+"""Files that every checkpoint has, besides those of the model."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ class RunFolder:
         return complaints
 
     def rewind(self, logged: Logged, step: int) -> int:
-        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts; make blank what
-        is damaged. -> how many files of earlier rollouts are gone.
+        """Forget what was logged after a checkpoint: truncate the streams, drop later rollouts; blank what is
+        damaged. -> how many files of earlier rollouts are gone.
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
@@ -147,12 +148,13 @@ class RunFolder:
         trained: Sequence[Group],
         advantages: Sequence[np.ndarray],
         filtered: Sequence[Group] = (),
-        further: Mapping[str, Sequence[np.ndarray]] | None = None,
+        seen: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         """Log a step's completions: text and rewards as JSONL, token arrays as npz.
 
-        ``advantages``, and what ``further`` names, hold one (T,) array per completion, in the order of the
-        trained groups; those of filtered ones, which come after, are 0.
+        ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
+        of filtered ones, which come after, are 0. ``seen`` is what updates saw of the tokens of the trained
+        groups, by name, one completion after another; NaN for the filtered ones.
         """
         groups = [*trained, *filtered]
         if not groups:
@@ -169,13 +171,15 @@ class RunFolder:
                 "sample": sample,
                 "trained": number < len(trained),
                 **_row(groups[number], sample),
-                "advantage": float(advantage.mean()) if len(advantage) else 0.0,
+                "advantage": float(advantage[c.drawn].mean()) if c.length else 0.0,
             }
-            for (number, sample), advantage in zip(places, advantages, strict=True)
+            for (number, sample), c, advantage in zip(places, completions, advantages, strict=True)
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        unseen = np.full(sum(len(c.tokens) for g in filtered for c in g.completions), np.nan, np.float32)
         masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
         kept = SamplingMask.join(masks)
+        all_drawn = all(c.sampled is None for c in completions)
         arrays = _npz(
             prompt_tokens=np.concatenate([g.prompt for g in groups]),
             prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
@@ -183,8 +187,9 @@ class RunFolder:
             ends=np.cumsum([len(c.tokens) for c in completions]),
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
-            **{k: np.concatenate([*v, *none]).astype(np.float32) for k, v in (further or {}).items()},
+            **{name: np.concatenate([values, unseen]) for name, values in seen.items()},
             **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
+            **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
         )
         write_file(name.with_suffix(".npz"), arrays)
         write_file(name.with_suffix(".jsonl"), text)

@@ -49,15 +49,23 @@ class Journal:
         return times
 
     def rollouts(
-        self, step: int, rollout: RolloutBatch, batch: Batch, epochs: int, metrics: Mapping[str, float]
+        self,
+        step: int,
+        rollout: RolloutBatch,
+        batch: Batch,
+        seen: Mapping[str, np.ndarray],
+        epochs: int,
+        metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step of reinforcement: completions with the advantages they got, metrics, times."""
-        per_token = {"advantages": batch.advantages, "values": batch.values}
-        kept = {name: by_completion(batch, rows) for name, rows in per_token.items() if rows is not None}
-        self.folder.write_rollouts(step, rollout.groups, kept.pop("advantages"), rollout.filtered, kept)
+        """Log a step: completions, advantages and values, what updates saw of them; metrics and times."""
+        values = (
+            {} if batch.values is None else {"values": np.concatenate(by_completion(batch, batch.values))}
+        )
+        advantages = by_completion(batch, batch.advantages)
+        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
         groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
-        self.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
+        self.clock.count("rollout", sum(c.length for g in groups for c in g.completions))
         self.clock.count("update", int(batch.mask.sum()) * epochs)
         return self.log(step, metrics)
 

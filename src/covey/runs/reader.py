@@ -104,8 +104,8 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
-            f"{why}. The record of the run's settings is damaged: put the file back, or remove it to go on "
-            "without a comparison"
+            f"{why}. The record of the run's settings is damaged: put the file back, or remove it to "
+            "continue without a comparison"
         )
     return recorded
 
@@ -118,4 +118,6 @@ def read_environment(output: Path) -> dict[str, Any] | None:
     path = output / "env.json"
     if not path.exists():
         return None
-    return read_record(path, dict[str, Any], "Put the file back, or remove it to go on without a comparison")
+    return read_record(
+        path, dict[str, Any], "Put the file back, or remove it to continue without a comparison"
+    )

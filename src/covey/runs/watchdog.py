@@ -59,7 +59,7 @@ class Watchdog:
     def _end(self) -> None:
         error = CoveyError(
             f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); what every "
-            f"thread was doing is in {self.folder / STACKS}. Go on from the last "
+            f"thread was doing is in {self.folder / STACKS}. Continue from the last "
             f"checkpoint with: {resume_command(self.folder)}"
         )
         error.code = STALLED

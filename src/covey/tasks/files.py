@@ -19,7 +19,10 @@ NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
 """Line or row number from 1, row."""
 LONGEST_PROMPT = 4 << 20
 """Bytes. Tokenizing more takes minutes, and no model reads as much."""
-RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+RESERVED = {
+    *("prompts", "completions", "completion_ids", "sampled_ids"),
+    *("trainer_state", "log_extra", "log_metric"),
+}
 """Names the reward functions already use."""
 TEMPLATE_COLUMNS = ("tools", "documents")
 """Columns that are arguments of the chat template, each a list of objects."""
@@ -80,7 +83,7 @@ def _parsed(text: str | bytes, where: str) -> Any:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if len(found := dict(pairs)) < len(pairs):
             twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-            raise DataError(f"{where}: {twice!r} stands twice in one object; remove one of them")
+            raise DataError(f"{where}: {twice!r} appears twice in one object; remove one of them")
         return found
 
     try:
@@ -104,7 +107,7 @@ def _row(row: object, where: str) -> dict[str, Any]:
 
 
 def _csv(file: Path) -> NumberedRows:
-    # Every value stays the text it is: a gold of 007 must not become 7.
+    # Every value stays the text it is: a reference answer of 007 must not become 7.
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         try:

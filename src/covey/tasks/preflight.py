@@ -7,8 +7,8 @@ from dataclasses import replace
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import DataError
+from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
-from covey.rewards.preflight import check_columns, check_references, check_steps, rehearse
 from covey.tasks.source import Source
 
 

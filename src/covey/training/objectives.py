@@ -43,7 +43,7 @@ class PolicyObjective:
         loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
         if self.values is not None:
             loss = replace(loss, total=loss.total + self.values(micro, scores)[0])
-        return loss.total, token_stats(self.algorithm, inputs, loss)
+        return loss.total, replace(token_stats(self.algorithm, inputs, loss), origin=micro.rows.origin)
 
 
 class ValueStats(NamedTuple):

@@ -57,7 +57,7 @@ class Result:
 def run_pipeline(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> list[Result]:
-    """Run all stages, each from the last one's final model, going on where an earlier try stopped.
+    """Run all stages, each from the last one's final model, continuing where an earlier try stopped.
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
@@ -89,7 +89,7 @@ def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
 def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     """The result of a stage that has done all it is asked for, and whose model is there.
 
-    None where there is something left to do: to begin, to go on, to train more steps than were asked for
+    None where there is something left to do: to begin, to continue, to train more steps than were asked for
     before, or to write a model anew that is gone. Raises CheckpointError where that cannot be.
     """
     output, train = stage.config.output, stage.config.train
@@ -109,9 +109,11 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     if checkpoint is None:
         raise CheckpointError(
             f"{output} has ended after {result.steps} steps and {what}, but no checkpoint is left to "
-            "go on from. Begin a new run from its model, or put the checkpoint back"
+            "continue from. Begin a new run from its model, or put the checkpoint back"
         )
-    console.say(f"{output} has ended after {result.steps} steps and {what}: going on from {checkpoint.name}")
+    console.say(
+        f"{output} has ended after {result.steps} steps and {what}: continuing from {checkpoint.name}"
+    )
     return None
 
 
@@ -137,7 +139,9 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
 
 
 def _result(output: Path) -> Result:
-    return read_record(output / RESULT, Result, "Put it back, or remove it to go on from the last checkpoint")
+    return read_record(
+        output / RESULT, Result, "Put it back, or remove it to continue from the last checkpoint"
+    )
 
 
 def run_stage(

@@ -34,7 +34,7 @@ def train(run: Run) -> None:
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     old = old_logprob_source(algorithm, run.sampler, updates_of(config))
     for step in range(run.state.step, config.train.steps):
-        run.options.faults.at_step()
+        run.begin_step()
         with journal.clock("rollout"):
             rollout = next(rollouts)
         journal.console.doing("updating")
@@ -46,7 +46,7 @@ def train(run: Run) -> None:
         run.sampler.sync(run.learner)
         run.advance(step + 1, rollout.position)
         metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train)
-        report_step(journal, step, rollout, batch, metrics, config, algorithm)
+        report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
         run.follow(step, metrics, signal=bool(batch.advantages.any()))
         refresh(run.learner, algorithm, updates=sum(norm > 0 for norm in done.norms))
         if run.evaluate_and_save():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
+
+import torch
 
 from covey.batching import Batch
 from covey.config.load import Loaded
@@ -16,8 +19,10 @@ from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
 from covey.insight.explain import no_signal, settings_of
+from covey.kernels.calls import products
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
+from covey.machine import available_cpus, idle_cpus
 from covey.models.policy import Policy
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
@@ -71,6 +76,15 @@ class Run:
     state: State = field(default_factory=State)
     critic: Learner[ValueModel] | None = None
     """A network for values, where the algorithm learns them apart from the policy."""
+
+    def begin_step(self) -> None:
+        """Compute beside other programs, not against them: two threads of which one waits for a CPU take many
+        times as long as one alone. Where the number of threads is asked for, or part of the result, it stays.
+        """
+        self.options.faults.at_step()
+        asked = self.loaded.config.threads or os.environ.get("OMP_NUM_THREADS")
+        if not asked and self.learner.policy.bit_exact and not any(products().values()):
+            torch.set_num_threads(min(available_cpus(), idle_cpus()))
 
     def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""

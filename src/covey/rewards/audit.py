@@ -1,0 +1,144 @@
+"""The audit of rewards: what can be wrong with them is found before a model is loaded, then in every step.
+
+A canary is a completion whose reward is known. A verifier that pays an incorrect one, or no longer pays
+a correct one, has been taken over or has broken; training against it would be worse than stopping.
+What attacks a reward on purpose is ``covey.stress``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from covey.errors import ConfigError, DataError, RewardError
+from covey.rewards.contract import FULL, Reward
+from covey.rewards.scorer import Rewards, Scorer, completion_of
+from covey.types import Group, Problem
+
+SHOWN = 5
+"""Bad rows that an error lists."""
+PATIENCE = 3
+WINDOW = 5
+"""Steps over which scores that could not be made are counted."""
+Failures = Sequence[tuple[int, int]]
+"""Of the last steps: scores that could not be made, and all scores."""
+
+
+def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
+    """Every row has what the rewards ask for. Raises DataError naming row and column."""
+    seen: set[tuple[str, ...]] = set()
+    for problem in problems:
+        columns = tuple(problem.columns)
+        if columns in seen:
+            continue
+        seen.add(columns)
+        for reward in rewards:
+            if complaint := reward.problem_with(columns):
+                raise DataError(
+                    f"{problem.id}: reward {reward.name} {complaint}; "
+                    f"the row has {', '.join(map(repr, columns)) or 'no columns'}"
+                )
+
+
+def check_references(
+    problems: Sequence[Problem], rewards: Rewards, most: float
+) -> tuple[list[Problem], dict[str, str]]:
+    """The problems whose reference answers can be met, and why the others cannot, by id.
+
+    Raises DataError where more than the fraction ``most`` is bad.
+    """
+    bad: dict[str, str] = {}
+    rows = [p.columns for p in problems]
+    for reward in rewards:
+        if reward.options.check_references is not None:
+            found = reward.options.check_references(rows, **reward.plain_settings)
+            for problem, complaint in zip(problems, found, strict=True):
+                if complaint:
+                    bad.setdefault(problem.id, f"{reward.name}: {complaint}")
+    if len(bad) > most * len(problems):
+        first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:SHOWN])
+        raise DataError(
+            f"{len(bad)} of {len(problems)} rows can never be answered correctly (scoring.max_bad_references "
+            f"allows {most:.0%}):{first}\nRepair these reference answers, or choose the rule and the "
+            "reward that fit them"
+        )
+    return [p for p in problems if p.id not in bad], bad
+
+
+def rehearse(problem: Problem, rewards: Rewards) -> Group:
+    """Call the rewards on canned completions, so that a broken one fails now. Raises RewardError."""
+    canned = [completion_of(""), completion_of("<answer>0</answer>")]
+    return rewards.score_group(problem, canned[0].tokens, canned, strict=True)
+
+
+def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
+    """Raise ConfigError where steps are to be credited and no reward ever gives any.
+
+    One gives some if it has done so in the rehearsal, or asks where its tokens end (and splits, if it may).
+    """
+    splits = [r for r in rewards if "token_ends" in r.parameters]
+    may = [r for r in splits if "split_by" not in r.parameters or _setting(r, "split_by") is not None]
+    if not (tried.steps or may):
+        raise ConfigError(
+            f"algorithm.advantage {advantage} credits the steps of a completion, and no reward judges steps "
+            f"({', '.join(r.name for r in rewards)}). Add one: calculations, step_labels, judge with "
+            "split_by, process_reward_model, or your own that returns StepRewards(values, ends); or take "
+            "an algorithm without steps, as grpo"
+        )
+
+
+def _setting(reward: Reward, name: str) -> object:
+    return reward.settings.get(name, reward.parameters[name].default)
+
+
+def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -> dict[str, int]:
+    """Ask each verifier about a correct and an incorrect completion of a problem.
+
+    ``refused`` says how often in a row each has refused a correct one before; returned is how often by
+    now. Raises RewardError if one pays the incorrect one, or refuses the correct one PATIENCE times in a
+    row: once may be the row's fault. Scores that could not be made say nothing.
+    """
+    counts = dict(refused)
+    for reward in scorer.rewards:
+        for kind, text in canaries(reward, problem) if not reward.options.format_only else ():
+            score = scorer.score(reward, problem, text)
+            if score.value is None:
+                continue
+            if kind == "correct":
+                counts[reward.name] = counts.get(reward.name, 0) + 1 if score.value < FULL else 0
+            if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= PATIENCE:
+                raise reward.broken(
+                    problem,
+                    f"gives {score.value:g} ({score.status}) to a completion known to be {kind}: "
+                    f"{text[:200]!r}. The verifier cannot be trusted, so training stops",
+                )
+    return counts
+
+
+def canaries(reward: Reward, problem: Problem) -> Iterator[tuple[str, str]]:
+    """(`correct` or `incorrect`, completion) of a reward that declares what it must and must not pay."""
+    makers = {"correct": reward.options.example, "incorrect": reward.options.counterexample}
+    for kind, make in makers.items():
+        text = make(problem.columns, **reward.plain_settings) if make is not None else None
+        if text is not None:
+            yield kind, text
+
+
+def count_failures(
+    before: Failures, groups: Sequence[Group], max_infra: float, window: int = WINDOW
+) -> list[tuple[int, int]]:
+    """The failures of the last ``window`` steps, this one included.
+
+    Raises RewardError if scoring fails too often: in all of a step, or in more than the fraction
+    ``max_infra`` of a full window.
+    """
+    scores = [s for g in groups for own in g.scores.values() for s in own]
+    failures = [s for s in scores if s.status == "infra_error"]
+    recent = [*before, (len(failures), len(scores))][-window:]
+    failed, total = (sum(column) for column in zip(*recent, strict=True))
+    often = len(recent) == window and failed > max_infra * total
+    if failures and (len(failures) == len(scores) or often):
+        raise RewardError(
+            f"{failed} of {total} scores of the last {len(recent)} steps could not be made "
+            f"(scoring.max_infra {max_infra:g}); the last one: {failures[-1].detail or '?'}"
+        )
+    return recent
