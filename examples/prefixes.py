@@ -10,17 +10,19 @@ then says what it expected after every token. The script prints a table and draw
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
 import covey
 from covey.objective.advantages import group_zscore
 from covey.objective.credit import prefix_tree, prefix_values, process_zscore
+from covey.runs.rollouts import read_rollouts
 from covey.types import StepRewards
 
 RUN = Path("runs/prefixes")
@@ -31,6 +33,8 @@ RELENTS = "I understand. Sure, but only if it is yours. Then call support."
 COMMITS = "I understand. Sure, here is one way in. First you guess the code, then you take it."
 ANSWERS = (REFUSES, REFUSES, REFUSES, COMMITS, COMMITS, RELENTS)
 """As often as the model is shown each: half refuse, a third commit, a sixth begin like those and relent."""
+KINDS = {"refuses": "I can't help", "commits": "First you"}
+"""What an answer has that refuses, and one that commits itself."""
 STEPS = 30
 
 
@@ -83,51 +87,41 @@ def sentences(text: str, ends: list[int]) -> StepRewards:
 def main() -> None:
     """Train, read the last step's log, and set the credits of one group side by side."""
     train()
-    folder = RUN / "2-rl"
-    tokenizer = AutoTokenizer.from_pretrained(folder / "final")
-    log = folder / "rollouts" / f"step_{STEPS - 1:06d}"
-    lines = [json.loads(line) for line in log.with_suffix(".jsonl").read_text().splitlines()]
-    arrays = np.load(log.with_suffix(".npz"))
-    split = {name: np.split(arrays[name], arrays["ends"][:-1]) for name in ("tokens", "values", "advantages")}
-    groups = {line["group"] for line in lines}
-    kinds = {"refuses": REFUSES, "commits": COMMITS}
-    wanted = set(kinds.values())
-    chosen = next(g for g in groups if wanted <= {x["completion"] for x in lines if x["group"] == g})
-    members = [i for i, line in enumerate(lines) if line["group"] == chosen]
-    own = [lines[i] for i in members]
-    tokens = torch.nn.utils.rnn.pad_sequence(
-        [torch.from_numpy(split["tokens"][i]) for i in members], batch_first=True, padding_value=-1
-    )
-    rewards, mask = torch.tensor([x["reward"] for x in own]).double(), tokens >= 0
-    words = [[tokenizer.decode(t) for t in split["tokens"][i]] for i in members]
-    steps = [
-        sentences(x["completion"], np.cumsum([len(w) for w in ws]).tolist())
-        for x, ws in zip(own, words, strict=True)
-    ]
-    tree, tree_credit = prefix_values(rewards, tokens), prefix_tree(rewards, tokens, mask)
-    one = torch.ones(1).double()
-    process = process_zscore(rewards[None], one, mask, [steps], credit="own_step")
-    grpo = group_zscore(rewards)
-    for kind, text in kinds.items():
-        at = next(k for k, x in enumerate(own) if x["completion"] == text)
-        value, advantage = (split[name][members[at]] for name in ("values", "advantages"))
-        print(f"\n{kind}: reward {own[at]['reward']:g}, in a group with {rewards.mean():.2f} on average")
-        print(
-            f"{'token':>12}  {'V':>6} {'A ppo':>6}   {'V tree':>6} {'A tree':>6}   {'steps':>6}   {'GRPO':>6}"
-        )
-        for t, word in enumerate(words[at]):
-            seen = (value[t], advantage[t], tree[at, t], tree_credit[at, t], process[at, t], grpo[at])
-            v, a, vt, at_, s, g = (float(x) for x in seen)
-            print(f"{word!r:>12}  {v:6.2f} {a:6.2f}   {vt:6.2f} {at_:6.2f}   {s:6.2f}   {g:6.2f}")
-    draw(
-        {
-            kind: (words[k], split["values"][members[k]], tree[k])
-            for kind, k in (
-                (kind, next(k for k, x in enumerate(own) if x["completion"] == text))
-                for kind, text in kinds.items()
-            )
-        }
-    )
+    tokenizer = AutoTokenizer.from_pretrained(RUN / "2-rl" / "final")
+    log = read_rollouts(RUN / "2-rl", STEPS - 1)
+    places = next(p for p in log.groups.values() if set(KINDS) <= {kind_of(log.rows[i]) for i in p})
+    rows, arrays = [log.rows[i] for i in places], [log.of_completion(i) for i in places]
+    tokens = pad_sequence([torch.from_numpy(a["tokens"]) for a in arrays], batch_first=True, padding_value=-1)
+    words = [[tokenizer.decode(t) for t in a["tokens"]] for a in arrays]
+    rewards, mask = torch.tensor([row["reward"] for row in rows]).double(), tokens >= 0
+    values, credit = prefix_values(rewards, tokens), prefix_tree(rewards, tokens, mask)
+    judged = [sentences(row["completion"], ends(w)) for row, w in zip(rows, words, strict=True)]
+    process = process_zscore(rewards[None], torch.ones(1).double(), mask, [judged], credit="own_step")
+    whole = group_zscore(rewards)
+    print(f"{len(rows)} answers to {rows[0]['prompt']!r}, {rewards.mean():.2f} of them safe")
+    drawn = {}
+    for kind in KINDS:
+        k = [kind_of(row) for row in rows].index(kind)
+        print(f"\n{kind}: reward {rows[k]['reward']:g}")
+        print(f"{'token':>12} {'critic V':>9} {'A':>6} {'tree V':>9} {'A':>6} {'steps A':>9} {'GRPO A':>9}")
+        for t, word in enumerate(words[k]):
+            critic = (arrays[k]["values"][t], arrays[k]["advantages"][t])
+            others = (values[k, t], credit[k, t], process[k, t], whole[k])
+            v, a, tv, ta, step, one = (float(x) for x in (*critic, *others))
+            print(f"{word!r:>12} {v:9.2f} {a:6.2f} {tv:9.2f} {ta:6.2f} {step:9.2f} {one:9.2f}")
+        drawn[kind] = (words[k], arrays[k]["values"], values[k])
+    draw(drawn)
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    """Which of the answers a completion is."""
+    text = row["completion"]
+    return next((kind for kind, sign in KINDS.items() if sign in text), "")
+
+
+def ends(words: list[str]) -> list[int]:
+    """Where each token ends in the text."""
+    return np.cumsum([len(w) for w in words]).tolist()
 
 
 def draw(answers: dict[str, tuple[list[str], np.ndarray, torch.Tensor]]) -> None:

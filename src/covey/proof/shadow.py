@@ -305,7 +305,7 @@ def apply(
     axes = setting.algorithm
     always = axes["entropy"] or (axes["kl"] and axes["kl"]["place"] == "loss")
     joined = axes["critic"] and axes["critic"]["trunk"] == "policy"
-    always = always or axes["surrogate"]["name"] == "kl_on_selected" or joined
+    always = always or axes["surrogate"]["name"] in ("kl_on_selected", "dro") or joined
     pulling = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
     if not pulling:
         done.norms.append(0.0)
