@@ -32,7 +32,8 @@ from covey.rng import key
 from covey.rollout import Position, Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
-from covey.training.rl import PolicyObjective, prepare
+from covey.training.objectives import PolicyObjective
+from covey.training.rl import prepare
 from covey.training.setup import set_up
 from presets import RESULTS, ROOT, VERDICT, Settings, cold_start, config_of, merged, trained
 
@@ -42,9 +43,11 @@ BASE: Settings = {
     "algorithm.kl": 0.1,
     "eval": {"every": 20, "problems": 256, "samples": 1},
 }
-STEPS = [VERDICT, f"{ROOT / 'benchmarks' / 'partial_sums.py'}:partial_sums"]
 BY_STEP: Settings = {
-    "rewards": STEPS,
+    "rewards": [
+        {"math_answer": {"rule": "answer_tag", "weight": 0}},  # it measures
+        {f"{ROOT / 'src/covey/tasks/sums.py'}:partial_sums": {"modulus": 10}},
+    ],
     "algorithm": {"name": "grpo_process", "advantage": {"credit": "own_step"}},
 }
 ABOUT = """\

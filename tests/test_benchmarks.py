@@ -18,7 +18,7 @@ from covey.estimates import Evaluation
 from covey.rewards.base import load_rewards
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-BENCH, PATHOLOGIES, STEPS = map(importlib.import_module, ("presets", "pathologies", "partial_sums"))
+BENCH, PATHOLOGIES = map(importlib.import_module, ("presets", "pathologies"))
 
 
 @pytest.mark.parametrize("name", BENCH.PRESETS)
@@ -90,22 +90,6 @@ def test_a_case_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.Monke
     assert "| 10 % wrong | 0.4 to 0.4 | 0.5 to 0.3 | 30 to 50 |" in section
     assert "- 10 % wrong: 60 % of the completions are truncated" in section
     assert (panel.lines[0].x, panel.lines[0].y) == ([0, 10], [0.3, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("steps", "values"),
-    [
-        ("<think>7+8=5 5+9=4</think><answer>4</answer>", [1, 1, 1]),
-        ("<think>7+8=6 6+9=5</think><answer>5</answer>", [-1, 1, 1]),
-        ("<think>7+8=5 1+1=2</think><answer>5</answer>", [1, -1, -1]),
-        ("<think>7+8=5 5+9=4 4+0=4</think><answer>4</answer>", [1, 1, -1, -1]),
-        ("<answer>4</answer>", [-1]),
-        ("well", [-1]),
-    ],
-)
-def test_partial_sums_are_judged_one_by_one(steps: str, values: list[float]) -> None:
-    ends = list(range(1, len(steps) + 1))
-    assert [v for *_, v in STEPS.partial_sums(steps, "7+8+9=", ends).steps] == values
 
 
 def test_every_mistake_has_its_place_in_the_source() -> None:

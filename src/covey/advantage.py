@@ -1,6 +1,7 @@
 """Rewards -> advantages: group by group under the algorithm's estimator, then across the batch.
 
-A KL penalty that acts through the reward enters here, before the estimator or, token by token, after it.
+A KL penalty that acts through the reward enters here: by completion before the estimator; by token as rewards
+of tokens where the estimator reads these, as a return-to-go after it elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from covey.errors import CoveyError, DataError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound
 from covey.objective.data import BatchData, GroupData, KLData
-from covey.types import Group, StepRewards
+from covey.objective.value import value_targets
+from covey.types import Group
 
 CENTRED = 1e-3
 """Largest share of the summed sizes of a group's advantages that their sum may be, to be called zero."""
@@ -37,15 +39,20 @@ def with_advantages(
     """
     penalty = _kl_rewards(batch, algorithm, kl_coef)
     advantages = torch.zeros(batch.mask.shape, dtype=torch.float64)
+    paid = torch.zeros_like(advantages)
     for g, group in enumerate(groups):
         rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
         if len(rows):
-            _check_steps(group, algorithm)
-            view = _group_view(group, batch.select(rows.tolist()), penalty.response[rows])
+            _check_steps(group)
+            of_group = _KLReward(penalty.response[rows], penalty.token[rows])
+            view = _group_view(group, batch.select(rows.tolist()), of_group)
             own = _credited(algorithm.advantage, view, group)
             own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
             advantages[rows, : own.shape[1]] = own
-    advantages = (advantages + penalty.token).where(batch.mask, 0.0)
+            paid[rows, : own.shape[1]] = view.token_rewards
+    if "token_rewards" not in algorithm.advantage.needs:
+        advantages += penalty.token.flip(-1).cumsum(-1).flip(-1)
+    advantages = advantages.where(batch.mask, 0.0)
     trained = torch.nonzero(batch.mask.any(-1))[:, 0]
     if algorithm.whiten is not None and len(trained):
         whole = BatchData(
@@ -55,7 +62,18 @@ def with_advantages(
             group=batch.group[trained],
         )
         advantages[trained] = algorithm.whiten(whole)
-    return replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
+    batch = replace(batch, advantages=advantages.where(batch.mask, 0.0).float())
+    return batch if algorithm.critic is None else _with_targets(batch, paid, algorithm)
+
+
+def _with_targets(batch: Batch, paid: Tensor, algorithm: Algorithm) -> Batch:
+    """What the critic learns: its own lambda, the discount of the advantages."""
+    assert algorithm.critic is not None and batch.values is not None
+    gamma = float(algorithm.advantage.all_settings.get("gamma", 1.0))
+    values = batch.values.double()
+    targets = value_targets(paid, values, batch.mask, gamma=gamma, lam=algorithm.critic.lam)
+    returns = value_targets(paid, values, batch.mask, gamma=gamma, lam=1.0)
+    return replace(batch, targets=targets.float(), returns=returns.float())
 
 
 def _credited(estimator: Bound[GroupData, Tensor], view: GroupData, group: Group) -> Tensor:
@@ -109,36 +127,63 @@ def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | N
     return None
 
 
-def _check_steps(group: Group, algorithm: Algorithm) -> None:
-    if "steps" not in algorithm.needs:
-        return
-    steps = group.steps or (None,) * len(group.completions)
-    for completion, given, known in zip(group.completions, steps, group.scorable, strict=True):
-        fits = isinstance(given, StepRewards) and max(given.ends, default=0) < len(completion.tokens)
-        if known and not fits:
-            raise DataError(
-                f"{group.problem.id}: {algorithm.advantage.name} credits the steps of a completion, but its "
-                "reward gave none that fit its tokens; return StepRewards(values, ends) from a reward"
-            )
+def _check_steps(group: Group) -> None:
+    """Raise DataError for a step that ends where its completion has no token, if steps are credited."""
+    for name, steps in group.steps.items() if group.credit == "step" else ():
+        for completion, given in zip(group.completions, steps, strict=True):
+            wrong = [end for end in given.ends if not 0 <= end < len(completion.tokens)]
+            if wrong:
+                raise DataError(
+                    f"{group.problem.id}: reward {name} gave a step that ends at token {wrong[0]} of a "
+                    f"completion of {len(completion.tokens)}; the ends in StepRewards(values, ends) count "
+                    "tokens from 0. A function that asks for token_ends learns where each token's text ends"
+                )
 
 
-def _group_view(group: Group, rows: Batch, penalty: Tensor) -> GroupData:
+def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
     """One group's data under the names that advantage functions ask for; scorable ones only."""
     keep = group.scorable
+    rewards = torch.from_numpy(group.rewards[keep]) + penalty.response
     names = list(group.components)
     components = np.array([group.components[n][keep] for n in names]).reshape(len(names), len(rows))
     return GroupData(
-        rewards=torch.from_numpy(group.rewards[keep]) + penalty,
+        rewards=rewards,
         components=torch.from_numpy(components),
         weights=torch.tensor([group.weights[n] for n in names], dtype=torch.float64),
         lengths=rows.mask.sum(-1).double(),
         mask=rows.mask,
         tokens=pad_sequence([torch.from_numpy(t) for t in rows.tokens], batch_first=True, padding_value=-1),
-        steps=[s for s, k in zip(group.steps or (), keep, strict=False) if k],
+        steps=[[s for s, k in zip(group.steps.get(n, ()), keep, strict=False) if k] for n in names],
         greedy_reward=group.greedy_reward,
         old_logprobs=rows.old_logprobs,
         old_collision=rows.old_collision,
+        token_rewards=_token_rewards(group, rewards, rows.mask, penalty.token),
+        values=None if rows.values is None else rows.values.double(),
     )
+
+
+def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) -> Tensor:
+    """What each token is paid: rewards by step where a step ends, the rest at the last token. (G, T) float64.
+
+    A KL by token is paid token by token.
+    """
+    paid, rest = cost[:, : mask.shape[1]].clone(), rewards.clone()
+    for name, steps in group.steps.items() if group.credit != "completion" else ():
+        own = [s for s, known in zip(steps, group.scorable, strict=True) if known]
+        for row, given in enumerate(own):
+            for value, end in zip(given.values, given.ends, strict=True):
+                paid[row, _trained_at(mask[row], end)] += group.weights[name] * value
+                rest[row] -= group.weights[name] * value
+    for row, value in enumerate(rest):
+        paid[row, _trained_at(mask[row], mask.shape[1])] += value
+    return paid * mask
+
+
+def _trained_at(mask: Tensor, place: int) -> int:
+    """The last trained token up to a place, or else the first: what is inserted cannot be paid."""
+    trained = torch.nonzero(mask)[:, 0]
+    before = trained[trained <= place]
+    return int(before[-1]) if len(before) else int(trained[0]) if len(trained) else 0
 
 
 class _KLReward(NamedTuple):
@@ -147,12 +192,13 @@ class _KLReward(NamedTuple):
     response: Tensor
     """(N,) float64, added to each completion's reward."""
     token: Tensor
-    """(N, L) float64 or a scalar 0, added to each token's advantage."""
+    """(N, L) float64, on each token: part of its reward, or of the return-to-go added to its advantage."""
 
 
 def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLReward:
-    """KL in the reward: added to each completion (N,) or, as return-to-go, to tokens (N, L)."""
-    response, token = torch.zeros(len(batch), dtype=torch.float64), torch.zeros(())
+    """KL in the reward: taken from each completion (N,) or from each token (N, L)."""
+    response = torch.zeros(len(batch), dtype=torch.float64)
+    token = torch.zeros(batch.mask.shape, dtype=torch.float64)
     kl = algorithm.kl
     if kl is not None and kl.place == "reward":
         assert batch.ref_logprobs is not None and batch.old_logprobs is not None
@@ -161,6 +207,5 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLRe
         if kl.level == "response":
             response = -coef * kl.estimator(KLData(ref_log_ratio.sum(-1)))
         else:
-            cost = -coef * kl.estimator(KLData(ref_log_ratio))
-            token = cost.flip(-1).cumsum(-1).flip(-1)
+            token = -coef * kl.estimator(KLData(ref_log_ratio))
     return _KLReward(response, token)

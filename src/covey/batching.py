@@ -46,6 +46,12 @@ class Batch:
     old_entropy: Tensor | None = None
     old_collision: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    """(N, L) as the three above: a critic's, of what was read before each token, before the updates."""
+    targets: Tensor | None = None
+    """(N, L): what the critic learns."""
+    returns: Tensor | None = None
+    """(N, L): what was paid from each token on, discounted, which its values are judged by."""
     selected: Tensor | None = None
     noise: Tensor | None = None
     origin: Tensor | None = None
@@ -87,10 +93,9 @@ class Batch:
         )
 
 
-def trained_advantages(batch: Batch) -> list[np.ndarray]:
-    """The advantages of each completion's tokens, (T,) each."""
-    rows = zip(batch.advantages, batch.tokens, strict=True)
-    return [row[: len(tokens)].numpy() for row, tokens in rows]
+def by_completion(batch: Batch, values: Tensor) -> list[np.ndarray]:
+    """(N, L) values of a batch as those of each completion's tokens, (T,) each."""
+    return [row[: len(tokens)].numpy() for row, tokens in zip(values, batch.tokens, strict=True)]
 
 
 def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from covey.advantage import off_centre
-from covey.batching import Batch, trained_advantages
+from covey.batching import Batch, by_completion
 from covey.config.schema import Config, Train
 from covey.console import Shown
 from covey.learner.schedule import learning_rate
@@ -21,6 +22,7 @@ from covey.objective.diagnostics import (
     score_metrics,
     token_metrics,
     token_record,
+    value_metrics,
 )
 from covey.objective.signs import gradient_signs, group_signs
 from covey.rollout import RolloutBatch
@@ -30,34 +32,48 @@ from covey.types import Group
 OFF_CENTRE = "advantages do not sum to zero"
 
 
+@dataclass
+class Updated:
+    """What the optimizer steps of a training step came to."""
+
+    stats: list[TokenStats] = field(default_factory=list)
+    """Of the policy's micro-batches."""
+    norms: list[float] = field(default_factory=list)
+    """Of the policy's gradients."""
+    value_norms: list[float] = field(default_factory=list)
+    """Of the gradients of a critic that learns on its own."""
+
+
 def step_metrics(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
-    stats: Sequence[TokenStats],
-    norms: Sequence[float],
+    done: Updated,
     algorithm: Algorithm,
     coefficients: Coefficients,
     train: Train,
 ) -> dict[str, float]:
     """Everything that is logged of a step, by name; it follows from the config alone."""
-    groups, advantages = [*rollout.groups, *rollout.filtered], trained_advantages(batch)
-    applied = [n for n in norms if np.isfinite(n)]
+    groups, advantages = [*rollout.groups, *rollout.filtered], by_completion(batch, batch.advantages)
+    applied = [n for n in done.norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
         **score_metrics(groups, rollout.scoring.logged),
         **group_signs(groups),
         **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in advantages])),
         **gradient_signs(rollout.groups, advantages),
-        **token_metrics(stats, algorithm),
+        **token_metrics(done.stats, algorithm),
+        **(value_metrics(batch.values, batch.returns, batch.mask) if algorithm.critic else {}),
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
         "update/coverage": covered(batch, groups, algorithm.skips_idle),
         "optimizer/grad_norm": float(np.mean(applied)) if applied else 0.0,
-        "optimizer/updates": float(len(norms)),
-        "optimizer/skipped": float(len(norms) - len(applied)),
+        "optimizer/updates": float(len(done.norms)),
+        "optimizer/skipped": float(len(done.norms) - len(applied)),
         "optimizer/lr": learning_rate(step, train),
     }
+    if done.value_norms:
+        metrics["value/grad_norm"] = float(np.mean(done.value_norms))
     if algorithm.kl is not None:
         metrics["kl/coef"] = coefficients.kl
     if algorithm.entropy is not None:

@@ -21,6 +21,8 @@ from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.load import device_memory
+from covey.models.policy import Policy
+from covey.models.value_head import ValueModel
 from covey.objective.controllers import first_coefficients
 from covey.prompts import Prompted
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
@@ -29,7 +31,8 @@ from covey.rollout import Progress, sampling_params, score_each
 from covey.runs.reader import read_environment
 from covey.sampling.base import Request, Sampler
 from covey.signals import StopSignal
-from covey.training.rl import PolicyObjective, prepare, updates
+from covey.training.objectives import PolicyObjective
+from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 from covey.types import Group
 
@@ -78,7 +81,7 @@ def preview(
             memory = (read_environment(config.output) or {})["memory"]
             order = permutation(key(config.seed, "preview"), len(run.train_set))[:groups]
             problems = [run.train_set[i] for i in order]
-            parts = Parts(stage, run.learner, run.sampler, run.rewards, problems, run.on_sample)
+            parts = Parts(stage, run.learner, run.critic, run.sampler, run.rewards, problems, run.on_sample)
             console.begin("preview", len(problems) * samples, by_completion=True)
             found = _sampled(parts, samples, config.rollout.temperature)
             if not found.stopped:
@@ -104,7 +107,8 @@ class Parts:
     """What is measured."""
 
     stage: Loaded
-    learner: Learner
+    learner: Learner[Policy]
+    critic: Learner[ValueModel] | None
     sampler: Sampler
     rewards: Rewards
     problems: Sequence[Prompted]
@@ -153,7 +157,9 @@ def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, 
     few = sorted(groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
     old, now = old_logprob_source(algorithm, parts.sampler, updates_of(config)), first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
-    prepare_batch = partial(prepare, learner=learner, algorithm=algorithm, config=config, old=old)
+    prepare_batch = partial(
+        prepare, learner=learner, algorithm=algorithm, config=config, old=old, critic=parts.critic
+    )
 
     def add_gradient(chosen: Sequence[Group]) -> tuple[float, float, int]:
         begun = time.monotonic()

@@ -20,7 +20,7 @@ from covey.objective.data import FilterData
 from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
-from covey.rewards.groups import with_label_noise
+from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
@@ -152,7 +152,8 @@ class Rollouts:
         known = group.scorable
         if not known.any():
             return False
-        view = FilterData(torch.from_numpy(group.rewards[known]), torch.from_numpy(group.correct[known]))
+        rewards, correct = (torch.from_numpy(values[known]) for values in (group.rewards, group.correct))
+        view = FilterData(rewards, correct, group.dead)
         return self.algorithm.filter is None or self.algorithm.filter(view)
 
     def _sizes(self, indices: list[int], difficulty: Difficulty) -> list[int]:
@@ -197,10 +198,10 @@ class Rollouts:
     ) -> list[Group]:
         groups = score_all(problems, requests, self.sampler, params, scorer, progress)
         noise, rewards = self.rewards.noise, self.rewards.rewards
-        if not noise:
-            return groups
-        pairs = zip(groups, requests, strict=True)
-        return [with_label_noise(group, rewards, noise, request.streams) for group, request in pairs]
+        if noise:
+            pairs = zip(groups, requests, strict=True)
+            groups = [with_label_noise(group, rewards, noise, request.streams) for group, request in pairs]
+        return [credited(group, self.algorithm.credit) for group in groups]
 
 
 def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:

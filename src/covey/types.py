@@ -18,6 +18,8 @@ Share = Annotated[float, Ge(0), Le(1)]
 OpenShare = Annotated[float, Gt(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
 
+Credit = Literal["completion", "step", "token"]
+
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 """A chat: ``[{"role": "user", "content": "..."}, ...]``."""
 
@@ -193,14 +195,16 @@ class Group:
     """name -> (G,) float64: each reward function's own value, unweighted; NaN = not applicable."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """name -> weight of that component in ``rewards``."""
-    steps: tuple[StepRewards, ...] | None = None
-    """One per completion where the rewards are given by step."""
+    steps: Mapping[str, tuple[StepRewards, ...]] = field(default_factory=dict)
+    """name -> (G,): each completion's rewards by step from the functions that give any, unweighted."""
     scores: Mapping[str, tuple[Score, ...]] = field(default_factory=dict)
     """name -> (G,): everything each reward function said."""
     greedy_reward: float | None = None
     """Reward of the greedy completion, for estimators whose baseline it is."""
     verdict: str = ""
     """Name of the component that says which completions are correct; a single one needs no name."""
+    credit: Credit = "completion"
+    """What the algorithm gives advantages for, and so what ``rewards`` sums and ``dead`` compares."""
 
     def __post_init__(self) -> None:
         assert len(self.rewards) == len(self.completions), "one reward a completion"
@@ -225,6 +229,19 @@ class Group:
 
     @property
     def dead(self) -> bool:
-        """Whether all rewards are equal, compared one by one, so that the group teaches nothing."""
-        known = self.rewards[self.scorable]
-        return len(known) < 2 or bool((known == known[0]).all())
+        """Whether all rewards are equal, compared one by one, so that the group teaches nothing.
+
+        By step, these are the step rewards of each function that gives any and the values of each other one.
+        By token a completion is compared with a critic's values, so that whatever is scored teaches.
+        """
+        if self.credit == "completion":
+            return len(set(self.rewards[self.scorable].tolist())) < 2
+        if self.credit == "token":
+            return not self.scorable.any()
+        return all(len(set(of)) < 2 for name, of in self._compared.items() if self.weights.get(name, 1.0))
+
+    @property
+    def _compared(self) -> dict[str, list[float]]:
+        """name -> everything that the function paid in this group."""
+        values = {name: own[~np.isnan(own)].tolist() for name, own in self.components.items()}
+        return values | {name: [v for s in own for v in s.values] for name, own in self.steps.items()}

@@ -19,7 +19,13 @@ import covey
 from covey.objective import corrections
 from covey.objective.algorithms import AXES, PRESETS, Algorithm
 from covey.objective.bound import Bound, bind
-from covey.objective.diagnostics import gradient_shares, group_metrics, token_metrics, token_stats
+from covey.objective.diagnostics import (
+    gradient_shares,
+    group_metrics,
+    token_metrics,
+    token_stats,
+    value_metrics,
+)
 from covey.objective.loss import policy_loss
 from covey.objective.signs import gradient_signs, group_signs
 from covey.tasks.difficulty import Difficulty
@@ -55,6 +61,7 @@ def row(name: str, algorithm: Algorithm) -> str:
     pull += " response" if kl and kl.level == "response" else ""
     rest = [algorithm.select_tokens, *algorithm.token_weights, algorithm.correction, algorithm.filter]
     more = [short(c) for c in rest if c] + (["old sampler"] if algorithm.old == "sampler" else [])
+    more += [f"critic {algorithm.critic.trunk}"] if algorithm.critic else []
     axes = (algorithm.advantage, algorithm.whiten, algorithm.ratio, algorithm.surrogate)
     cells = [*map(short, axes), pull, short(algorithm.reduce), ", ".join(more)]
     return f"| [`{name}`]({sections()[name]}#{name}) | {' | '.join(cells)} |"
@@ -105,17 +112,19 @@ def logged() -> set[str]:
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     names |= set(Difficulty(3).metrics()) | signs()
+    names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
     for file in ("metrics.py", "rollout.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
-        names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy|update)/\w+)"', text))
+        names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy|update|value)/\w+)"', text))
     names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}
+    names = {re.sub(r"quarter_\d", "quarter_N", name) for name in names}
     return {re.sub("(other_)?answer", "NAME", name) for name in names}
 
 
 def signs() -> set[str]:
     """What is counted for the findings."""
     steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
-    groups = [replace(group([1, 0]), steps=steps)]
+    groups = [replace(group([1, 0]), steps={"judge": steps})]
     advantages = [np.ones(2), -np.ones(2)]
     return {*group_signs(groups), *gradient_signs(groups, advantages), "kl/start", "reward/paid_elsewhere"}
 

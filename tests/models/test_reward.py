@@ -89,9 +89,9 @@ def test_a_process_reward_model_is_asked_at_the_end_of_each_step(tmp_path: Path,
     logits = model(torch.tensor([ids])).logits[0, ends]
     right = logits.sigmoid()[:, 0] if outputs == 1 else logits.softmax(1)[:, 1]
     assert group.rewards[0] == pytest.approx(right.min().item(), abs=1e-4)
-    assert group.steps is not None
-    assert list(group.steps[0].values) == pytest.approx((2 * right - 1).tolist(), abs=1e-4)
-    assert group.steps[0].ends[-1] == len(group.completions[0].tokens) - 1
+    (steps,) = group.steps.values()
+    assert list(steps[0].values) == pytest.approx((2 * right - 1).tolist(), abs=1e-4)
+    assert steps[0].ends[-1] == len(group.completions[0].tokens) - 1
     assert [s.status for s in group.scores["process_reward_model"]] == ["ok", "ok", "no_answer"]
     mean = judged(tmp_path, "process_reward_model", [WORKED], total="mean")
     assert mean.rewards[0] == pytest.approx(right.mean().item(), abs=1e-4)

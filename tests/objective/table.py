@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,16 @@ from torch import Tensor
 from covey.advantage import with_advantages
 from covey.batching import Batch, collate, micro_batches
 from covey.models.logprobs import TokenScores
-from covey.objective import advantages, corrections, credit, penalties, ratios, surrogates, token_weights
+from covey.objective import (
+    advantages,
+    corrections,
+    credit,
+    penalties,
+    ratios,
+    reductions,
+    surrogates,
+    token_weights,
+)
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy
 from covey.objective.bound import bind
 from covey.objective.data import LossInputs
@@ -47,6 +56,10 @@ VARIANTS: Mapping[str, Algorithm] = {
     "batch_baseline": replace(PRESETS["reinforce"], whiten=bind(advantages.batch_centered)),
     "tempo": replace(PLAIN, advantage=bind(credit.prefix_tree, outcome=1.0)),
     "token_baseline": replace(PLAIN, advantage=bind(credit.optimal_token_baseline)),
+    "best_of_two": replace(PLAIN, advantage=bind(advantages.pass_at_k, k=2)),
+    "process_siblings": replace(PLAIN, advantage=bind(credit.process_leave_one_out, gamma=0.9)),
+    "dro": replace(PLAIN, surrogate=bind(surrogates.dro, beta=0.5)),
+    "token_sum": replace(PLAIN, reduce=bind(reductions.token_sum)),
     "process_own_step": replace(PLAIN, advantage=bind(credit.process_zscore, credit="own_step")),
     "process_min_form": replace(PLAIN, advantage=bind(credit.process_zscore, credit="min_form")),
     "rpp_samples": replace(
@@ -116,10 +129,12 @@ def made_groups(rewards: Sequence[Sequence[float]] = REWARDS, shift: float = 0.0
                 rewards=values,
                 components={"answer": values, "style": np.full(len(values), shift) if tied else style},
                 weights={"answer": 1.0, "style": 0.5},
-                steps=tuple(
-                    StepRewards([shift] * len(s) if tied else s.tolist(), ends(len(c.tokens), len(s)))
-                    for s, c in zip(steps, completions, strict=True)
-                ),
+                steps={
+                    "answer": tuple(
+                        StepRewards([shift] * len(s) if tied else s.tolist(), ends(len(c.tokens), len(s)))
+                        for s, c in zip(steps, completions, strict=True)
+                    )
+                },
                 greedy_reward=(of_group[0] if tied else 0.5) + shift,
             )
         )
@@ -167,10 +182,9 @@ def made_batch(algorithm: Algorithm, groups: Sequence[Group], dtype: torch.dtype
     batch = replace(batch, **known)
     if algorithm.old == "sampler":
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
-    if "values" in algorithm.needs:
-        batch = replace(batch, advantages=from_critic(algorithm, batch))
-    else:
-        batch = with_advantages(batch, groups, algorithm)
+    if algorithm.critic is not None:
+        batch = replace(batch, values=per_token("values")[rows, : batch.mask.shape[1]])
+    batch = with_advantages(batch, groups, algorithm)
     changed = {
         f.name: getattr(batch, f.name).to(dtype)
         for f in fields(batch)
@@ -180,23 +194,24 @@ def made_batch(algorithm: Algorithm, groups: Sequence[Group], dtype: torch.dtype
     return replace(batch, selected=algorithm.select_tokens(batch)) if algorithm.select_tokens else batch
 
 
-def from_critic(algorithm: Algorithm, batch: Batch) -> Tensor:
-    """Generalized advantages with a made-up critic, the reward at the last token."""
-    last = batch.mask & (batch.mask.cumsum(-1) == batch.mask.sum(-1, keepdim=True))
-    rewards = batch.rewards.nan_to_num()[:, None] * last
-    values = per_token("values")[identities(batch), : batch.mask.shape[1]]
-    return algorithm.advantage(SimpleNamespace(token_rewards=rewards, values=values, mask=batch.mask))
+class Leaves(NamedTuple):
+    """What carries gradient, by completion id."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    collision: Tensor
+    full_kl: Tensor
 
 
-def leaves(dtype: torch.dtype = torch.float64) -> TokenScores:
+def leaves(dtype: torch.dtype = torch.float64) -> Leaves:
     """What the policy being trained says of every token: the only things that carry gradient."""
     of = lambda name: per_token(name).to(dtype, copy=True).requires_grad_()
-    return TokenScores(of("logprobs"), of("entropy"), of("old_collision"), of("full_kl"))
+    return Leaves(of("logprobs"), of("entropy"), of("old_collision"), of("full_kl"))
 
 
 def evaluated(
     algorithm: Algorithm, batch: Batch, budget: int = 10**9, skip_idle: bool = False
-) -> tuple[Tensor, TokenScores]:
+) -> tuple[Tensor, Leaves]:
     """Loss of an optimizer step on the batch, cut by ``budget``, and the gradient by completion id."""
     policy = leaves(batch.advantages.dtype)
     total = policy.logprobs.new_zeros(())
@@ -210,11 +225,11 @@ def evaluated(
     return total, gradient(policy)
 
 
-def gradient(policy: TokenScores) -> TokenScores:
-    return TokenScores(*(torch.zeros_like(p) if p.grad is None else p.grad for p in policy))
+def gradient(policy: Leaves) -> Leaves:
+    return Leaves(*(torch.zeros_like(p) if p.grad is None else p.grad for p in policy))
 
 
-def inputs_of(batch: Batch, policy: TokenScores, **changes) -> LossInputs:
+def inputs_of(batch: Batch, policy: Leaves, **changes) -> LossInputs:
     """The whole batch as one micro-batch's inputs, some of them replaced."""
     rows, width = identities(batch), batch.mask.shape[1]
     given = {

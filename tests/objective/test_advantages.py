@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -24,6 +26,7 @@ from covey.objective.advantages import (
     leave_one_out_zscore,
     length_weighted,
     mean_normalized,
+    pass_at_k,
     per_completion,
     reward,
     sample_zscore,
@@ -217,3 +220,27 @@ def test_batch_functions_leave_nothing_on_padding_or_without_spread(function, mo
     got = function(flat, MASK, *more)
     assert not got[~MASK].any()
     assert function is batch_std or not got.any()
+
+
+# --- the best of k --------------------------------------------------------------------------------
+
+
+def test_pass_at_k_by_hand() -> None:
+    # One success of four, k = 2: half of the six pairs have it: mean 1/2, std 1/2. With it in: 1, so
+    # (1 - 1/2) / (1/2) = 1. Without: one of its three pairs, (1/3 - 1/2) / (1/2) = -1/3.
+    close(pass_at_k(t(1, 0, 0, 0), k=2, eps=0.0), 1, -1 / 3, -1 / 3, -1 / 3)
+    # Three of four: no pair without a success, so nothing to teach; one at a time it is the z-score.
+    close(pass_at_k(t(1, 1, 1, 0), k=2, eps=0.0), 0, 0, 0, 0)
+    close(pass_at_k(t(1, 1, 1, 0), k=1, eps=0.0), *group_zscore(t(1, 1, 1, 0), ddof=0, eps=0.0).tolist())
+
+
+def test_pass_at_k_of_rewards_between_is_the_mean_over_all_sets() -> None:
+    rewards = [0.3, 1.0, 0.3, 0.0, 0.7, 0.1]
+    for k in range(1, 6):
+        sets = list(itertools.combinations(range(6), k))
+        best = np.array([max(rewards[i] for i in s) for s in sets])
+        expected = [
+            (best[[i in s for s in sets]].mean() - best.mean()) / (best.std() + 1e-6) for i in range(6)
+        ]
+        close(pass_at_k(t(*rewards), k=k), *expected)
+    assert not pass_at_k(t(0.7, 0.7, 0.7), k=2, eps=0.0).any()

@@ -17,6 +17,7 @@ from covey.objective.controllers import (
 )
 from covey.objective.filters import informative, pass_rate_band
 from covey.objective.penalties import KL
+from tests.fakes import group
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,12 @@ def test_coefficients_follow_the_kl_of_a_completion_and_the_entropy_of_a_token()
 
 
 def test_informative_compares_rewards_and_not_their_std() -> None:
-    assert not informative(torch.full((7,), 0.7, dtype=torch.float64))
-    assert informative(torch.tensor([0.7, 0.7, 0.7 + 1e-15], dtype=torch.float64))
-    assert not informative(torch.tensor([1.0]))
+    def kept(*rewards: float) -> bool:
+        return informative(group(rewards).dead)
+
+    assert not kept(*[0.7] * 7)
+    assert kept(0.7, 0.7, 0.7 + 1e-15)
+    assert not kept(1.0)
 
 
 def test_pass_rate_band_is_closed_at_both_ends() -> None:

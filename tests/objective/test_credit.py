@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from covey.objective.credit import (
     optimal_token_baseline,
     prefix_tree,
     prefix_values,
+    process_leave_one_out,
     process_zscore,
     segment_difference,
 )
@@ -26,6 +28,11 @@ def t(*rows: list[float]) -> Tensor:
 
 def v(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def by_steps(steps: list[StepRewards], mask: Tensor, **settings: Any) -> Tensor:
+    """The advantages of one function's step rewards alone, of weight 1."""
+    return process_zscore(torch.zeros(1, len(steps)).double(), v(1), mask, [steps], **settings)
 
 
 # --- process rewards ------------------------------------------------------------------------------
@@ -47,29 +54,61 @@ UP, DOWN = 0.4 / math.sqrt(6 / 25), -0.6 / math.sqrt(6 / 25)
     ],
 )
 def test_process_rewards_are_normalised_together_and_credited(credit: str, expected) -> None:
-    got = process_zscore(v(0, 0), WIDE, STEPS, credit=credit, ddof=0, eps=0.0)
+    got = by_steps(STEPS, WIDE, credit=credit, ddof=0, eps=0.0)
     torch.testing.assert_close(got, t(*expected))
 
 
 def test_process_rewards_know_sample_std_and_eps() -> None:
     std = math.sqrt(6 / 5 / 4)  # squared distances sum to 6/5, over 5 - 1
-    got = process_zscore(v(0, 0), WIDE, STEPS, credit="own_step", ddof=1, eps=0.1)
+    got = by_steps(STEPS, WIDE, credit="own_step", ddof=1, eps=0.1)
     assert got[0, 0].item() == pytest.approx(0.4 / (std + 0.1))
 
 
 def test_process_rewards_without_spread_or_steps_say_nothing() -> None:
     flat = [StepRewards([0.7], [1]), StepRewards([0.7, 0.7], [0, 2])]
-    assert not process_zscore(v(0, 0), WIDE, flat, eps=0.0).any()
+    assert not by_steps(flat, WIDE, eps=0.0).any()
     none = [StepRewards([], []), StepRewards([], [])]
-    assert not process_zscore(v(0, 0), WIDE, none).any()
-    one = process_zscore(v(0, 0), WIDE, [StepRewards([], []), StepRewards([1, 0], [0, 1])], ddof=0, eps=0.0)
+    assert not by_steps(none, WIDE).any()
+    one = by_steps([StepRewards([], []), StepRewards([1, 0], [0, 1])], WIDE, ddof=0, eps=0.0)
     torch.testing.assert_close(one, t([0, 0, 0, 0, 0], [0, -1, 0, 0, 0]))
 
 
 def test_min_form_reaches_to_the_last_of_equally_bad_steps() -> None:
     steps = [StepRewards([0, 1, 0, 1], [0, 1, 2, 3])]
-    got = process_zscore(v(0), torch.ones(1, 4).bool(), steps, credit="min_form", ddof=0, eps=0.0)
+    got = by_steps(steps, torch.ones(1, 4).bool(), credit="min_form", ddof=0, eps=0.0)
     torch.testing.assert_close(got, t([-1, -1, -1, 0]))
+
+
+def test_outcomes_and_several_process_rewards_add_up_by_weight() -> None:
+    """Each function is scored on its own; what ties within one says nothing, whatever the others pay."""
+    outcome, unknown, tied = v(1, 0), v(math.nan, 3), v(7, 7)
+    everywhere = [StepRewards([2], [4]), StepRewards([4], [4])]  # mean 3, population std 1: -1 and 1
+    got = process_zscore(
+        torch.stack([v(0, 0), outcome, unknown, tied, v(9, 9)]),
+        v(1, 10, 5, 5, 0.5),
+        WIDE,
+        [STEPS, [], [], [], everywhere],
+        credit="own_step",
+        ddof=0,
+        eps=0.0,
+    )
+    own = by_steps(STEPS, WIDE, credit="own_step", ddof=0, eps=0.0)
+    torch.testing.assert_close(got, own + t([10 - 0.5], [-10 + 0.5]))
+
+
+def test_dense_rewards_lose_the_mean_of_the_siblings() -> None:
+    # Steps 1 0 | 0 1 1: means 1/2 and 2/3. The first: 1 - 2/3 and 0 - 2/3, summed to go: -1/3 and -2/3.
+    # The second: -1/2, 1/2, 1/2 summed: 1/2, 1, 1/2. An outcome of weight 2: 1 and 0 minus each other.
+    outcome = torch.stack([v(0, 0), v(1, 0)])
+    got = process_leave_one_out(outcome, v(1, 2), WIDE, [STEPS, []])
+    dense = t([-1 / 3, -1 / 3, -2 / 3, -2 / 3, 0], [1 / 2, 1, 1 / 2, 0, 0])
+    torch.testing.assert_close(got, dense + t([2], [-2]))
+    # Discounted by a half: 1/3 - 1/3 and -2/3.
+    half = process_leave_one_out(outcome, v(1, 0), WIDE, [STEPS, []], gamma=0.5)
+    torch.testing.assert_close(half[0], t([0, 0, -2 / 3, -2 / 3, 0])[0])
+    flat = [StepRewards([0.7], [1]), StepRewards([0.7, 0.7], [0, 2]), StepRewards([0.7], [3])]
+    wide = torch.ones(3, 5).bool()
+    assert not process_leave_one_out(torch.zeros(1, 3).double(), v(1), wide, [flat]).any()
 
 
 # --- prefix trees ---------------------------------------------------------------------------------

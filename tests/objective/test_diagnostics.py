@@ -40,6 +40,7 @@ def test_clip_shares_count_trained_tokens() -> None:
     assert metrics["clip/zero_gradient"] == pytest.approx(2 / 3)
     assert metrics["ratio/mean"] == pytest.approx(1.0)
     assert metrics["ratio/q50"] == pytest.approx(1.0)
+    assert metrics["ratio/effective_sample"] == pytest.approx(6 / 7)  # 1 over (9/4 + 1 + 1/4) / 3
     assert math.isnan(metrics["entropy"])
 
 

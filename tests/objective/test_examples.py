@@ -85,7 +85,7 @@ def test_a_mistake_at_the_last_of_four_steps() -> None:
     every = t(1, 1, 1, -1, 1, 1, 1, 1)
     assert every.mean() == 0.75 and printed(standard_deviation(every, 0), 3) == [0.661]
     credit = {
-        how: process_zscore(t(0, 0), torch.ones(2, 4).bool(), steps, credit=how, ddof=0, eps=0.0)
+        how: process_zscore(t([0, 0]), t(1), torch.ones(2, 4).bool(), [steps], credit=how, ddof=0, eps=0.0)
         for how in ("sum_to_go", "own_step", "min_form")
     }
     # As the paper sums, correct steps before the failure are punished; by own step they are not.

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from covey.batching import Batch
-from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import AXES
 from covey.objective.loss import policy_loss
 from covey.types import Group
@@ -22,6 +21,7 @@ from tests.objective.table import (
     CRITIC_FREE,
     NAMES,
     REWARDS,
+    Leaves,
     evaluated,
     gradient,
     identities,
@@ -44,7 +44,7 @@ def close(a: Tensor, b: Tensor) -> None:
     assert float((a - b).abs().max()) <= TOLERANCE[b.dtype] * scale
 
 
-def same_step(a: tuple[Tensor, TokenScores], b: tuple[Tensor, TokenScores]) -> None:
+def same_step(a: tuple[Tensor, Leaves], b: tuple[Tensor, Leaves]) -> None:
     """The same loss and gradient. The loss is a sum that may cancel: its scale is the gradient's mass."""
     (loss, slope), (expected, expected_slope) = a, b
     for x, y in zip(slope, expected_slope, strict=True):
@@ -123,13 +123,12 @@ def test_rows_of_a_batch_may_stand_anywhere(name: str) -> None:
 
 
 def permuted(group: Group, order: np.ndarray) -> Group:
-    assert group.steps is not None
     return replace(
         group,
         completions=tuple(group.completions[i] for i in order),
         rewards=group.rewards[order],
         components={k: v[order] for k, v in group.components.items()},
-        steps=tuple(group.steps[i] for i in order),
+        steps={k: tuple(v[i] for i in order) for k, v in group.steps.items()},
     )
 
 
@@ -244,7 +243,7 @@ def test_groups_do_not_see_each_other(name: str) -> None:
 # --- the gradient ---------------------------------------------------------------------------------
 
 
-def on_policy(batch: Batch) -> tuple[Batch, TokenScores]:
+def on_policy(batch: Batch) -> tuple[Batch, Leaves]:
     """The batch as if the policy being trained had just sampled it."""
     now = per_token("logprobs")[identities(batch), : batch.mask.shape[1]].to(batch.advantages.dtype)
     return replace(batch, old_logprobs=now, sampler_logprobs=now, ref_logprobs=now), leaves()
@@ -325,7 +324,7 @@ def test_finite_differences_agree(name: str) -> None:
     slope = sum(float((g * direction).sum()) for g in gradient(policy))
 
     def along(step: float) -> float:
-        moved = TokenScores(*(p.detach() + step * direction for p in policy))
+        moved = Leaves(*(p.detach() + step * direction for p in policy))
         return float(policy_loss(algorithm, inputs_of(batch, moved)).total)
 
     step = 1e-6

@@ -12,6 +12,7 @@ from covey.objective.reductions import (
     sequence_mean,
     sequence_sum,
     token_mean,
+    token_sum,
 )
 
 # Two prompts: completions of 3 and 1 tokens, and of 4 tokens; the limit is 10.
@@ -27,6 +28,7 @@ TOTALS = Totals(tokens=8, completions=3, prompts=2, max_tokens=10)
         (sequence_sum(LENGTHS, TOTALS), [1 / 3, 1 / 3, 1 / 3]),
         (constant_length(LENGTHS, TOTALS), [1 / 30, 1 / 30, 1 / 30]),
         (constant_length(LENGTHS, TOTALS, length=50), [1 / 150, 1 / 150, 1 / 150]),
+        (token_sum(LENGTHS), [1, 1, 1]),
         # Half a prompt's share over the 4 tokens of each prompt's group.
         (prompt_mean(torch.tensor([4.0, 4.0, 4.0]).double(), TOTALS), [1 / 8, 1 / 8, 1 / 8]),
         (prompt_mean(torch.tensor([5.0, 5.0, 3.0]).double(), TOTALS), [1 / 10, 1 / 10, 1 / 6]),

@@ -58,7 +58,7 @@ def test_the_same_tokens_paid_differently_are_noise() -> None:
 def test_the_same_step_paid_differently_is_noise() -> None:
     # The first step [5] is shared by all three and paid 1, 1, -1; the second ones differ.
     steps = tuple(StepRewards([v, 1.0], [0, 1]) for v in (1.0, 1.0, -1.0))
-    shared = replace(of([1, 1, 0], [5, 6], [5, 7], [5, 8]), steps=steps)
+    shared = replace(of([1, 1, 0], [5, 6], [5, 7], [5, 8]), steps={"judge": steps})
     assert group_signs([shared])["steps/inconsistent"] == 1.0
     assert "steps/inconsistent" not in group_signs([group([0, 1])])
 

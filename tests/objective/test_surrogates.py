@@ -14,6 +14,7 @@ from covey.objective.surrogates import (
     clip,
     divergence_mask_kl,
     divergence_mask_tv,
+    dro,
     kl_on_selected,
     sapo,
     unclipped,
@@ -156,3 +157,11 @@ def test_kl_on_marked_pulls_marked_tokens_back() -> None:
     assert loss.tolist() == [[-2.0, pytest.approx(-2 + 2 * math.log(2)), pytest.approx(2 * math.log(2))]]
     assert slope(loss, x) == pytest.approx([-2.0, -2.0 + 2.0, -2.0])
     assert gradcheck(lambda v: kl_on_selected(v.exp(), t(1, 1, 0), v, selected), x)
+
+
+def test_dro_pulls_back_by_how_far_it_has_gone() -> None:
+    # beta 2: log rho = .5 costs .25; -A log pi = -2 * -1. Slope by log pi: beta log rho - A = 1 - 2.
+    logprobs = t(-1, -1, grad=True)
+    loss = dro(logprobs, t(2, 0), logprobs - t(-1.5, -1), beta=2.0)
+    assert loss.tolist() == [[2.25, 0.0]]
+    assert slope(loss, logprobs) == [-1.0, 0.0]

@@ -186,16 +186,21 @@ def test_tokens_make_the_tree() -> None:
 
 def test_steps_by_completion_and_only_of_scorable_ones() -> None:
     steps = (StepRewards([1, 0], [0, 2]), StepRewards([5], [0]), StepRewards([0, 1], [0, 1]))
-    graded = replace(group([1, math.nan, 1]), steps=steps)
+    graded = stepped(group([1, math.nan, 1]), steps)
     algorithm = Algorithm(bind(credit.process_zscore, credit="own_step", ddof=0, eps=0.0))
     assert rows(given([graded], algorithm)) == [[1, -1, -1], [], [-1, 1, 0]]
 
 
-@pytest.mark.parametrize(
-    "steps", [None, (StepRewards([1], [0]), None), (StepRewards([1], [0]), StepRewards([1], [3]))]
-)
-def test_missing_or_misplaced_steps_are_refused(steps) -> None:
-    graded = replace(group([1, 0]), steps=steps)
-    with pytest.raises(DataError, match="StepRewards"):
+def stepped(group: Group, steps: tuple[StepRewards, ...]) -> Group:
+    """The group as one function by step has judged it."""
+    return replace(
+        group, steps={"r": steps}, components={"r": group.rewards}, weights={"r": 1.0}, credit="step"
+    )
+
+
+@pytest.mark.parametrize("end", [3, -1])
+def test_misplaced_steps_are_refused(end: int) -> None:
+    graded = stepped(group([1, 0]), (StepRewards([1], [0]), StepRewards([1], [end])))
+    with pytest.raises(DataError, match="reward r gave a step that ends at token"):
         given([graded], PRESETS["grpo_process"])
-    assert given([graded], replace(PRESETS["grpo"], kl=None)).advantages.any()
+    assert given([replace(graded, credit="completion")], replace(PRESETS["grpo"], kl=None)).advantages.any()

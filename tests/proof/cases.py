@@ -16,12 +16,19 @@ from covey.models.policy import Policy, save_policy
 from covey.models.tiny import build_tokenizer
 from covey.objective.algorithms import PRESETS
 from covey.proof.replay import Agreement, replay
-from covey.types import StepRewards
+from covey.types import Score, StepRewards
 from tests.conftest import SMALL
 from tests.train.test_runs import start
 
-TRAINABLE = sorted(set(PRESETS) - {"ppo", "vapo"})
+TRAINABLE = sorted(PRESETS)
 STEPS = 5
+
+
+CRITICS: dict[str, dict[str, Any]] = {
+    "ppo": {"name": "ppo", "critic": {"trunk": "policy", "lr": 1e-4, "pull": 0.3}},
+    "vapo": {"name": "vapo", "critic": {"trunk": "own", "lr": 5e-6, "warmup": 2}},
+}
+"""A critic of each kind that moves as much as the policy does."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,20 @@ def by_step(completion: str, token_ends: list[int]) -> StepRewards:
     return StepRewards([len(completion) % 3, last % 2], [last // 2, last] if last > 1 else [0, 1])
 
 
+def sparse(completion: str, token_ends: list[int]) -> Score:
+    """Steps for some completions, judgement of others not at all."""
+    if len(completion) % 3 == 0:
+        return Score(None)
+    return Score(1.0, steps=[(0, 1, 1.0 + len(completion) % 2)] if len(completion) % 3 == 1 else [])
+
+
+PROCESS: tuple[Any, ...] = (
+    by_step,
+    {mixed: {"verdict": True, "weight": 0.5}},
+    {sparse: {"weight": 2.0, "gated_by": "mixed:correct"}},
+)
+
+
 @dataclass(frozen=True)
 class Model:
     """A model on disk and what the shadow is given of it."""
@@ -128,8 +149,8 @@ def repeat(case: Case, output: Path, model: Model) -> list[Agreement]:
         output,
         model,
         STEPS,
-        algorithm=case.preset,
-        rewards=(by_step,) if case.preset == "grpo_process" else (mixed, {"answer_format": 0.1}),
+        algorithm=CRITICS.get(case.preset, case.preset),
+        rewards=PROCESS if case.preset == "grpo_process" else (mixed, {"answer_format": 0.1}),
         dtype=case.dtype,
         rollout={
             "temperature": case.temperature,

@@ -16,17 +16,18 @@ import pytest
 
 from covey.console import RunConsole
 from covey.objective.algorithms import AXES, PRESETS
-from covey.objective.bound import data_names
 from covey.proof.check_run import check_run
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from tests.proof.cases import TRAINABLE, Model, mixed, trained_and_repeated
+from tests.proof.cases import PROCESS, TRAINABLE, Model, mixed, trained_and_repeated
 from tests.train.test_runs import metrics_of, start
 
 STEPS = 3
 TRAIN = {"lr": 1e-3, "updates_per_batch": 2, "tokens_per_micro_batch": 60}
 ROLLOUT = {"prompts_per_step": 3, "group_size": 3, "max_tokens": 8}
 BITES = {
+    "pass_at_k": {"k": 2},
+    "process_leave_one_out": {"gamma": 0.8},
     "masked": {"low": 0.7, "high": 1.5, "level": "token"},
     "truncated": {"cap": 1.2, "level": "sequence"},
     "geometric_mask": {"low": 0.9, "high": 1.1},
@@ -46,13 +47,12 @@ def proved_by_presets() -> set[Callable[..., Any]]:
 def left_over() -> Iterator[tuple[str, str]]:
     """(axis, function) of all others: a function that is added has to be known to the shadow.
 
-    Filters act before what the shadow repeats; what needs a critic cannot be trained at all.
+    Filters act before what the shadow repeats.
     """
     proved = proved_by_presets()
     for axis, functions in AXES.items():
         for function in functions:
-            elsewhere = axis in ("filter", "estimator") or "values" in data_names(function)
-            if not elsewhere and function not in proved:
+            if axis not in ("filter", "estimator") and function not in proved:
                 yield axis, function.__name__
 
 
@@ -175,7 +175,22 @@ def test_every_function_is_known_to_the_shadow(
         another_engine(monkeypatch)
     choice: Any = {"name": name, **BITES.get(name, {})}
     algorithm = {"name": "dapo", "filter": None, axis: [choice] if axis == "token_weights" else choice}
-    proof(tmp_path / "run", model, algorithm)
+    rewards = PROCESS if name.startswith("process_") else (mixed,)
+    proof(tmp_path / "run", model, algorithm, rewards=rewards)
+
+
+@pytest.mark.parametrize("critic", [{"trunk": "own"}, {"trunk": "policy", "pull": 0.5}], ids=str)
+def test_a_critic_of_either_kind_is_trained_alike(
+    tmp_path: Path, model: Model, critic: dict[str, Any]
+) -> None:
+    """It moves visibly, is clipped, discounts, and is paid by step and by token."""
+    algorithm = {
+        "name": "ppo",
+        "advantage": {"gamma": 0.9, "lam": 0.7},
+        "kl": {"coef": 0.5},
+        "critic": {"lr": 1e-3, "lam": 0.5, "clip": 0.02, **critic},
+    }
+    proof(tmp_path / "run", model, algorithm, rewards=PROCESS)
 
 
 def kls() -> Iterator[dict[str, Any]]:

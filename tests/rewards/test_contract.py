@@ -89,7 +89,7 @@ def test_step_rewards_are_kept_and_summed() -> None:
 
     group = judged(steps)
     assert group.rewards.tolist() == [0.75, 0.75]
-    assert group.steps == (StepRewards([0.5, 0.25], [0, 2]),) * 2
+    assert group.steps == {"steps": (StepRewards([0.5, 0.25], [0, 2]),) * 2}
 
 
 def test_numpy_and_torch_scalars_count_as_numbers() -> None:
@@ -174,7 +174,7 @@ def test_score_steps_become_step_rewards() -> None:
     def process(completion):
         return Score(0.75, steps=((0, 1, 0.5), (1, 3, 0.25)))
 
-    assert judged(process).steps == (StepRewards([0.5, 0.25], [0, 2]),) * 2
+    assert judged(process).steps == {"process": (StepRewards([0.5, 0.25], [0, 2]),) * 2}
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(True), np.float64(1), 1])

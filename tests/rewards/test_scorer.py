@@ -220,7 +220,7 @@ def test_an_unreliable_judge_is_wrong_about_its_share_of_verdicts_and_steps() ->
     rewards = of(process)
     streams = range(400)
     half = with_label_noise(judged(rewards, *["half"] * 400), rewards, 0.3, streams)
-    steps = np.array([s.values for s in half.steps])
+    steps = np.array([s.values for s in half.steps["process"]])
     turned = np.stack([half.rewards == 0.25, steps[:, 0] == -1.0, steps[:, 1] == 0.5])
     assert set(half.rewards) == {0.75, 0.25} and set(steps.flat) == {1.0, -1.0, -0.5, 0.5}
     assert (abs(turned.mean(1) - 0.3) < 0.1).all()

@@ -125,11 +125,11 @@ def test_steps_reach_the_group_as_token_ends() -> None:
         completions.append(Completion(tokens, np.zeros(len(tokens), np.float32), text, "stop"))
     group = rewards.score_group(Problem("p", "?"), np.array([1]), completions)
     assert group.rewards.tolist() == [1.0, 0.0, 0.0]
-    assert group.steps is not None
-    assert [list(s.values) for s in group.steps] == [[1, 1, 0], [1, -1, 0], []]
-    assert group.steps[0].ends[-1] == len(completions[0].tokens) - 1
-    assert group.steps[2] == StepRewards([], [])
-    assert math.isfinite(group.steps[1].total)
+    (steps,) = group.steps.values()
+    assert [list(s.values) for s in steps] == [[1, 1, 0], [1, -1, 0], []]
+    assert steps[0].ends[-1] == len(completions[0].tokens) - 1
+    assert steps[2] == StepRewards([], [])
+    assert math.isfinite(steps[1].total)
 
 
 LABELS = {"48/2 = <<48/2=24>>24 clips": 1, "48+24 =  <<48+24=72>>72 clips": -1, "#### 72": 0}

@@ -19,10 +19,10 @@ from covey.evaluation import evaluate
 from covey.objective.diagnostics import group_metrics
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import reward
-from covey.rewards.groups import combine
+from covey.rewards.groups import combine, credited
 from covey.rollout import Position, Rollouts
 from covey.sampling.base import SamplingParams
-from covey.types import Problem, Score
+from covey.types import Problem, Score, StepRewards
 
 
 def mine(completion: str) -> float:
@@ -174,9 +174,31 @@ def test_step_rewards_of_all_functions_count_with_weight_and_gate() -> None:
     for order in itertools.permutations(specs):
         rewards = load_rewards(list(order), Path())
         group = rewards.score_group(problem, np.array([1]), [completion("4"), completion("5")])
-        right, wrong = group.steps or ()
-        assert (right.ends, right.values) == ([1, 2], [0.5, 3.5])
-        assert (wrong.ends, wrong.values) == ([1, 2], [0.5, -0.5])
+        assert group.steps == {
+            "lines": (StepRewards([1.0, -1.0], [1, 2]),) * 2,
+            "whole": (StepRewards([4.0], [2]), StepRewards([0.0], [2])),
+        }
+        # Half of 1 - 1, 4 where the gate is open, and the value of the answer.
+        assert group.rewards.tolist() == [0.5 + 1.0 + 1.0, 0.5]
+        assert credited(group, "step").rewards.tolist() == [4.0 + 1.0, 0.0]
+
+
+def test_by_step_a_group_is_dead_only_where_no_step_differs() -> None:
+    def lines(completion: str) -> Score:
+        return Score(1.0, steps=[(0, 1, 1.0), (1, 3, -1.0 if completion == "4" else 1.0)])
+
+    same = load_rewards([lines], Path()).score_group(
+        Problem("p", "?"), np.array([1]), [completion("4"), completion("4")]
+    )
+    assert same.dead  # for an algorithm that credits completions
+    assert not credited(same, "step").dead  # the steps of each differ from one another
+    tied = load_rewards([lines], Path()).score_group(
+        Problem("p", "?"), np.array([1]), [completion("5"), completion("6")]
+    )
+    assert credited(tied, "step").dead
+    loads = load_rewards([{lines: 0.0}, {mine: {"verdict": True}}], Path())
+    unpaid = loads.score_group(Problem("p", "?"), np.array([1]), [completion("4"), completion("4")])
+    assert credited(unpaid, "step").dead  # what differs weighs nothing
 
 
 ANSWER_NAME = "exact_answer"

@@ -20,8 +20,6 @@ from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
 from covey.types import Score
 
-NEED_A_CRITIC = {"ppo", "vapo"}
-
 
 def coin(completion: str) -> float:
     """Right or wrong, about as often."""
@@ -47,12 +45,6 @@ def test_completions_without_a_step_teach_nothing_and_end_nothing(tmp_path: Path
     assert taught
     assert len(taught) < len(rows) / 2
     assert all(len(r["completion"]) % 2 == 0 for r in taught)
-
-
-@pytest.mark.parametrize("name", sorted(NEED_A_CRITIC))
-def test_presets_with_a_critic_are_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(ConfigError, match="needs a critic's values"):
-        load_config(values={"algorithm": name})
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute", "full"])

@@ -12,7 +12,7 @@ from tests.proof.cases import make_model
 from tests.train.test_runs import metrics_of, start
 from transformers import AutoTokenizer
 
-from covey.proof import shadow
+from covey.proof import decoder, shadow
 from covey.training.sft import batch_rows
 
 
@@ -48,7 +48,7 @@ def test_a_supervised_run_is_that_of_a_naive_float64_trainer(tmp_path: Path, mic
         for row in (rows[i] for i in batch_rows(len(rows), 5, step, seed=0)):
             prompt, answer = (tokenizer(row[k])["input_ids"] for k in ("prompt", "completion"))
             answer = [*answer, tokenizer.eos_token_id]
-            log_pi = shadow.logits(weights, model.shape, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
+            log_pi = decoder.logits(weights, model.shape, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
             losses.append(-log_pi.log_softmax(-1)[range(len(answer)), answer].sum())
             tokens += len(answer)
         loss = torch.stack(losses).sum() / tokens

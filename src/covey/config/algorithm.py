@@ -28,9 +28,10 @@ from covey.objective.algorithms import AXES, PRESETS, Algorithm, Entropy, OldPol
 from covey.objective.bound import AnyBound, Bound, data_names
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL
+from covey.objective.value import Critic
 
-OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy"}
-RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy}
+OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
+RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
 FEW_WORDS = 40
 """So many valid words are listed where none is near."""
 
@@ -129,9 +130,10 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
     return {f.__name__: f for f in AXES[axis]}
 
 
-def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> KL | Entropy:
-    """`kl` and `entropy` are records of plain settings; a bare number is their coefficient."""
-    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {"coef": value}
+def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> KL | Entropy | Critic:
+    """`kl`, `entropy` and `critic` are records of plain settings; a bare number or name is short for one."""
+    short = "trunk" if kind is Critic else "coef"
+    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {short: value}
     record = current or kind()
     known = inspect.signature(kind, eval_str=True).parameters
     for key, given in settings.items():
@@ -183,7 +185,7 @@ def _spelled(value: object) -> object:
         return {"name": value.name, **value.all_settings}
     if isinstance(value, tuple):
         return [_spelled(v) for v in value]
-    if isinstance(value, KL | Entropy):
+    if isinstance(value, KL | Entropy | Critic):
         return {f.name: _spelled(getattr(value, f.name)) for f in fields(value)}
     return value
 

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 
 from covey.config.schema import Config
-from covey.objective.advantages import greedy_baseline, reward
+from covey.objective.advantages import greedy_baseline, pass_at_k, reward
 from covey.objective.algorithms import AXES, Algorithm
 from covey.objective.bound import AnyBound
 from covey.objective.credit import process_zscore
 from covey.objective.filters import pass_rate_band
-from covey.objective.penalties import k1
+from covey.objective.penalties import KL, k1
 from covey.objective.token_weights import future_influence
-from covey.objective.value import gae
+from covey.objective.value import Critic, gae
 
 NEEDS_SIBLINGS = set(AXES["advantage"]) - {reward, greedy_baseline, process_zscore, gae}
 COLDEST = 0.01
@@ -27,6 +27,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
     """
     rules = (
         _of_groups(algorithm, group_size),
+        _of_subsets(algorithm, group_size),
         _of_filter(algorithm, group_size),
         _of_ratio(algorithm, updates),
         _of_no_effect(algorithm, updates),
@@ -34,6 +35,7 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
         _of_kl(algorithm),
         _of_bounds(algorithm),
         _of_tokens(algorithm),
+        _of_critic(algorithm),
     )
     return [message for rule in rules for message in rule]
 
@@ -42,6 +44,11 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """The same for a reinforcement run's whole config."""
     rollout, train, guards = config.rollout, config.train, config.guards
     yield from contradictions(algorithm, rollout.group_size, updates_of(config))
+    if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
+        yield (
+            f"algorithm.critic.warmup {algorithm.critic.warmup}: the policy never learns in "
+            f"{train.steps} steps (train.steps); use fewer"
+        )
     if rollout.temperature < COLDEST:
         yield (
             f"rollout.temperature {rollout.temperature:g}: completions of a prompt would all be the same, so "
@@ -107,8 +114,15 @@ def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
             f"rollout.group_size 1: {advantage} compares siblings, so every advantage would be 0; use 2 or "
             "more (8 is usual), or algorithm reinforce or remax"
         )
-    if "values" in algorithm.needs:
-        yield f"algorithm.advantage {advantage} needs a critic's values, which covey does not train yet"
+
+
+def _of_subsets(algorithm: Algorithm, group_size: int) -> Iterator[str]:
+    k = algorithm.advantage.all_settings.get("k", 1) if algorithm.advantage.function is pass_at_k else 1
+    if k >= group_size > 1:
+        yield (
+            f"algorithm.advantage.k {k}: of {group_size} completions (rollout.group_size) there is one such "
+            "set at most, so that nothing differs; use fewer, or a larger group"
+        )
 
 
 def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
@@ -117,7 +131,7 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         return
     settings = chosen.all_settings
     if chosen.function is not pass_rate_band:
-        if group_size == 1:
+        if group_size == 1 and algorithm.credit == "completion":
             yield f"rollout.group_size 1: a single completion is never {chosen.name}; use filter: null"
     elif settings["low"] == 0 and settings["high"] == 1:
         yield "algorithm.filter pass_rate_band from 0 to 1 keeps every group; use filter: null, or narrow it"
@@ -192,16 +206,26 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
             yield "algorithm.kl.refresh_mix has nothing to mix: set kl.refresh_every, or leave it at 1"
         if kl.refresh_every is not None and kl.refresh_mix == 0:
             yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
-        if kl.place == "reward" and exact:
-            yield "algorithm.kl.estimator full is known in the loss only; use place loss, or estimator k1"
-        if kl.place == "reward" and kl.gradient != "formula":
-            yield "algorithm.kl.gradient has no effect in the reward, which carries none; use place loss"
+        if kl.place == "reward":
+            yield from _of_kl_in_reward(kl, algorithm)
         if exact and (kl.level != "token" or kl.gradient != "formula"):
             yield "algorithm.kl.estimator full is exact by token: leave level token and gradient formula"
         if exact and kl.target is not None:
             yield "algorithm.kl.target steers by sampled log-ratios, which estimator full does not need"
     if entropy is not None and entropy.coef == 0 and entropy.target is None:
         yield "algorithm.entropy.coef 0 weighs nothing; use entropy: null, or set a target"
+
+
+def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:
+    if "full_kl" in kl.estimator.needs:
+        yield "algorithm.kl.estimator full is known in the loss only; use place loss, or estimator k1"
+    if kl.gradient != "formula":
+        yield "algorithm.kl.gradient has no effect in the reward, which carries none; use place loss"
+    if kl.level == "response" and not {"rewards", "token_rewards"} & set(algorithm.advantage.needs):
+        yield (
+            f"algorithm.kl.level response has no effect: advantage {algorithm.advantage.name} does not read "
+            "the sum that this KL is taken from; use level token"
+        )
 
 
 def _of_bounds(algorithm: Algorithm) -> Iterator[str]:
@@ -230,3 +254,17 @@ def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
         yield "algorithm.select_tokens is empty, but `selected` is asked for: name one, such as top_entropy"
     if algorithm.select_tokens is not None and "selected" not in algorithm.needs:
         yield "algorithm.select_tokens selects tokens that nothing uses: add token_weights or remove it"
+
+
+def _of_critic(algorithm: Algorithm) -> Iterator[str]:
+    critic, asked = algorithm.critic, "values" in algorithm.needs
+    if asked and critic is None:
+        yield f"algorithm.advantage {algorithm.advantage.name} needs a critic's values: set critic: own"
+    if critic is None:
+        return
+    if not asked:
+        yield "algorithm.critic learns values that no advantage reads; use advantage gae, or critic: null"
+    if critic.trunk == "policy" and critic.model is not None:
+        yield "algorithm.critic.model has no effect with trunk policy; use trunk own, or model: null"
+    if critic.trunk == "own" and critic.pull != Critic().pull:
+        yield "algorithm.critic.pull has no effect with trunk own, whose gradient never reaches the policy"

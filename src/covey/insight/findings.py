@@ -261,7 +261,7 @@ def _place(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
     return {"group": -n, "completion": -i, **token}
 
 
-def replay(rules: Sequence[Rule], metrics: Records, evals: Records, setting: Setting) -> list[Finding]:
+def find_again(rules: Sequence[Rule], metrics: Records, evals: Records, setting: Setting) -> list[Finding]:
     """What a run would have said step by step, from its records."""
     found: list[Finding] = []
     taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from covey.batching import Batch, MicroBatch, micro_batches
 from covey.config.schema import Train
 from covey.errors import GuardStop, OutOfRoom, out_of_memory
 from covey.learner.optimizer import Optimizer
-from covey.models.logprobs import TokenScores
-from covey.models.policy import Policy
+from covey.models.logprobs import Head, TokenScores
+from covey.models.packing import Packed
 from covey.models.reference import Reference
 
+WEIGHT = "weight/"
+"""How names of weights begin among those of the optimizer's state."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -48,25 +51,54 @@ class Objective(Protocol[T_co]):
         """A micro-batch's share of the loss, a scalar, and its statistics."""
 
 
+class Trainable(Protocol):
+    """A model under training: a policy, or a network for values."""
+
+    model: PreTrainedModel
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained ones of ``model``."""
+
+    def unsaved(self) -> dict[str, Tensor]:
+        """Weights by name that the model folder of a checkpoint does not have."""
+
+    def score(
+        self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
+    ) -> TokenScores:
+        """What it says of every predicted token, (M,)."""
+
+
+M = TypeVar("M", bound=Trainable)
+
+
 def _nothing() -> None:
     pass
 
 
-class Learner:
+class Learner(Generic[M]):
     """The weights under training and what moves them."""
 
     def __init__(
         self,
-        policy: Policy,
+        policy: M,
         train: Train,
         reference: Reference | None = None,
         *,
+        head: nn.Module | None = None,
+        pace: float = 1.0,
         before_micro_batch: Callable[[], None] = _nothing,
         when_halved: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``when_halved`` is told the tokens of a micro-batch after memory ran out."""
-        self.policy, self.reference = policy, reference
-        self.optimizer = Optimizer(policy.parameters, train)
+        """``head`` learns at ``pace`` times the rate; ``when_halved`` is told the tokens of a micro-batch
+        after memory ran out.
+        """
+        self.policy, self.reference, self.train = policy, reference, train
+        self.optimizer = Optimizer(policy.parameters, train, list(head.parameters()) if head else (), pace)
         self.version = 0
         """Optimizer steps that moved the weights."""
         self.micro_tokens = train.tokens_per_micro_batch
@@ -74,14 +106,14 @@ class Learner:
         self.before_micro_batch, self.when_halved = before_micro_batch, when_halved
 
     @torch.no_grad()
-    def score(self, batch: Batch, temperature: float, of: Policy | None = None) -> TokenScores:
+    def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
         """Log-probs, entropies, ... of a batch's tokens, (N, L) each on the CPU, zero on the padding.
 
         ``of``: under another policy, a reference say.
         """
         return self._until_it_fits(lambda: self._score(batch, temperature, of or self.policy))
 
-    def _score(self, batch: Batch, temperature: float, policy: Policy) -> TokenScores:
+    def _score(self, batch: Batch, temperature: float, policy: Trainable) -> TokenScores:
         rows = TokenScores(*(torch.zeros(batch.mask.shape) for _ in TokenScores._fields))
         start = 0
         for micro in micro_batches(batch, self.micro_tokens, 1):
@@ -89,7 +121,8 @@ class Learner:
             count, longest = micro.packed.place.shape
             scores = policy.score(micro.packed.to(policy.device), temperature)
             for into, values in zip(rows, scores, strict=True):
-                into[start : start + count, :longest] = micro.packed.unpack(values.cpu())
+                if into is not None and values is not None:
+                    into[start : start + count, :longest] = micro.packed.unpack(values.cpu())
             start += count
         return rows
 
@@ -130,12 +163,12 @@ class Learner:
     def struck(self) -> list[str]:
         """Names of the parameters whose accumulated gradient is not finite."""
         names = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
-        masters = zip(names, self.optimizer.masters, strict=True)
+        masters = zip((*names, *self.policy.unsaved()), self.optimizer.masters, strict=False)
         return [n for n, m in masters if m.grad is not None and not m.grad.isfinite().all()]
 
     def check_finite(self, what: str) -> None:
         """Raise GuardStop rather than let weights be written that are not finite."""
-        for name, parameter in self.policy.model.named_parameters():
+        for name, parameter in (*self.policy.model.named_parameters(), *self.policy.unsaved().items()):
             if not bool(parameter.isfinite().all()):
                 raise GuardStop(
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
@@ -143,12 +176,16 @@ class Learner:
                 )
 
     def state(self) -> dict[str, Tensor]:
-        """What an exact continuation needs in addition to the weights, as named tensors."""
-        return self.optimizer.state()
+        """What an exact continuation needs in addition to the model's folder, as named tensors."""
+        weights = {f"{WEIGHT}{name}": w.detach() for name, w in self.policy.unsaved().items()}
+        return {**self.optimizer.state(), **weights}
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Restore ``state``; the weights are the policy's own business."""
-        self.optimizer.load(state)
+        self.optimizer.load({name: value for name, value in state.items() if not name.startswith(WEIGHT)})
+        with torch.no_grad():
+            for name, weight in self.policy.unsaved().items():
+                weight.copy_(state[f"{WEIGHT}{name}"])
         self.version = version
 
     def _until_it_fits(self, work: Callable[[], T]) -> T:

@@ -97,11 +97,12 @@ def sampling_bytes(shape: Shape, slots: int, prompt: int, completion: int) -> in
 
 
 def forecast(
-    shape: Shape, config: Config, prompt: int, tokens: int, reference: bool, program: int
+    shape: Shape, config: Config, prompt: int, tokens: int, reference: bool, program: int, critic: int = 0
 ) -> dict[str, int]:
     """Bytes of a run by what takes them. They add up: allocators keep what sampling has taken.
 
-    ``prompt`` is the longest prompt, ``tokens`` the micro-batch, ``program`` what was there before.
+    ``prompt`` is the longest prompt, ``tokens`` the micro-batch, ``program`` what was there before,
+    ``critic`` the parameters of a network for values, all of them trained.
     """
     rollout, rl = config.rollout, config.method == "rl"
     prompts = rollout.prompts_per_step if rl else config.train.batch_size
@@ -114,6 +115,7 @@ def forecast(
         "program": program,
         "weights": shape.parameters * shape.number,
         "reference": shape.parameters * shape.number if reference else 0,
+        "critic": critic * (shape.number + 4 + moments + masters),
         "gradient": shape.trained * 4,
         "optimizer": shape.trained * (moments + masters),
         "sampling": sampling_bytes(shape, slots, prompt, rollout.max_tokens),

@@ -13,18 +13,18 @@ from covey.config.schema import Train
 from covey.errors import ConfigError
 
 
-def build_optimizer(masters: Sequence[Tensor], train: Train) -> torch.optim.Optimizer:
+def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
     """The optimizer a config asks for. Raises ConfigError where its library is missing."""
     settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
-        return torch.optim.AdamW(masters, fused=True, **settings)
+        return torch.optim.AdamW(groups, fused=True, **settings)
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise ConfigError(
             f"train.optimizer: {train.optimizer} needs bitsandbytes: pip install 'covey[adam8bit]'"
         ) from None
-    return AdamW8bit(masters, **settings)
+    return AdamW8bit(groups, **settings)
 
 
 class Optimizer:
@@ -32,11 +32,22 @@ class Optimizer:
     steps of 1e-6 vanish in their rounding.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], train: Train) -> None:
-        self.parameters = list(parameters)
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        train: Train,
+        head: Sequence[nn.Parameter] = (),
+        pace: float = 1,
+    ) -> None:
+        """``head``: parameters clipped on their own, at ``pace`` times the learning rate."""
+        self.parameters = [*parameters, *head]
         self.train = train
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
-        self.adam = build_optimizer(self.masters, train)
+        body = len(parameters)
+        self.groups = [
+            (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
+        ]
+        self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""
@@ -52,15 +63,16 @@ class Optimizer:
             tensor.grad = None
 
     def step(self, lr: float) -> float:
-        """One update at this learning rate; returns the gradient's norm before clipping.
+        """One update at this learning rate; returns the gradient's norm before clipping, the head's apart.
 
         A gradient that is not finite is not applied; ``clear`` it.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.train.grad_clip))
-        if not math.isfinite(norm):
-            return norm
-        for group in self.adam.param_groups:
-            group["lr"] = lr
+        clip = self.train.grad_clip
+        norm, *others = (float(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
+        if not math.isfinite(norm + sum(others)):
+            return math.nan
+        for group, (_, pace) in zip(self.adam.param_groups, self.groups, strict=True):
+            group["lr"] = lr * pace
         self.adam.step()
         self.adam.zero_grad()
         with torch.no_grad():

@@ -23,6 +23,7 @@ from covey.kernels.calls import available
 from covey.models.compiled import CompiledOps, pick_ops
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
+from covey.models.packing import Packed
 
 
 class Family(NamedTuple):
@@ -71,6 +72,24 @@ def supported(model: PreTrainedModel) -> bool:
         and _activation(config) in ACTIVATIONS
         and not any(getattr(config, name, None) for name in CAPS)
     )
+
+
+def hidden_states(
+    decoder: Decoder | None, packed: Packed, states: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """The hidden states that predict: (M, D).
+
+    ``states`` runs padded tokens (N, S) with their mask where no own forward knows the architecture.
+    """
+    if decoder is not None:
+        attend = decoder.packed(packed.positions, packed.sequences)
+        return decoder(packed.tokens, attend)[packed.sources]
+    index, real = packed.padded()
+    found = states(packed.tokens[index], real.long())
+    first = packed.completions[:, 1] - 1
+    column = torch.arange(packed.place.shape[1], device=index.device)
+    row = torch.arange(len(index), device=index.device)[:, None]
+    return found[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
 
 
 def _activation(config: PretrainedConfig) -> str:

@@ -11,6 +11,25 @@ from torch import Tensor, nn
 from covey.kernels.calls import PANEL, by_torch, call, forward_kind, packed_size
 
 
+class ValueHead(nn.Linear):
+    """V = w h + b of hidden states, in float32; 0 everywhere before it has learned."""
+
+    def __init__(self, width: int, device: torch.device, pull: float = 1.0) -> None:
+        with torch.random.fork_rng(devices=[]):  # what nn.Linear draws is not used
+            super().__init__(width, 1, device=device, dtype=torch.float32)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        self.pull = pull
+        """How much of the gradient goes on into the hidden states."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(M, D) -> (M,) float32."""
+        read = hidden.detach()
+        if self.pull:
+            read = read + self.pull * (hidden - read)
+        return F.linear(read.float(), self.weight, self.bias)[:, 0]
+
+
 class FusedLinear:
     """Linear layers that read the same input, as one product whose outputs are concatenated.
 

@@ -39,6 +39,8 @@ class TokenScores(NamedTuple):
     """sum_v pi(v)^2."""
     full_kl: Tensor
     """KL(pi || reference) over what could be drawn; 0 where no reference was given."""
+    values: Tensor | None = None
+    """Of what was read before the token, where a head gives values."""
 
 
 def score_tokens(

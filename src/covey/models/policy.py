@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
-from covey.models.forward import Decoder, supported
-from covey.models.linear import FusedLinear
+from covey.models.forward import Decoder, hidden_states, supported
+from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
@@ -51,7 +51,8 @@ class Policy:
         if precision is not None and self.decoder is not None:
             self.decoder.multiply_in(precision)
         self.end_ids = end_ids(model, tokenizer)
-        self._plain_head = self.decoder is not None or self._head_explains_logits()
+        self.plain_head = self.decoder is not None or self._head_explains_logits()
+        self.value: ValueHead | None = None
 
     @property
     def device(self) -> torch.device:
@@ -72,6 +73,10 @@ class Policy:
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    def unsaved(self) -> dict[str, Tensor]:
+        """Weights by name that its model folder does not have: those of the value head."""
+        return {} if self.value is None else dict(self.value.named_parameters())
 
     def encode(self, prompt: str | Messages, template: Mapping[str, object] | None = None) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template with its arguments."""
@@ -103,7 +108,7 @@ class Policy:
         """Hidden states (..., D) -> logits (..., V)."""
         if self.decoder is not None:
             return self.decoder.ops.linear(self._head, hidden)
-        if not self._plain_head:
+        if not self.plain_head:
             return hidden  # ``hidden`` is already the logits
         logits = self.model.get_output_embeddings()(hidden)
         cap = getattr(self.model.config, "final_logit_softcapping", None)
@@ -111,15 +116,7 @@ class Policy:
 
     def hidden(self, packed: Packed) -> Tensor:
         """The hidden states that predict: (M, D)."""
-        if self.decoder is not None:
-            attend = self.decoder.packed(packed.positions, packed.sequences)
-            return self.decoder(packed.tokens, attend)[packed.sources]
-        index, real = packed.padded()
-        states = self._states(packed.tokens[index], real.long())
-        first = packed.completions[:, 1] - 1
-        column = torch.arange(packed.place.shape[1], device=index.device)
-        row = torch.arange(len(index), device=index.device)[:, None]
-        return states[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
+        return hidden_states(self.decoder, packed, self._states)
 
     def score(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
@@ -130,19 +127,22 @@ class Policy:
         """
         hidden = self.hidden(packed)
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
-            return score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
-        return score_tokens(hidden, self.head, packed.targets, temperature, reference, packed.sampling_mask)
+            scores = score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
+        else:
+            mask = packed.sampling_mask
+            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask)
+        return scores._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """(N, S) padded tokens through the Hugging Face modules -> (N, S, D), or logits."""
-        model = self.model.base_model if self._plain_head else self.model
+        model = self.model.base_model if self.plain_head else self.model
         out = model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
-        return out.last_hidden_state if self._plain_head else out.logits
+        return out.last_hidden_state if self.plain_head else out.logits
 
     @torch.no_grad()
     def _head_explains_logits(self) -> bool:
         """Whether head(hidden) gives this architecture's logits; some scale them on the way."""
-        self._plain_head = True
+        self.plain_head = True
         tokens = torch.tensor([[0, 1, 2, 3]], device=self.device)
         expected = self.model(input_ids=tokens, use_cache=False).logits
         found = self.head(self._states(tokens, torch.ones_like(tokens)))

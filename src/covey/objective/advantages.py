@@ -9,9 +9,10 @@ because the rounding of their mean would otherwise be divided by eps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import comb
 from typing import TYPE_CHECKING, Literal
 
-from covey.types import NonNegative
+from covey.types import Count, NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,6 +103,23 @@ def greedy_baseline(rewards: Tensor, greedy_reward: float) -> Tensor:
     0 where the greedy completion could not be judged (its reward is NaN).
     """
     return (rewards - greedy_reward).nan_to_num(0.0)
+
+
+def pass_at_k(rewards: Tensor, *, k: Count = 4, eps: NonNegative = 1e-6) -> Tensor:
+    """A_i = (E[max of k | i among them] - E[max of k]) / (std[max of k] + eps), over all subsets of k.
+
+    (G,) -> (G,). Teaches the best of k instead of each: a correct completion is worth less where k would
+    have found one anyway. Pass@k Training, arXiv 2508.10751; for rewards 0 and 1 its closed form.
+    """
+    ordered, order = centered(rewards).sort()
+    size, k = len(rewards), min(k, len(rewards))
+    best = rewards.new_tensor([comb(j, k - 1) for j in range(size)])  # subsets in which j of the order is it
+    after = rewards.new_tensor([comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)])
+    mean = (ordered * best).sum() / comb(size, k)
+    std = ((ordered - mean).square() * best).sum().div(comb(size, k)).sqrt()
+    beaten = (ordered * after).flip(0).cumsum(0).flip(0) - ordered * after
+    among = (ordered * best + beaten) / comb(size - 1, k - 1)
+    return rewards.new_zeros(size).index_put((order,), divided((among - mean) * (std > 0), std + eps))
 
 
 def component_zscore(

@@ -20,7 +20,8 @@ from covey.objective import (
 )
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.penalties import KL
-from covey.types import NonNegative, Positive
+from covey.objective.value import Critic
+from covey.types import Credit, NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +38,11 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         advantages.length_weighted,
         advantages.mean_normalized,
         advantages.greedy_baseline,
+        advantages.pass_at_k,
         advantages.component_zscore,
         advantages.component_leave_one_out,
         credit.process_zscore,
+        credit.process_leave_one_out,
         credit.prefix_tree,
         credit.optimal_token_baseline,
         value.gae,
@@ -65,6 +68,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         surrogates.cispo,
         surrogates.sapo,
         surrogates.vespo,
+        surrogates.dro,
         surrogates.divergence_mask_tv,
         surrogates.divergence_mask_kl,
         surrogates.kl_on_selected,
@@ -76,6 +80,7 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
         reductions.sequence_sum,
         reductions.constant_length,
         reductions.prompt_mean,
+        reductions.token_sum,
     ),
     "correction": (
         corrections.truncated,
@@ -99,7 +104,9 @@ AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
 }
 """The functions a config may name on each axis; ``module.py:function`` brings one's own."""
 OldPolicy = Literal["trainer", "sampler"]
-PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_selected}
+RECORDED = ("kl", "entropy", "critic", "old", "paper")
+"""Fields of an algorithm that are no functions."""
+PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_selected, surrogates.dro}
 """Surrogates whose gradient vanishes with the advantage."""
 
 
@@ -136,6 +143,8 @@ class Algorithm:
     whiten: Bound[BatchData, Tensor] | None = None
     """Second step of the advantage, across the rollout batch: (N, T) -> (N, T)."""
     entropy: Entropy | None = None
+    critic: Critic | None = None
+    """What learns the values that an advantage asks for."""
     correction: Bound[LossInputs, Tensor] | None = None
     """Importance correction for a sampler whose probabilities differ from the trainer's."""
     select_tokens: Bound[SelectionData, Tensor] | None = None
@@ -150,7 +159,7 @@ class Algorithm:
     """Source and the settings its authors report."""
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self) if f.name not in ("kl", "entropy", "old", "paper")):
+        for name in (f.name for f in fields(self) if f.name not in RECORDED):
             value = getattr(self, name)
             plain = callable(value) and not isinstance(value, Bound)
             object.__setattr__(self, name, bind(value) if plain else value)
@@ -182,10 +191,22 @@ class Algorithm:
         return bool(names) or (self.kl is not None and self.kl.place == "reward")
 
     @property
+    def credit(self) -> Credit:
+        """Whether rewards by step are credited as such, or only each completion's sum."""
+        if "values" in self.needs:
+            return "token"
+        return "step" if {"steps", "token_rewards"} & self.needs else "completion"
+
+    @property
+    def values_on_policy(self) -> bool:
+        """Whether the critic is a head on the policy's hidden states."""
+        return self.critic is not None and self.critic.trunk == "policy"
+
+    @property
     def skips_idle(self) -> bool:
         """Whether a completion with zero advantage has zero gradient, so that it may be left out."""
         pulls = (self.kl is not None and self.kl.place == "loss") or self.entropy is not None
-        return not pulls and self.surrogate.function in PROPORTIONAL
+        return not (pulls or self.values_on_policy) and self.surrogate.function in PROPORTIONAL
 
     @property
     def functions(self) -> tuple[AnyBound, ...]:
@@ -252,14 +273,20 @@ PRESETS: Mapping[str, Algorithm] = {
         advantage=advantages.greedy_baseline,
     ),
     "ppo": Algorithm(
-        paper="PPO, arXiv 1707.06347, as InstructGPT uses it: clip .2, lambda .95, KL in the reward.",
+        paper="PPO, arXiv 1707.06347, as InstructGPT uses it: clip .2, lambda .95, KL by token in the "
+        "reward, value clip .2, advantages whitened.",
         advantage=bind(value.gae),
+        whiten=bind(advantages.token_zscore),
         kl=KL(bind(penalties.k1), coef=0.05, place="reward"),
+        critic=Critic(),
     ),
     "vapo": Algorithm(
-        paper="VAPO, arXiv 2504.05118: length-adaptive lambda 1 - 1/(.05 l), clip .2/.28, NLL .1.",
+        paper="VAPO, arXiv 2504.05118: length-adaptive lambda 1 - 1/(.05 l), clip .2/.28; the critic "
+        "learns returns, 50 steps before the policy; lr 1e-6 and 2e-6. Without its NLL of correct answers.",
         advantage=bind(value.gae, length_adaptive=0.05),
+        whiten=bind(advantages.token_zscore),
         surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.28),
+        critic=Critic(lr=2e-6, lam=1.0, warmup=50),
     ),
     "grpo": _GRPO,
     "grpo_r1": _GRPO.variant(

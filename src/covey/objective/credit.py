@@ -8,39 +8,81 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from covey.objective.advantages import centered, divided, standard_deviation
-from covey.types import NonNegative, StepRewards
+from covey.objective.advantages import centered, group_zscore, leave_one_out
+from covey.objective.token_weights import discounted_sum
+from covey.types import NonNegative, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def process_zscore(
-    rewards: Tensor,
+    components: Tensor,
+    weights: Tensor,
     mask: Tensor,
-    steps: Sequence[StepRewards],
+    steps: Sequence[Sequence[StepRewards]],
     *,
     credit: Literal["sum_to_go", "own_step", "min_form"] = "sum_to_go",
     ddof: Literal[0, 1] = 1,
     eps: NonNegative = 1e-4,
 ) -> Tensor:
-    """Z-score all step rewards of the group together, then credit them to tokens. -> (G, T).
+    """sum_k w_k A^k: each function's step rewards, or values, z-scored over the group. -> (G, T).
 
+    components (K, G), weights (K,), steps (K, G). The value of a function without steps, z-scored as GRPO's,
+    goes to every token. All step rewards of one function are z-scored together, then credited to tokens:
     ``sum_to_go``: A_t = sum of the normalised rewards of steps ending at or after t (DeepSeekMath,
     arXiv 2402.03300, 4.1.3): correct steps before a failure are punished too.
     ``own_step``: A_t = the normalised reward of the step t belongs to.
     ``min_form``: the worst step's reward up to its end, 0 after it (PURE, arXiv 2504.15275).
     Tokens after the last step get 0.
     """
-    flat = rewards.new_tensor([value for s in steps for value in s.values])
-    scores = divided(centered(flat), standard_deviation(flat, ddof) + eps)
-    advantages = rewards.new_zeros(mask.shape)
-    for row, s, own in zip(advantages, steps, scores.split([len(s.values) for s in steps]), strict=True):
-        start = 0
-        for value, end in zip(_credited(own, credit), s.ends, strict=True):
-            row[start : end + 1] = value
-            start = end + 1
-    return advantages
+    total = components.new_zeros(mask.shape)
+    for values, weight, own in zip(components, weights, steps, strict=True):
+        known = ~values.isnan()
+        flat = values.new_tensor([v for s in own for v in s.values]) if own else values[known]
+        scores = weight * group_zscore(flat, ddof=ddof, eps=eps)
+        if not own:
+            total[known] += scores[:, None]
+            continue
+        for row, s, part in zip(total, own, scores.split([len(s.values) for s in own]), strict=True):
+            start = 0
+            for value, end in zip(_credited(part, credit), s.ends, strict=True):
+                row[start : end + 1] += value
+                start = end + 1
+    return total * mask
+
+
+def process_leave_one_out(
+    components: Tensor,
+    weights: Tensor,
+    mask: Tensor,
+    steps: Sequence[Sequence[StepRewards]],
+    *,
+    gamma: Share = 1.0,
+) -> Tensor:
+    """sum_k w_k A^k: dense rewards and outcomes, each minus the mean of the other completions. -> (G, T).
+
+    Of a function with steps: A_t = sum of gamma^n (r - mean of the siblings' mean step reward) over the
+    steps ending at or after t, n later each. Of any other: r_i - mean_{j != i} r_j, on every token. PRIME,
+    arXiv 2502.01456, with its discount by step. Without siblings its own mean is the baseline.
+    """
+    total = components.new_zeros(mask.shape)
+    for values, weight, own in zip(components, weights, steps, strict=True):
+        known = ~values.isnan()
+        if not own:
+            total[known] += weight * leave_one_out(values[known])[:, None]
+            continue
+        first = next((s.values[0] for s in own if s.values), 0.0)  # so that equal rewards give exactly 0
+        given = [values.new_tensor(s.values) - first for s in own]
+        means = values.new_tensor([float(r.mean()) for r in given if len(r)])
+        count = max(len(means) - 1, 1)
+        for row, s, r in zip(total, own, given, strict=True):
+            baseline = (means.sum() - r.mean()) / count if len(r) and len(means) > 1 else r.mean()
+            togo, start = discounted_sum(r - baseline, gamma), 0
+            for value, end in zip(togo, s.ends, strict=True):
+                row[start : end + 1] += weight * value
+                start = end + 1
+    return total * mask
 
 
 def _credited(scores: Tensor, credit: str) -> Tensor:

@@ -99,14 +99,18 @@ class GroupData:
     """(G, T) bool: the trained tokens."""
     tokens: Tensor
     """(G, T) int64, -1 after a completion's end."""
-    steps: Sequence[StepRewards]
-    """Rewards by step, one entry a completion, where a reward gives them."""
+    steps: Sequence[Sequence[StepRewards]]
+    """(K, G): the rewards by step of each function, none of one that gives only values."""
     greedy_reward: float | None
     """Of a greedy completion, which is sampled if this is asked for."""
     old_logprobs: Tensor | None
     """(G, T) float32."""
     old_collision: Tensor | None
     """(G, T) float32: sum_v pi(v)^2."""
+    token_rewards: Tensor
+    """(G, T) float64: what each token is paid; they sum to ``rewards``."""
+    values: Tensor | None
+    """(G, T) float64: a critic's, of what was read before the token."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ class FilterData:
     """(G,) float64."""
     correct: Tensor
     """(G,) bool."""
+    dead: bool
+    """Whether no two of the rewards that the algorithm compares differ."""
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,8 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
     if not len(ratio):
         return metrics
     metrics["ratio/mean"] = float(ratio.mean())
+    squares = ratio.double().square().mean()
+    metrics["ratio/effective_sample"] = float(ratio.double().mean().square() / squares) if squares else 0.0
     for name, level in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
         metrics[f"ratio/{name}"] = float(np.quantile(ratio.numpy(), level))
     settings = algorithm.surrogate.all_settings
@@ -161,6 +163,28 @@ def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str
         metrics["kl/token_k3"] = float(((-log_ratio).expm1() + log_ratio).mean())
         by_completion = [s.ref_log_ratio.sum(-1) for s in stats if s.ref_log_ratio is not None]
         metrics["kl/completion_k1"] = float(torch.cat(by_completion).mean())
+    return metrics
+
+
+def value_metrics(values: Tensor | None, returns: Tensor | None, mask: Tensor) -> dict[str, float]:
+    """How well a critic's values tell what is paid from there on; overall and by quarter of a completion.
+
+    The explained variance is 1 - Var(R - V) / Var(R): 1 for a perfect critic, 0 for any constant, below 0 for
+    one that is worse. (N, T) each.
+    """
+    if values is None or returns is None or not mask.any():
+        return {}
+    quarter = (4 * (mask.cumsum(-1) - 1) / mask.sum(-1, keepdim=True).clamp(min=1)).long()
+    metrics = {"value/mean": float(values[mask].double().mean())}
+    for name, where in (("", mask), *((f"/quarter_{q + 1}", mask & (quarter == q)) for q in range(4))):
+        found, due = values[where].double(), returns[where].double()
+        if len(due) > 1:
+            spread = float(due.var(correction=0))
+            metrics[f"value/error{name}"] = float((due - found).square().mean().sqrt())
+            if spread > 0:
+                metrics[f"value/explained_variance{name}"] = (
+                    1 - float((due - found).var(correction=0)) / spread
+                )
     return metrics
 
 

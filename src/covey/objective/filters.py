@@ -1,6 +1,7 @@
 """Group filters: whether a scored group is worth training on.
 
-Data by name: (G,) ``rewards``, and (G,) bool ``correct``, what the run's verdict says (``Group.correct``).
+Data by name: (G,) ``rewards``; (G,) bool ``correct``, what the run's verdict says (``Group.correct``); and
+``dead``, whether everything that the algorithm compares is equal (``Group.dead``).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def informative(rewards: Tensor) -> bool:
+def informative(dead: bool) -> bool:
     """Whether the rewards differ at all: a tied group has zero gradient. DAPO, arXiv 2503.14476."""
-    return bool((rewards != rewards[:1]).any())
+    return not dead
 
 
 def mixed(correct: Tensor) -> bool:

@@ -51,6 +51,11 @@ def constant_length(lengths: Tensor, totals: Totals, *, length: Count | None = N
     return _inverse(lengths.new_tensor(constant).expand_as(lengths))
 
 
+def token_sum(lengths: Tensor) -> Tensor:
+    """1: a plain sum over tokens, which grows with the batch; Adam does not mind. (N,) -> (N,)."""
+    return lengths.new_ones(lengths.shape)
+
+
 def prompt_mean(group_tokens: Tensor, totals: Totals) -> Tensor:
     """1 / (prompts * tokens of the prompt's group): every prompt weighs the same. (N,) -> (N,).
 

@@ -135,10 +135,11 @@ def _by_completion(group: Group) -> Iterable[tuple[bytes, float]]:
 
 
 def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:
-    """The tokens up to the end of each reasoning step, and what that step was paid."""
-    for completion, own in zip(group.completions, group.steps or (), strict=False):
-        for end, value in zip(own.ends, own.values, strict=True):
-            yield completion.tokens[: end + 1].tobytes(), value
+    """The tokens up to the end of each reasoning step, and what each function paid for that step."""
+    for name, steps in group.steps.items():
+        for completion, own in zip(group.completions, steps, strict=True):
+            for end, value in zip(own.ends, own.values, strict=True):
+                yield name.encode() + b"\0" + completion.tokens[: end + 1].tobytes(), value
 
 
 def _disagreeing(groups: Sequence[Group], keyed: Keyed) -> float:

@@ -77,6 +77,14 @@ def vespo(
     return -(k * weight.log() + lam * (1 - weight)).exp() * advantages * logprobs
 
 
+def dro(logprobs: Tensor, advantages: Tensor, log_ratio: Tensor, *, beta: NonNegative = 1.0) -> Tensor:
+    """-(A log pi - beta / 2 (log rho)^2): a quadratic pull to the old policy instead of a clip.
+
+    DRO, arXiv 2405.19107, by token as verl has it.
+    """
+    return beta / 2 * log_ratio.square() - advantages * logprobs
+
+
 def divergence_mask_tv(
     logprobs: Tensor,
     old_logprobs: Tensor,

@@ -1,13 +1,40 @@
-"""With a critic: advantages from its values, and its loss. covey does not train critics yet."""
+"""With a critic: advantages from its values, what it learns from, and its loss.
+
+``token_rewards`` (N, T) are what each token is paid: a completion's reward at its last token, rewards by step
+at the ends of the steps, a KL penalty by token at each. ``values`` (N, T) are V of what was read before it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge
 
 from covey.types import NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A learned value of prefixes, the baseline of ``gae``."""
+
+    trunk: Literal["own", "policy"] = "own"
+    """``own``: a network besides the policy. ``policy``: a head on the policy's hidden states."""
+    model: str | None = None
+    """Folder or hub id of a value or reward model that an own network begins as; none: the policy."""
+    lr: NonNegative = 1e-5
+    """Learning rate, on the schedule of the policy's."""
+    lam: Share = 0.95
+    """Of its targets: 1 for returns (VAPO), less trusts its own later values."""
+    clip: Positive | None = 0.2
+    """How far a value may move in a step before it teaches no more."""
+    pull: Share = 0.1
+    """How much of its gradient reaches the policy's trunk, if it is a head there."""
+    warmup: Annotated[int, Ge(0)] = 0
+    """First steps in which only the critic learns."""
 
 
 def gae(
@@ -37,6 +64,13 @@ def gae(
         next_value = values[:, t].where(on, next_value)
         advantages[:, t] = running.where(on, 0.0)
     return advantages
+
+
+def value_targets(
+    token_rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: Share = 1.0, lam: Share = 0.95
+) -> Tensor:
+    """R_t = A_t(lam) + V_t, what a critic learns; lam 1: discounted returns, whatever the values. (N, T)."""
+    return (gae(token_rewards, values, mask, gamma=gamma, lam=lam) + values).where(mask, 0.0)
 
 
 def value_loss(

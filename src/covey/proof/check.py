@@ -20,11 +20,12 @@ from covey.console import RunConsole
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
-from covey.models.policy import weights_hash
+from covey.models.policy import Policy, weights_hash
 from covey.rollout import Position, Rollouts
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
-from covey.training.rl import PolicyObjective, prepare, updates
+from covey.training.objectives import PolicyObjective
+from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 
 GRADIENT_ROUNDING = 1e-4
@@ -59,7 +60,7 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             sampled = next(rollouts.after(0, Position(), run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups, now = sampled.groups or sampled.filtered, run.state.coefficients
-            batch = with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
+            batch = with_signal(prepare(groups, run.learner, algorithm, config, old, now, 0, run.critic))
             minibatch = next(updates(batch, algorithm, config, old, step=0))
             console.doing("measuring")
             rollout = config.rollout
@@ -69,7 +70,9 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             run.journal.folder.close()
 
 
-def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:
+def claims(
+    learner: Learner[Policy], sampler: Sampler, objective: PolicyObjective, batch: Batch
+) -> Iterator[Claim]:
     """Measure each claim on a minibatch."""
     whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE, 1))
     difference = float((whole - single).norm() / whole.norm().clamp(min=1e-30))
@@ -113,7 +116,7 @@ def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch
     )
 
 
-def _gradient(learner: Learner, objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
+def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
     """The gradient of an optimizer step on a batch, flat, computed in pieces of ``tokens``."""
     learner.clear()
     learner.micro_tokens = tokens
@@ -125,12 +128,12 @@ def _gradient(learner: Learner, objective: PolicyObjective, batch: Batch, tokens
     return flat
 
 
-def _logprobs(learner: Learner, objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
+def _logprobs(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:
     learner.micro_tokens = tokens
     return learner.score(batch, objective.temperature).logprobs
 
 
-def _tolerance(learner: Learner, value: float) -> float:
+def _tolerance(learner: Learner[Policy], value: float) -> float:
     """bfloat16 rounds 2^16 times coarser than float32; measured gaps are about 100 times larger."""
     policy = learner.policy
     exact = policy.parameters[0].dtype == torch.float32 and policy.precision is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ class Row:
     """Each reward function's value; NaN where it does not apply."""
     weights: Mapping[str, float]
     truncated: bool
-    steps: Sequence[tuple[int, int, float]] | None = None
-    """(first token, one after the last, value) of each reasoning step."""
+    steps: Mapping[str, Sequence[tuple[int, int, float]]] = field(default_factory=dict)
+    """(first token, one after the last, value) of each reasoning step, by the function that judged them."""
     kept: Sequence[Sequence[int]] | None = None
     """(T,) lists of the tokens that top-p or top-k had left to draw from; None: all."""
     greedy: float | None = None
@@ -52,6 +52,10 @@ class Row:
     reference: Tensor = field(default_factory=lambda: torch.zeros(0))
     advantage: Tensor = field(default_factory=lambda: torch.zeros(0))
     marked: Tensor = field(default_factory=lambda: torch.zeros(0))
+    paid: Tensor = field(default_factory=lambda: torch.zeros(0))
+    cost: Tensor = field(default_factory=lambda: torch.zeros(0))
+    values: Tensor = field(default_factory=lambda: torch.zeros(0))
+    targets: Tensor = field(default_factory=lambda: torch.zeros(0))
 
 
 # --- advantages: the judged completions of one group -> a number or (T,) for each ------------------
@@ -112,24 +116,33 @@ def _mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
 
 
 def _process_zscore(rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
-    """All step rewards of the group z-scored together, then credited to the tokens of the steps."""
-    values = [value for row in rows for _, _, value in row.steps or ()]
-    scores = iter(zscores(values, s["ddof"], s["eps"]) if values else ())
-    advantages = []
-    for row in rows:
-        own = [next(scores) for _ in row.steps or ()]
-        advantage, start = torch.zeros(len(row.tokens), dtype=torch.float64), 0
-        for k, (_, end, _) in enumerate(row.steps or ()):
-            worst = max(j for j, v in enumerate(own) if v == min(own))
-            credit = {
-                "own_step": own[k],
-                "sum_to_go": math.fsum(own[k:]),
-                "min_form": min(own) if k <= worst else 0.0,
-            }
-            advantage[start:end] = credit[s["credit"]]
-            start = end
-        advantages.append(advantage[row.drawn])
-    return advantages
+    """Function by function: its values, or all its steps' rewards, z-scored for their tokens and weighted."""
+    advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
+    for name, weight in rows[0].weights.items():
+        if name in rows[0].steps:
+            values = [value for row in rows for _, _, value in row.steps[name]]
+            scores = iter(zscores(values, s["ddof"], s["eps"]) if values else ())
+            for row, advantage in zip(rows, advantages, strict=True):
+                own = [next(scores) for _ in row.steps[name]]
+                for k, (start, end, _) in enumerate(row.steps[name]):
+                    advantage[start:end] += weight * _step_credit(own, k, s["credit"])
+        else:
+            known = [i for i, row in enumerate(rows) if not math.isnan(row.components[name])]
+            values = [rows[i].components[name] for i in known]
+            for i, score in zip(known, zscores(values, s["ddof"], s["eps"]) if values else (), strict=True):
+                advantages[i] += weight * score
+    return [advantage[row.drawn] for row, advantage in zip(rows, advantages, strict=True)]
+
+
+def _step_credit(scores: Sequence[float], k: int, how: str) -> float:
+    """What the tokens of step ``k`` get of a completion's scored steps."""
+    worst = max(j for j, v in enumerate(scores) if v == min(scores))
+    options = {
+        "own_step": scores[k],
+        "sum_to_go": math.fsum(scores[k:]),
+        "min_form": min(scores) if k <= worst else 0.0,
+    }
+    return options[how]
 
 
 def _prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -> list[Tensor]:
@@ -167,6 +180,57 @@ def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> li
     return advantages
 
 
+def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
+    """Every set of k, one after another: what its best gets, by who is in it."""
+    sets = list(combinations(range(len(rewards)), min(k, len(rewards))))
+    best = [max(rewards[i] for i in members) for members in sets]
+    spread = deviation(best, 0)
+    gains = [
+        mean([b for b, members in zip(best, sets, strict=True) if i in members]) - mean(best)
+        for i in range(len(rewards))
+    ]
+    return [g / (spread + eps) if spread else 0.0 for g in gains]
+
+
+def _process_leave_one_out(rows: Sequence[Row], gamma: float) -> list[Tensor]:
+    """Function by function: its rewards minus those of the other completions, discounted by step. PRIME."""
+    advantages = [torch.zeros(len(row.tokens), dtype=torch.float64) for row in rows]
+    for name, weight in rows[0].weights.items():
+        by_step = name in rows[0].steps
+        given = [
+            [value for _, _, value in row.steps[name]] if by_step else [row.components[name]] for row in rows
+        ]
+        known = [i for i, g in enumerate(given) if g and not any(map(math.isnan, g))]
+        for i in known:
+            others = [mean(given[j]) for j in known if j != i]
+            left = [v - (mean(others) if others else mean(given[i])) for v in given[i]]
+            spans = rows[i].steps[name] if by_step else [(0, len(rows[i].tokens), 0.0)]
+            for n, (start, end, _) in enumerate(spans):
+                togo = math.fsum(gamma**m * value for m, value in enumerate(left[n:]))
+                advantages[i][start:end] += weight * togo
+    return [advantage[row.drawn] for row, advantage in zip(rows, advantages, strict=True)]
+
+
+def gae_of_row(row: Row, gamma: float, lam: float) -> Tensor:
+    """A_t = sum_k (gamma lam)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), V = 0 after the end."""
+    following = torch.cat([row.values[1:], torch.zeros(1, dtype=torch.float64)])
+    errors = row.paid + gamma * following - row.values
+    powers = (gamma * lam) ** torch.arange(len(errors), dtype=torch.float64)
+    return torch.stack([(errors[t:] * powers[: len(errors) - t]).sum() for t in range(len(errors))])
+
+
+def _lambda(row: Row, s: AxisSettings) -> float:
+    """VAPO's by length, or the given one."""
+    adaptive = s["length_adaptive"]
+    return max(0.0, 1 - 1 / (adaptive * len(row.drawn))) if adaptive else float(s["lam"])
+
+
+def value_loss_of_row(values: Tensor, row: Row, clip: float | None) -> Tensor:
+    """(V - R)^2 / 2, or that of V within ``clip`` of where it was, whichever is larger. (T,)."""
+    near = values if clip is None else row.values + (values - row.values).clamp(-clip, clip)
+    return torch.maximum((values - row.targets) ** 2, (near - row.targets) ** 2) / 2
+
+
 def advantages(
     name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
 ) -> Sequence[float | Tensor]:
@@ -185,6 +249,9 @@ def advantages(
         "component_zscore": lambda: by_component(rows, lambda v: zscores(v, s["ddof"], s["eps"])),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),
         "process_zscore": lambda: _process_zscore(rows, s),
+        "pass_at_k": lambda: _pass_at_k(rewards, s["k"], s["eps"]),
+        "process_leave_one_out": lambda: _process_leave_one_out(rows, s["gamma"]),
+        "gae": lambda: [gae_of_row(row, s["gamma"], _lambda(row, s)) for row in rows],
         "prefix_tree": lambda: _prefix_tree(rows, rewards, s["outcome"]),
         "optimal_token_baseline": lambda: _optimal_token_baseline(rows, rewards),
     }  # fmt: skip
@@ -256,6 +323,9 @@ def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSetting
         k = torch.where(advantage >= 0, s["k_up"], s["k_down"]).double()
         lam = torch.where(advantage >= 0, s["lam_up"], s["lam_down"]).double()
         return -(rho.detach() ** k * (lam * (1 - rho.detach())).exp()) * advantage * logprobs
+    if name == "dro":
+        drift = (logprobs - row.old).clamp(-FAR, FAR)
+        return s["beta"] / 2 * drift**2 - advantage * logprobs
     if name == "kl_on_selected":
         moved = (logprobs - row.old).clamp(-FAR, FAR)
         return -rho * advantage + s["coef"] * moved.abs() * row.marked
@@ -360,6 +430,8 @@ def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: A
         return 1 / len(trained)
     if name == "constant_length":
         return 1 / (len(trained) * (s["length"] or max_tokens))
+    if name == "token_sum":
+        return 1.0
     if name == "prompt_mean":
         siblings = sum(len(r.drawn) for r in trained if r.group == row.group)
         return 1 / (len({r.group for r in trained}) * siblings)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from covey.errors import ConfigError
 from covey.proof import shadow
+from covey.proof.decoder import NamedWeights
 from covey.proof.formulas import AxisSettings, Row
 
 
@@ -36,9 +37,7 @@ class Agreement:
     """The norm of that difference as a fraction of how far the run has moved the weights."""
 
 
-def replay(
-    folder: Path, model: shadow.NamedWeights, architecture: AxisSettings, steps: int
-) -> Iterator[Agreement]:
+def replay(folder: Path, model: NamedWeights, architecture: AxisSettings, steps: int) -> Iterator[Agreement]:
     """Repeat the first steps of a recorded stage from the weights it began with.
 
     ``model`` holds these weights by their Hugging Face names, in float64; those that are trained
@@ -49,7 +48,7 @@ def replay(
     # Without its adapters a model is the one they were put into.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
-    trainer = shadow.Trainer(model, reference)
+    trainer = shadow.Trainer(model, reference, _critic(setting, start, folder))
     trainer.kl_coef, trainer.entropy_coef = kl["coef"] if kl else 0.0, bonus["coef"] if bonus else 0.0
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for number, record in enumerate(metrics[:steps]):
@@ -71,6 +70,20 @@ def replay(
             kl_coef=abs(coefficient - record.get("kl/coef", coefficient)) / max(coefficient, 1e-9),
             **_weights(folder, number + 1, trainer.weights, start, last=number + 1 == setting.train["steps"]),
         )
+
+
+def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> shadow.Trainer | None:
+    """The critic as it began: the policy's weights under a head that is 0, or that head alone."""
+    axis = setting.algorithm["critic"]
+    if not axis:
+        return None
+    own = axis["trunk"] == "own"
+    if own and (axis["model"] or any("lora_" in name for name in start)):
+        raise ConfigError(f"{folder}: the replay knows no critic that begins as another model")
+    body = {name: w.clone() for name, w in start.items() if own and name != "lm_head.weight"}
+    width = len(start["model.norm.weight"])
+    head = {"value.weight": torch.zeros(width).double(), "value.bias": torch.zeros(()).double()}
+    return shadow.Trainer({name: w.requires_grad_() for name, w in {**body, **head}.items()}, {})
 
 
 def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfig:
@@ -147,7 +160,7 @@ def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _weights(
-    folder: Path, done: int, found: shadow.NamedWeights, start: shadow.NamedWeights, last: bool
+    folder: Path, done: int, found: NamedWeights, start: NamedWeights, last: bool
 ) -> dict[str, float]:
     """The shadow's weights beside those that were saved after ``done`` steps, if they were."""
     where = folder / ("final" if last else f"checkpoints/step_{done:06d}")
@@ -162,7 +175,7 @@ def _weights(
     return {"weights": float(gap.abs().max()), "course": float(gap.norm() / way.norm().clamp(min=1e-30))}
 
 
-def _saved(folder: Path, trained: Sequence[str]) -> shadow.NamedWeights:
+def _saved(folder: Path, trained: Sequence[str]) -> NamedWeights:
     """The weights under training as a folder holds them; nothing where there is no such folder."""
     adapter = next(folder.glob("**/adapter_model.safetensors"), None)
     if adapter is not None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +18,8 @@ import torch
 from torch import Tensor
 
 from covey.proof import formulas
+from covey.proof.decoder import NamedWeights, logits, states
 from covey.proof.formulas import AxisSettings, Row
-
-NamedWeights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Trainer:
 
     weights: NamedWeights
     reference: NamedWeights
+    critic: Trainer | None = None
+    """Of values: a network and its head, or the head alone."""
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     first: NamedWeights = field(default_factory=dict)
@@ -71,61 +73,7 @@ class Done:
     """Of each token in each update, nats."""
 
 
-# --- the model ------------------------------------------------------------------------------------
-
-
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean x^2 + eps) * weight."""
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-
-def rotated(x: Tensor, base: float) -> Tensor:
-    """Rotary positions: halves of each head turned by position * base^(-2i/E). (T, H, E)."""
-    length, _, width = x.shape
-    angle = torch.arange(length)[:, None] * base ** (-torch.arange(0, width, 2).double() / width)
-    cos, sin = (torch.cat([f(angle)] * 2, -1)[:, None] for f in (torch.cos, torch.sin))
-    turned = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
-    return x * cos + turned * sin
-
-
-def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int]) -> Tensor:
-    """A decoder of the Llama family on one sequence. (T,) ids -> (T, V)."""
-
-    def linear(x: Tensor, name: str) -> Tensor:
-        out = x @ effective(w, f"{name}.weight").T
-        return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
-
-    eps, heads, groups = model["rms_norm_eps"], model["num_attention_heads"], model["num_key_value_heads"]
-    width = model.get("head_dim") or model["hidden_size"] // heads
-    hidden = torch.full((len(tokens), len(tokens)), -math.inf, dtype=torch.float64).triu(1)
-    x = w["model.embed_tokens.weight"][torch.tensor(tokens)]
-    for i in range(model["num_hidden_layers"]):
-        layer = f"model.layers.{i}."
-        h = normed(x, w[layer + "input_layernorm.weight"], eps)
-        q, k, v = (linear(h, f"{layer}self_attn.{n}_proj").view(len(tokens), -1, width) for n in "qkv")
-        if layer + "self_attn.q_norm.weight" in w:
-            q = normed(q, w[layer + "self_attn.q_norm.weight"], eps)
-            k = normed(k, w[layer + "self_attn.k_norm.weight"], eps)
-        q, k = rotated(q, rotary_base(model)), rotated(k, rotary_base(model))
-        k, v = (t.repeat_interleave(heads // groups, 1) for t in (k, v))
-        weight = (torch.einsum("ahe,bhe->hab", q, k) / math.sqrt(width) + hidden).softmax(-1)
-        x = x + linear(torch.einsum("hab,bhe->ahe", weight, v).flatten(1), f"{layer}self_attn.o_proj")
-        h = normed(x, w[layer + "post_attention_layernorm.weight"], eps)
-        gate, up = linear(h, layer + "mlp.gate_proj"), linear(h, layer + "mlp.up_proj")
-        x = x + linear(gate * gate.sigmoid() * up, layer + "mlp.down_proj")
-    head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
-    return normed(x, w["model.norm.weight"], eps) @ w[head].T
-
-
-def effective(w: NamedWeights, name: str) -> Tensor:
-    """A weight with its low-rank update, where there is one: W + scale * B A."""
-    a, b = name.replace(".weight", ".lora_A"), name.replace(".weight", ".lora_B")
-    return w[name] + w["lora_scale"] * (w[b] @ w[a]) if a in w else w[name]
-
-
-def rotary_base(model: AxisSettings) -> float:
-    """The base of the rotary angles, wherever a version of the format writes it."""
-    return float((model.get("rope_parameters") or model).get("rope_theta", 10_000.0))
+# --- what is computed of a completion ----------------------------------------------------------------
 
 
 def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
@@ -145,6 +93,17 @@ def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tens
             left[t, torch.tensor(row.kept[place])] = 0.0
         scaled = scaled + left
     return scaled.log_softmax(-1)
+
+
+def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) -> Tensor:
+    """V of what was read before each token, under the critic. (T,)."""
+    assert trainer.critic is not None
+    head, own = trainer.critic.weights, setting.algorithm["critic"]["trunk"] == "own"
+    trunk = {n: w for n, w in (head if own else trainer.weights).items() if not n.startswith("value.")}
+    every = states(used(trunk, setting), setting.model, [*row.prompt, *row.tokens[:-1]])
+    read = every[len(row.prompt) - 1 :][row.drawn]
+    read = read if own else read.detach() + pull * (read - read.detach())
+    return read @ head["value.weight"] + head["value.bias"]
 
 
 def picked(log_pi: Tensor, row: Row) -> Tensor:
@@ -170,10 +129,15 @@ def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
         for row in rows:
             row.old = row.sampled
     done = Done(rows, before, [], [], [])
+    critic = setting.algorithm["critic"]
+    waits = bool(critic) and number < critic["warmup"]
     for update, minibatch in enumerate(update_parts(setting, rows, number)):
         mark(setting, minibatch)
         unmoved = update == 0 and setting.algorithm["old"] == "trainer"
-        apply(trainer, setting, minibatch, number, unmoved, done)
+        if not waits:
+            apply(trainer, setting, minibatch, number, unmoved, done)
+        if critic and (waits or critic["trunk"] == "own"):
+            teach(trainer, setting, minibatch, number)
     return done
 
 
@@ -192,6 +156,8 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
         row.noise = noise[place * longest :][: len(row.tokens)][row.drawn]
         if setting.algorithm["kl"]:
             row.reference = picked(distribution(trainer.reference, setting, row), row)
+        if trainer.critic is not None:
+            row.values = values_of(trainer, setting, row, 0.0)
 
 
 def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]) -> None:
@@ -203,19 +169,20 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
         rewards = []
         for row in judged:
             cost = 0.0
+            pay(trainer, setting, row)
             if in_reward and kl["level"] == "response":
                 whole = (behind(setting, row) - row.reference).sum() * row.trained
                 cost = trainer.kl_coef * float(formulas.divergence(kl["estimator"]["name"], whole))
             rewards.append(row.reward - cost)
+            row.paid[-1:] -= cost
         if judged:
             given = formulas.advantages(axes["advantage"]["name"], judged, rewards, axes["advantage"])
             for row, value in zip(judged, given, strict=True):
                 row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
     trained = [row for row in rows if row.trained]
-    if in_reward and kl["level"] == "token":
-        for row in trained:
-            each = formulas.divergence(kl["estimator"]["name"], behind(setting, row) - row.reference)
-            row.advantage -= trainer.kl_coef * each.flip(0).cumsum(0).flip(0)
+    for row in trained if axes["advantage"]["name"] != "gae" else ():
+        row.advantage -= trainer.kl_coef * row.cost.flip(0).cumsum(0).flip(0)
+    set_targets(setting, trained)
     if axes["whiten"] and trained:
         after = formulas.whitened(axes["whiten"]["name"], trained, axes["whiten"])
         for row, advantage in zip(trained, after, strict=True):
@@ -223,6 +190,30 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
     for row in rows:
         if not row.trained:
             row.advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
+
+
+def set_targets(setting: ShadowConfig, trained: Sequence[Row]) -> None:
+    """What the critic learns: its own lambda, the discount of the advantages."""
+    gamma, critic = setting.algorithm["advantage"].get("gamma", 1.0), setting.algorithm["critic"]
+    for row in trained if critic else ():
+        row.targets = formulas.gae_of_row(row, gamma, critic["lam"]) + row.values
+
+
+def pay(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
+    """What each token is paid: steps at their ends, the rest of the reward at the last, a KL by token."""
+    kl = setting.algorithm["kl"]
+    row.paid, row.cost = torch.zeros(2, len(row.drawn), dtype=torch.float64)
+    if not row.drawn:
+        return
+    row.paid[-1] = row.reward
+    for name, steps in row.steps.items():
+        for _, end, value in steps:
+            place = max(bisect_right(row.drawn, end - 1) - 1, 0)  # what is inserted cannot be paid
+            row.paid[place] += row.weights[name] * value
+            row.paid[-1] -= row.weights[name] * value
+    if kl and kl["place"] == "reward" and kl["level"] == "token":
+        row.cost = formulas.divergence(kl["estimator"]["name"], behind(setting, row) - row.reference)
+        row.paid = row.paid - trainer.kl_coef * row.cost
 
 
 def behind(setting: ShadowConfig, row: Row) -> Tensor:
@@ -272,7 +263,20 @@ def row_loss(
     if axes["entropy"]:
         value = value - trainer.entropy_coef * entropy(log_pi)
     weight = formulas.token_weight(axes["reduce"]["name"], row, minibatch, setting.max_tokens, axes["reduce"])
-    return weight * value.sum()
+    loss = weight * value.sum()
+    if axes["critic"] and axes["critic"]["trunk"] == "policy":
+        loss = loss + value_share(trainer, setting, row, minibatch, axes["critic"]["pull"])
+    return loss
+
+
+def value_share(
+    trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], pull: float
+) -> Tensor:
+    """A completion's share of the critic's loss, a mean over the tokens of an update."""
+    each = formulas.value_loss_of_row(
+        values_of(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
+    )
+    return each.sum() / sum(len(r.drawn) for r in minibatch if r.trained)
 
 
 def kl_cost(
@@ -300,28 +304,52 @@ def apply(
     """One update. Without a completion that pulls there is none, and the norm is 0."""
     axes = setting.algorithm
     always = axes["entropy"] or (axes["kl"] and axes["kl"]["place"] == "loss")
-    always = always or axes["surrogate"]["name"] == "kl_on_selected"
+    joined = axes["critic"] and axes["critic"]["trunk"] == "policy"
+    always = always or axes["surrogate"]["name"] in ("kl_on_selected", "dro") or joined
     pulling = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
     if not pulling:
         done.norms.append(0.0)
         return
-    moving = {name: w for name, w in trainer.weights.items() if w.requires_grad}
-    total = {name: torch.zeros_like(w) for name, w in moving.items()}
-    for row in pulling:
-        loss = row_loss(trainer, setting, row, minibatch, unmoved, done)
+    losses = (row_loss(trainer, setting, row, minibatch, unmoved, done) for row in pulling)
+    learners = [trainer, *([trainer.critic] if joined and trainer.critic else [])]
+    norms = move(learners, setting, losses, number)
+    done.norms.append(norms[0])
+
+
+def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], number: int) -> None:
+    """One update of the critic alone."""
+    assert trainer.critic is not None
+    rows = [row for row in minibatch if row.trained]
+    losses = (value_share(trainer, setting, row, minibatch, 0.0) for row in rows)
+    move([trainer.critic], setting, losses, number)
+
+
+def move(
+    learners: Sequence[Trainer], setting: ShadowConfig, losses: Iterable[Tensor], number: int
+) -> list[float]:
+    """Sum the gradients of losses and move the learners, each clipped on its own. -> their norms."""
+    totals: list[NamedWeights] = [
+        {name: torch.zeros_like(w) for name, w in t.weights.items() if w.requires_grad} for t in learners
+    ]
+    places = [(t, total, name) for t, total in zip(learners, totals, strict=True) for name in total]
+    for loss in losses:
         if loss.requires_grad:
-            gradients = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
-            for name, gradient in zip(moving, gradients, strict=True):
+            moving = [t.weights[name] for t, _, name in places]
+            gradients = torch.autograd.grad(loss, moving, allow_unused=True)
+            for (_, total, name), gradient in zip(places, gradients, strict=True):
                 total[name] += 0.0 if gradient is None else gradient
-    norm = math.sqrt(math.fsum(float(g.square().sum()) for g in total.values()))
-    adamw(trainer, setting, total, norm, number)
-    done.norms.append(norm)
+    norms = [math.sqrt(math.fsum(float(g.square().sum()) for g in total.values())) for total in totals]
+    for learner, total, norm in zip(learners, totals, norms, strict=True):
+        adamw(learner, setting, total, norm, number)
+    return norms
 
 
 @torch.no_grad()
 def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, number: int) -> None:
     """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
     train, trainer.applied = setting.train, trainer.applied + 1
+    if "value.weight" in gradient:
+        train = {**train, "lr": setting.algorithm["critic"]["lr"]}
     lr, (beta1, beta2) = rate_at(train, number), train["betas"]
     scale = min(1.0, train["grad_clip"] / (norm + 1e-6))
     for name, raw in gradient.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from covey.errors import DataError, RewardError
+from covey.errors import ConfigError, DataError, RewardError
 from covey.rewards.contract import FULL, Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
 from covey.types import Group, Problem
@@ -66,10 +66,30 @@ def check_references(
     return [p for p in problems if p.id not in bad], bad
 
 
-def rehearse(problem: Problem, rewards: Rewards) -> None:
+def rehearse(problem: Problem, rewards: Rewards) -> Group:
     """Call the rewards on canned completions, so that a broken one fails now. Raises RewardError."""
     canned = [completion_of(""), completion_of("<answer>0</answer>")]
-    rewards.score_group(problem, canned[0].tokens, canned, strict=True)
+    return rewards.score_group(problem, canned[0].tokens, canned, strict=True)
+
+
+def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
+    """Raise ConfigError where steps are to be credited and no reward ever gives any.
+
+    One gives some if it has done so in the rehearsal, or asks where its tokens end (and splits, if it may).
+    """
+    splits = [r for r in rewards if "token_ends" in r.parameters]
+    may = [r for r in splits if "split_by" not in r.parameters or _setting(r, "split_by") is not None]
+    if not (tried.steps or may):
+        raise ConfigError(
+            f"algorithm.advantage {advantage} credits the steps of a completion, and no reward judges steps "
+            f"({', '.join(r.name for r in rewards)}). Add one: calculations, step_labels, judge with "
+            "split_by, process_reward_model, or your own that returns StepRewards(values, ends); or take "
+            "an algorithm without steps, as grpo"
+        )
+
+
+def _setting(reward: Reward, name: str) -> object:
+    return reward.settings.get(name, reward.parameters[name].default)
 
 
 def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -> dict[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from covey.errors import RewardError
 from covey.rewards.contract import Reward
 from covey.rng import key, uniforms
-from covey.types import Completion, Group, Problem, Score, StepRewards
+from covey.types import Completion, Credit, Group, Problem, Score, StepRewards
 
 ANSWERED = ("ok", "ambiguous")
 
@@ -24,21 +24,19 @@ def assemble(
     scores: Mapping[str, Sequence[Score]],
 ) -> Group:
     """Scores -> a group: gates applied, components, their weighted sum, step rewards."""
-    count = len(completions)
     weights = {r.name: r.weight for r in rewards}
-    counts = {r.name: [_gate_open(r.gated_by, scores, i) for i in range(count)] for r in rewards}
+    counts = {r.name: [_gate_open(r.gated_by, scores, i) for i in range(len(completions))] for r in rewards}
     components = {
         name: np.array(
             [np.nan if s.value is None else s.value * c for s, c in zip(own, counts[name], strict=True)]
         )
         for name, own in scores.items()
     }
-    steps = None
-    if any(s.steps is not None for own in scores.values() for s in own):
-        steps = tuple(
-            _steps([(scores[name][i], weight * counts[name][i]) for name, weight in weights.items()])
-            for i in range(count)
-        )
+    steps = {
+        name: tuple(_steps(s, c) for s, c in zip(own, counts[name], strict=True))
+        for name, own in scores.items()
+        if any(s.steps is not None for s in own)
+    }
     totals = combine(components, weights)
     scored = ~np.isnan(np.stack(list(components.values()))).all(0)
     if not np.isfinite(totals[scored]).all():
@@ -70,13 +68,20 @@ def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: 
     return (score.value > 0.5) == (verdict == "correct") if verdict else score.status in ANSWERED
 
 
-def _steps(given: Sequence[tuple[Score, float]]) -> StepRewards:
-    """A completion's step rewards: each function's times its factor, summed where steps end together."""
+def _steps(score: Score, factor: float) -> StepRewards:
+    """A function's step rewards of a completion, summed where steps end together; none where not judged."""
     ends: dict[int, list[float]] = {}
-    for score, factor in given:
-        for _, end, value in score.steps or ():
-            ends.setdefault(end - 1, []).append(factor * value)
+    for _, end, value in (score.steps or ()) if score.value is not None else ():
+        ends.setdefault(end - 1, []).append(factor * value)
     return StepRewards([math.fsum(ends[end]) for end in sorted(ends)], sorted(ends))
+
+
+def credited(group: Group, credit: Credit) -> Group:
+    """The group as an algorithm trains on it: by step, a function that gives steps is worth their sum."""
+    sums = {name: np.array([s.total for s in own]) for name, own in group.steps.items()}
+    values = {n: np.where(np.isnan(v), v, sums.get(n, v)) for n, v in group.components.items()}
+    counts = credit != "completion" and bool(sums)
+    return replace(group, credit=credit, rewards=combine(values, group.weights) if counts else group.rewards)
 
 
 def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:

@@ -12,7 +12,8 @@ from covey.errors import CheckpointError, OutOfRoom, disk_error, system_error
 from covey.fault_injection import Faults
 from covey.integrity import read_record, sealed
 from covey.learner.learner import Learner
-from covey.models.policy import save_policy
+from covey.models.policy import Policy, save_policy
+from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
 from covey.rollout import Position
 from covey.runs.atomic import committed_folder
@@ -29,6 +30,8 @@ class GuardMemory:
     """In a row, without any advantage."""
     kl_level: int = 0
     """Number of KL thresholds exceeded in the previous step."""
+    lost_values: int = 0
+    """Steps in a row in which a critic was worse than a constant."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,13 @@ class Saved:
 
 
 def save_checkpoint(
-    folder: RunFolder, learner: Learner, state: State, keep: int, faults: Faults, moves_reference: bool
+    folder: RunFolder,
+    learner: Learner[Policy],
+    state: State,
+    keep: int,
+    faults: Faults,
+    moves_reference: bool,
+    critic: Learner[ValueModel] | None = None,
 ) -> None:
     """Commit a checkpoint of ``state`` and keep the newest ``keep``; nothing if it is there.
 
@@ -68,19 +77,27 @@ def save_checkpoint(
     target = folder.path / "checkpoints" / f"step_{state.step:06d}"
     if target.exists():
         return
-    learner.check_finite(str(target))
+    for part in (learner, critic):
+        if part is not None:
+            part.check_finite(str(target))
     try:
-        _write(target, folder, learner, state, faults, moves_reference)
+        _write(target, folder, learner, state, faults, moves_reference, critic)
     except OutOfRoom:
         if len(folder.checkpoints()) < 2:
             raise
         folder.rotate(1)
-        _write(target, folder, learner, state, faults, moves_reference)
+        _write(target, folder, learner, state, faults, moves_reference, critic)
     folder.rotate(keep)
 
 
 def _write(
-    target: Path, folder: RunFolder, learner: Learner, state: State, faults: Faults, moves_reference: bool
+    target: Path,
+    folder: RunFolder,
+    learner: Learner[Policy],
+    state: State,
+    faults: Faults,
+    moves_reference: bool,
+    critic: Learner[ValueModel] | None,
 ) -> None:
     _check_free(folder, 0 if faults.hit("save.full") else shutil.disk_usage(target.parent).free)
     try:
@@ -90,6 +107,8 @@ def _write(
             faults.in_save()
             if learner.reference is not None and moves_reference:
                 save_file(learner.reference.state(), new / "reference.safetensors")
+            if critic is not None:
+                save_file(critic.state(), new / "critic.safetensors")
             (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync()))))
     except Exception as error:
         if (system := system_error(error)) is None:
@@ -108,16 +127,25 @@ def _check_free(folder: RunFolder, free: int) -> None:
         )
 
 
-def load_checkpoint(path: Path, learner: Learner, moves_reference: bool) -> Saved:
-    """Restore the learner from a checkpoint. Raises CheckpointError where a record is damaged."""
+def load_checkpoint(
+    path: Path,
+    learner: Learner[Policy],
+    moves_reference: bool,
+    critic: Learner[ValueModel] | None = None,
+) -> Saved:
+    """Restore the learners from a checkpoint. Raises CheckpointError where a record is damaged."""
     remedy = "Remove this checkpoint to resume from the one before"
     saved = read_record(path / "trainer.json", Saved, remedy)
     learner.policy.load_weights(path)
     learner.load(load_file(path / "optimizer.safetensors"), saved.state.updates)
     if learner.reference is not None and moves_reference:
         learner.reference.load(load_file(path / "reference.safetensors"))
-    if saved.state.micro_tokens is not None:
-        learner.micro_tokens = min(learner.micro_tokens, saved.state.micro_tokens)
+    if critic is not None:
+        critic.load(load_file(path / "critic.safetensors"), saved.state.updates)
+    fits = saved.state.micro_tokens
+    for part in (learner, critic):
+        if part is not None and fits is not None:
+            part.micro_tokens = min(part.micro_tokens, fits)
     return saved
 
 

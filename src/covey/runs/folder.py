@@ -24,7 +24,7 @@ import numpy as np
 from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage
 from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
-from covey.types import Group, SamplingMask
+from covey.types import Group, SamplingMask, StepRewards
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
@@ -161,7 +161,8 @@ class RunFolder:
             return
         name = self.path / "rollouts" / f"step_{step:06d}"
         completions = [c for g in groups for c in g.completions]
-        advantages = [*advantages, *(np.zeros(len(c.tokens)) for g in filtered for c in g.completions)]
+        none = [np.zeros(len(c.tokens)) for g in filtered for c in g.completions]
+        advantages = [*advantages, *none]
         places = [(number, sample) for number, g in enumerate(groups) for sample in range(len(g.completions))]
         lines = [
             {
@@ -276,18 +277,15 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "reward": _plain(float(group.rewards[sample])),
         "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
         "weights": dict(group.weights),
-        "steps": _steps(group, sample),
+        "steps": {name: _steps(own[sample]) for name, own in group.steps.items()},
         "greedy_reward": _plain(group.greedy_reward),
         "status": {k: v[sample].status for k, v in group.scores.items()},
         "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
     }
 
 
-def _steps(group: Group, sample: int) -> list[list[float]] | None:
-    """[first token, one after the last, reward] of each reasoning step; None: not rewarded by step."""
-    if group.steps is None:
-        return None
-    own = group.steps[sample]
+def _steps(own: StepRewards) -> list[list[float]]:
+    """[first token, one after the last, reward] of each reasoning step."""
     starts = (0, *(end + 1 for end in own.ends))
     return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from covey.batching import Batch, trained_advantages
+from covey.batching import Batch, by_completion
 from covey.console import RunConsole
 from covey.estimates import Evaluation
 from covey.rollout import RolloutBatch
@@ -92,9 +92,12 @@ class Journal:
         epochs: int,
         metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step: completions, their advantages, what updates saw of them; metrics and times."""
-        advantages = trained_advantages(batch)
-        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, seen)
+        """Log a step: completions, advantages and values, what updates saw of them; metrics and times."""
+        values = (
+            {} if batch.values is None else {"values": np.concatenate(by_completion(batch, batch.values))}
+        )
+        advantages = by_completion(batch, batch.advantages)
+        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, {**values, **seen})
         groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
         self.clock.count("rollout", sum(c.length for g in groups for c in g.completions))

@@ -51,7 +51,7 @@ FAILURES = (OSError, http.client.HTTPException, ValueError, Misbehaved)
 
 
 @dataclass
-class Remote:
+class RemoteServer:
     """One server, and how it fares."""
 
     url: str
@@ -97,7 +97,7 @@ class RemoteSampler:
     ) -> None:
         """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on."""
         self.policy, self.settings, self.folder, self.token = policy, servers, folder, token
-        self.servers = [Remote(url.rstrip("/")) for url in servers.url]
+        self.servers = [RemoteServer(url.rstrip("/")) for url in servers.url]
         self.temperature, self.max_running = temperature, max_running
         self.version = 0
         self.say: Callable[[str], None] = lambda _: None
@@ -157,7 +157,7 @@ class RemoteSampler:
         text = self.policy.decode(one.tokens)
         return Completion(tokens, logprobs, text, one.finish, version, one.sampling_mask)
 
-    def _present(self) -> list[Remote]:
+    def _present(self) -> list[RemoteServer]:
         return [s for s in self.servers if not s.lost and s.version == self.version]
 
     def _nobody(self) -> SamplersLost:
@@ -168,7 +168,7 @@ class RemoteSampler:
 
     # Asking
 
-    def _join(self, work: _Pass, servers: Sequence[Remote]) -> None:
+    def _join(self, work: _Pass, servers: Sequence[RemoteServer]) -> None:
         """Let servers work on a pass, each with as many groups at once as it has room for."""
         biggest = max((len(r.streams) for r in work.requests), default=1)
         lanes = max(1, self.max_running // biggest)
@@ -176,7 +176,7 @@ class RemoteSampler:
             for _ in range(min(lanes, len(work.requests))):
                 threading.Thread(target=self._lane, args=(server, work), daemon=True).start()
 
-    def _lane(self, server: Remote, work: _Pass) -> None:
+    def _lane(self, server: RemoteServer, work: _Pass) -> None:
         while (number := self._next(server, work)) is not None:
             try:
                 found = self._ask_for(server, work.requests[number], work.params)
@@ -189,7 +189,7 @@ class RemoteSampler:
                 return
             work.results.put((number, found))
 
-    def _next(self, server: Remote, work: _Pass) -> int | None:
+    def _next(self, server: RemoteServer, work: _Pass) -> int | None:
         """The next request; waits for one that comes back while others are still under way."""
         with work.changed:
             while not work.over and not server.lost:
@@ -198,7 +198,7 @@ class RemoteSampler:
                 work.changed.wait()
             return None
 
-    def _ask_for(self, server: Remote, request: Request, params: SamplingParams) -> list[Answer]:
+    def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
         """A group from a server. One that is busy is asked again, until the time of a request is over."""
         assert server.dialect is not None, "it has answered"
         ends = time.monotonic() + self.settings.timeout
@@ -216,10 +216,10 @@ class RemoteSampler:
             else:
                 return answers(server.dialect, reply, request, params, self._vocabulary, self.policy.end_ids)
 
-    def _ask(self, server: Remote, path: str, body: object = None, timeout: float = QUICK) -> object:
+    def _ask(self, server: RemoteServer, path: str, body: object = None, timeout: float = QUICK) -> object:
         return ask(server.url + path, body, self.token, timeout, MOST_BYTES)
 
-    def _leave_out(self, server: Remote, error: BaseException) -> None:
+    def _leave_out(self, server: RemoteServer, error: BaseException) -> None:
         if server.lost:
             return
         server.lost, server.version, server.tried = _reason(error), None, time.monotonic()
@@ -242,7 +242,7 @@ class RemoteSampler:
             same = all(s.dialect and s.dialect.streams and s.spread == 0 for s in self._present())
             self._exact = same and self.policy.bit_exact
 
-    def _return(self, now: bool = False) -> list[Remote]:
+    def _return(self, now: bool = False) -> list[RemoteServer]:
         """Servers that have the present weights and did not before."""
         due = [
             s
@@ -265,7 +265,7 @@ class RemoteSampler:
                 self.say(f"{server.url} takes part again, from version {self.version} on")
         return back
 
-    def _bring(self, server: Remote) -> None:
+    def _bring(self, server: RemoteServer) -> None:
         """Give a server the present weights and let it prove that it has them."""
         new = server.dialect is None or bool(server.lost)
         if new:
@@ -292,7 +292,7 @@ class RemoteSampler:
             raise Misbehaved(wrong)
         server.version = self.version
 
-    def _allowed(self, server: Remote) -> float:
+    def _allowed(self, server: RemoteServer) -> float:
         """Largest mean difference of log-probs, nats."""
         if self._exact:
             return 0.0
@@ -301,7 +301,7 @@ class RemoteSampler:
             return self.settings.tolerance
         return bound if server.spread is None else min(bound, max(FLOAT32, 10 * server.spread))
 
-    def _wrong(self, server: Remote) -> str:
+    def _wrong(self, server: RemoteServer) -> str:
         """What is wrong with a server's log-probs after it was given weights; empty: nothing."""
         allowed = self._allowed(server)
         off, at_one = self._off(server), 0.0
@@ -319,7 +319,7 @@ class RemoteSampler:
             f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights"
         )
 
-    def _off(self, server: Remote, scored_at: float | None = None) -> float:
+    def _off(self, server: RemoteServer, scored_at: float | None = None) -> float:
         """Mean difference between a server's log-probs and the policy's, nats, over some completions."""
         params = SamplingParams(PROBE_TOKENS, self.temperature)
         prompts, tokens, theirs = [], [], list[float]()

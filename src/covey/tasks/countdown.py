@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 
+from covey.rewards.contract import reward
 from covey.rewards.extract import tagged
-from covey.rewards.steps import calculated
+from covey.rewards.steps import calculated, score_steps
 from covey.tasks.generated import Task
+from covey.types import Score
+
+EQUATION = re.compile(r"(-?\d{1,6})([-+*])(-?\d{1,6})=(-?\d{1,9})(?!\d)")
 
 
 def countdown(rng: random.Random) -> dict[str, object]:
@@ -53,9 +58,26 @@ def compute(expression: str) -> int | None:
     return None if value is None else int(value)
 
 
+@reward(concurrent=True, verdict=False)
+def equations(completion: str, numbers: Sequence[int], token_ends: list[int]) -> Score:
+    """By step: 1 for a correct calculation with numbers that are left; its result is left for the next.
+
+    >>> equations("3+4=7 7*2=15", [2, 3, 4], []).value, equations("3+4=7 7*2=14", [2, 3, 4], []).value
+    (0.0, 1.0)
+    """
+    left, found, right = Counter(map(str, numbers)), list(EQUATION.finditer(completion)), []
+    for step in found:
+        first, sign, second, result = step.groups()
+        used = Counter([first, second])
+        right.append(float(used <= left and compute(f"({first}){sign}({second})") == int(result)))
+        left = left - used + Counter([result])
+    return score_steps([m.span() for m in found], right, token_ends, "min")
+
+
 COUNTDOWN = Task(
     "countdown",
     "reach a target with three numbers and + - *; any correct expression counts",
     countdown,
     ({reaches_target: 1.0}, {"answer_format": 0.1}),
+    (equations,),
 )

@@ -26,6 +26,8 @@ class Task:
     generate: Callable[[random.Random], dict[str, object]]
     rewards: tuple[object, ...]
     """What judges it unless the config says otherwise."""
+    steps: tuple[object, ...]
+    """What judges the steps of its reasoning, where the algorithm credits steps."""
 
 
 def problems(task: Task, split: Split, size: int) -> list[Problem]:

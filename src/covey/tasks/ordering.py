@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 
+from covey.rewards.contract import reward
+from covey.rewards.steps import score_steps
 from covey.tasks.generated import Task
+from covey.types import Score
+
+PICK = re.compile(r"(\d):(\d{1,5})(?!\d)")
 
 
 def ordering(rng: random.Random) -> dict[str, object]:
@@ -22,9 +28,26 @@ def ordering(rng: random.Random) -> dict[str, object]:
     }
 
 
+@reward(concurrent=True, verdict=False)
+def choices(completion: str, prompt: str, token_ends: list[int]) -> Score:
+    """By step: 1 for one that takes the smallest digit of what was left before it.
+
+    >>> choices("1:32 2:3", "sort 321=", []).value, choices("2:31 1:3", "sort 321=", []).value
+    (1.0, 0.0)
+    """
+    left = sorted(prompt.strip("sort ="))
+    found, right = list(PICK.finditer(completion)), []
+    for step in found:
+        taken, after = step[1], sorted(step[2])
+        right.append(float(bool(left) and taken == left[0] and after == left[1:]))
+        left = after
+    return score_steps([m.span() for m in found], right, token_ends, "min")
+
+
 ORDERING = Task(
     "ordering",
     "sort five digits, one choice at a time",
     ordering,
     ({"exact_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1}),
+    (choices,),
 )

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from covey.config.schema import Config
+from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import DataError
-from covey.rewards.audit import check_columns, check_references, rehearse
+from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
 from covey.tasks.source import Source
 
 
-def usable_problems(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: RunConsole) -> Source:
     """Check problems and rewards; say what a user should know of them, and leave out what cannot be used.
 
     Raises DataError or RewardError.
     """
+    config = loaded.config
     for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
         if value and not source.test:
             raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
@@ -46,7 +47,9 @@ def usable_problems(source: Source, rewards: Rewards, config: Config, console: R
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    rehearse(source.train[0], rewards)
+    tried = rehearse(source.train[0], rewards)
+    if config.method == "rl" and loaded.algorithm.credit == "step":
+        check_steps(tried, rewards, loaded.algorithm.advantage.name)
     train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
     test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
     for row, why in {**bad, **bad_too}.items():

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 
+from covey.rewards.contract import reward
+from covey.rewards.steps import score_steps
 from covey.tasks.generated import Task
+from covey.types import Score
+
+STEP = re.compile(r"(\d{1,6})\+(\d{1,6})=(\d{1,6})|<answer>(\d{1,6})</answer>")
 
 
 def worked(terms: list[int], modulus: int) -> dict[str, object]:
@@ -25,6 +31,32 @@ def worked(terms: list[int], modulus: int) -> dict[str, object]:
     }
 
 
+@reward(concurrent=True, verdict=False)
+def partial_sums(completion: str, prompt: str, token_ends: list[int], *, modulus: int = 1000) -> Score:
+    """By step: 1 for one that adds the next term to what was written before it; no mistake counts twice.
+
+    >>> partial_sums("<think>7+8=5 5+9=3</think><answer>3</answer>", "7+8+9=", [], modulus=10).metrics
+    {'steps': 3.0}
+    """
+    total, *terms = prompt.rstrip("=").split("+")
+    found = list(STEP.finditer(completion))
+    right = []
+    for step, term in zip(found, [*terms, None], strict=False):
+        first, second, result, answer = step.groups()
+        follows = (answer or first, second) == (total, term if answer is None else None)
+        right.append(float(follows and (answer is not None or adds_up(first, second, result, modulus))))
+        total = result
+    right += [0.0] * (len(found) - len(right))
+    if not found:  # nothing but one wrong step
+        return score_steps([(0, len(completion))], [0.0], token_ends, "min")
+    return score_steps([m.span() for m in found], right, token_ends, "min")
+
+
+def adds_up(first: str, second: str, result: str, modulus: int) -> bool:
+    """Whether the result is that of the sum, cut to what the task keeps of it."""
+    return (int(first) + int(second)) % modulus == int(result)
+
+
 def last_digit(rng: random.Random) -> dict[str, object]:
     """Four digits to add, each partial sum reduced to its last digit."""
     return worked([rng.randint(0, 9) for _ in range(4)], modulus=10)
@@ -37,6 +69,10 @@ def sums(rng: random.Random) -> dict[str, object]:
 
 REWARDS = ({"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
 LAST_DIGIT = Task(
-    "last_digit", "add four digits, keep the last digit of every partial sum", last_digit, REWARDS
+    "last_digit",
+    "add four digits, keep the last digit of every partial sum",
+    last_digit,
+    REWARDS,
+    ({partial_sums: {"modulus": 10}},),
 )
-SUMS = Task("sums", "add four numbers, partial sums written out", sums, REWARDS)
+SUMS = Task("sums", "add four numbers, partial sums written out", sums, REWARDS, (partial_sums,))

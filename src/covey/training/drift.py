@@ -15,6 +15,7 @@ import numpy as np
 
 from covey.batching import Batch, collate
 from covey.learner.learner import Learner
+from covey.models.policy import Policy
 from covey.types import Completion, Group, Problem, SamplingMask
 
 ONE_IN = 32
@@ -29,7 +30,7 @@ class Drift:
     folder: Path
     kept: Batch | None = None
 
-    def metrics(self, learner: Learner, temperature: float) -> dict[str, float]:
+    def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
         """`kl/start`, nats a completion; nothing before the first step is written down, or if it is gone."""
         self.kept = self.kept or first_completions(self.folder / "rollouts" / "step_000000")
         if self.kept is None:

@@ -31,6 +31,9 @@ class Warn:
 
 
 Action = Stop | Warn
+WORSE_THAN_NOTHING = -0.25
+"""Explained variance of a critic that is no longer only untrained or noisy."""
+LOST_STEPS = 5
 
 
 def judge_update(
@@ -72,6 +75,8 @@ def judge_step(
     kl = metrics.get("kl/completion_k1", math.nan)
     level = kl_level(kl, limits)
     actions += _on_kl(step, kl, level, memory.kl_level, limits)
+    lost, found = _on_values(step, metrics.get("value/explained_variance", math.nan), memory.lost_values)
+    actions += found
     entropy = metrics["entropy/sampled"]
     if entropy < limits.entropy_floor:
         actions.append(
@@ -81,7 +86,20 @@ def judge_step(
                 "train.lr"
             )
         )
-    return replace(memory, dead_steps=dead, kl_level=level), actions
+    return replace(memory, dead_steps=dead, kl_level=level, lost_values=lost), actions
+
+
+def _on_values(step: int, explained: float, before: int) -> tuple[int, list[Action]]:
+    """How many steps in a row a critic has been worse than a constant; a warning when they are five."""
+    lost = before + 1 if explained < WORSE_THAN_NOTHING else 0
+    if lost != LOST_STEPS:
+        return lost, []
+    text = (
+        f"step {step}: the critic has lost its way: for {lost} steps its values were further from the "
+        f"returns than any constant (explained variance {explained:.2g}). Lower algorithm.critic.lr, or let "
+        "it begin alone (algorithm.critic.warmup)"
+    )
+    return lost, [Warn(text, "critic diverges", {"explained_variance": explained})]
 
 
 def kl_level(kl: float, limits: Guards) -> int:

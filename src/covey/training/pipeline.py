@@ -201,6 +201,8 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     example = example_of([p.problem for p in run.test_set or run.train_set])
     with committed_folder(folder / "final") as final:
         save_policy(run.learner.policy, final)
+        if run.critic is not None:
+            run.critic.policy.model.save_pretrained(final / "critic")
         write_cards(final, Trained(run.loaded, run.state.step, verdict, evaluations, example))
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 
 import torch
-from torch import Tensor
 
 from covey.advantage import with_advantages
-from covey.batching import Batch, MicroBatch, collate, minibatches, select_tokens
+from covey.batching import Batch, collate, minibatches, select_tokens
 from covey.config.contradictions import updates_of
 from covey.config.schema import Config
-from covey.learner.learner import Learner
+from covey.learner.learner import Learner, Objective
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
-from covey.metrics import report_step, step_metrics
-from covey.models.logprobs import TokenScores
+from covey.metrics import Updated, report_step, step_metrics
+from covey.models.policy import Policy
+from covey.models.value_head import ValueModel
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
-from covey.objective.diagnostics import TokenStats, token_stats
-from covey.objective.loss import policy_loss
+from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts
-from covey.training.run import Run
+from covey.training.objectives import PolicyObjective, ValueObjective, ValueStats
+from covey.training.run import AnyLearner, Run
 from covey.types import Group
 
 
 def train(run: Run) -> None:
     """Do the steps that are left. A stop request surfaces as Stopped between updates."""
-    config, algorithm, learner, journal = run.loaded.config, run.loaded.algorithm, run.learner, run.journal
+    config, algorithm, journal = run.loaded.config, run.loaded.algorithm, run.journal
     source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed)
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     old = old_logprob_source(algorithm, run.sampler, updates_of(config))
@@ -40,61 +40,63 @@ def train(run: Run) -> None:
         journal.console.doing("updating")
         now = run.state.coefficients
         with journal.clock("prepare"):
-            batch = prepare(rollout.groups, learner, algorithm, config, old, now, step)
-        objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
-        stats, norms = list[TokenStats](), list[float]()
+            batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, step, run.critic)
         with journal.clock("update"):
-            for minibatch in updates(batch, algorithm, config, old, step):
-                seen = learner.forward_backward(minibatch, objective)
-                norms.append(run.update(step, minibatch, [float(s.loss) for s in seen]))
-                stats += seen if isfinite(norms[-1]) else []
-        run.sampler.sync(learner)
+            done = update(run, batch, old, step)
+        run.sampler.sync(run.learner)
         run.advance(step + 1, rollout.position)
-        metrics = step_metrics(step, rollout, batch, stats, norms, algorithm, now, config.train) | run.moved()
-        report_step(journal, step, rollout, batch, stats, metrics, config, algorithm)
+        metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
+        report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
         run.follow(step, metrics, [*rollout.groups, *rollout.filtered], signal=bool(batch.advantages.any()))
-        refresh(learner, algorithm, updates=sum(norm > 0 for norm in norms))
+        refresh(run.learner, algorithm, updates=sum(norm > 0 for norm in done.norms))
         if run.evaluate_and_save():
             break
 
 
-@dataclass(frozen=True)
-class PolicyObjective:
-    """The algorithm's loss, with the coefficients of the step."""
+def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
+    """The optimizer steps on a rollout batch, those of a critic of its own on the same minibatches."""
+    done, algorithm, config = Updated(), run.loaded.algorithm, run.loaded.config
+    jobs = list(learners_of(run, step, done))
+    for minibatch in updates(batch, algorithm, config, old, step):
+        for learner, objective, norms in jobs:
+            seen = learner.forward_backward(minibatch, objective)
+            norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen]))
+            done.stats += [s for s in seen if isinstance(s, TokenStats) and isfinite(norms[-1])]
+    return done
 
-    algorithm: Algorithm
-    temperature: float
-    max_tokens: int
-    coefficients: Coefficients
 
-    @property
-    def skips_idle(self) -> bool:
-        """Whether completions without an advantage have no gradient."""
-        return self.algorithm.skips_idle
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether the KL is exact, over the whole vocabulary."""
-        return "full_kl" in self.algorithm.needs
-
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
-        """A micro-batch's share of the loss, and its token statistics."""
-        inputs, now = micro.loss_inputs(scores), self.coefficients
-        loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
-        return loss.total, replace(token_stats(self.algorithm, inputs, loss), origin=micro.rows.origin)
+def learners_of(
+    run: Run, step: int, done: Updated
+) -> Iterator[tuple[AnyLearner, Objective[TokenStats | ValueStats], list[float]]]:
+    """Who learns in a step, what from, and where its gradient norms go. A policy may wait for its critic."""
+    algorithm, rollout, head = run.loaded.algorithm, run.loaded.config.rollout, run.learner.policy.value
+    critic = algorithm.critic
+    values = None if critic is None else ValueObjective(critic, rollout.max_tokens)
+    waits = critic is not None and step < critic.warmup
+    if critic is not None and head is not None:
+        head.pull = 0.0 if waits else critic.pull
+    if not waits:
+        also = None if head is None else values
+        temperature, now = rollout.temperature, run.state.coefficients
+        yield run.learner, PolicyObjective(algorithm, temperature, rollout.max_tokens, now, also), done.norms
+    if values is not None and (waits or head is None):
+        yield run.critic or run.learner, values, done.value_norms
 
 
 def prepare(
     groups: Sequence[Group],
-    learner: Learner,
+    learner: Learner[Policy],
     algorithm: Algorithm,
     config: Config,
     old: OldLogprobs,
     coefficients: Coefficients,
     step: int,
+    critic: Learner[ValueModel] | None = None,
 ) -> Batch:
-    """Groups -> the batch to train on: advantages and every frozen log-prob the algorithm needs."""
+    """Groups -> the batch to train on: advantages and every frozen number the algorithm needs."""
     batch, temperature = collate(groups, config.rollout.mask_truncated), config.rollout.temperature
+    if algorithm.critic is not None:
+        batch = replace(batch, values=(critic or learner).score(batch, temperature).values)
     if old is OldLogprobs.RECOMPUTED or algorithm.needs & {"old_entropy", "old_collision"}:
         scores = learner.score(batch, temperature)
         batch = replace(
@@ -128,7 +130,7 @@ def updates(
             unmoved = False
 
 
-def refresh(learner: Learner, algorithm: Algorithm, updates: int) -> None:
+def refresh(learner: Learner[Policy], algorithm: Algorithm, updates: int) -> None:
     """Move the reference to the policy when a multiple of ``kl.refresh_every`` updates has been passed."""
     kl, reference, done = algorithm.kl, learner.reference, learner.version
     if kl is None or kl.refresh_every is None or reference is None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -23,6 +24,8 @@ from covey.kernels.calls import products
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.machine import available_cpus, idle_cpus
+from covey.models.policy import Policy
+from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
@@ -57,12 +60,15 @@ class RunOptions:
 DEFAULTS = RunOptions()
 
 
+AnyLearner: TypeAlias = Learner[Policy] | Learner[ValueModel]
+
+
 @dataclass
 class Run:
     """What the loops work with."""
 
     loaded: Loaded
-    learner: Learner
+    learner: Learner[Policy]
     sampler: Sampler
     rewards: Rewards
     train_set: list[Prompted]
@@ -72,6 +78,8 @@ class Run:
     watchdog: Watchdog
     options: RunOptions = field(default_factory=RunOptions)
     state: State = field(default_factory=State)
+    critic: Learner[ValueModel] | None = None
+    """A network for values, where the algorithm learns them apart from the policy."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.journal.folder, settings_of(self.loaded))
@@ -92,16 +100,16 @@ class Run:
         self.stop.check()
         self.journal.console.sampling(done, total, what)
 
-    def update(self, step: int, minibatch: Batch, losses: Sequence[float]) -> float:
-        """Apply the accumulated gradient and return its norm.
+    def update(self, learner: AnyLearner, step: int, minibatch: Batch, losses: Sequence[float]) -> float:
+        """Apply a learner's accumulated gradient and return its norm.
 
         If it or the loss is not finite nothing is applied, the batch is kept for a look, and NaN is
         returned. Raises GuardStop after ``guards.bad_updates`` of these in a row.
         """
-        config, learner, faults = self.loaded.config, self.learner, self.options.faults
+        config, faults = self.loaded.config, self.options.faults
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
-        norm = learner.step(learning_rate(step, config.train)) if math.isfinite(loss) else math.nan
+        norm = learner.step(learning_rate(step, learner.train)) if math.isfinite(loss) else math.nan
         faults.in_weights(learner.optimizer.masters)
         if not math.isfinite(norm):
             norm, name = math.nan, f"step_{step:06d}_{self.state.guards.bad_updates}"
@@ -110,7 +118,7 @@ class Run:
             self.journal.event(step, "update skipped", loss=loss, batch=name)
             learner.clear()
         memory, stop = judge_update(math.isfinite(norm), self.state.guards, config.guards, step)
-        self.state = replace(self.state, guards=memory, updates=learner.version)
+        self.state = replace(self.state, guards=memory, updates=self.learner.version)
         if stop is not None:
             raise GuardStop(stop.why)
         return norm
@@ -214,6 +222,7 @@ class Run:
                 train.keep,
                 self.options.faults,
                 self._moves_reference,
+                self.critic,
             )
 
     def restore(self) -> bool:
@@ -224,7 +233,7 @@ class Run:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
         logged = Logged()
         if checkpoint is not None:
-            saved = load_checkpoint(checkpoint, self.learner, self._moves_reference)
+            saved = load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
             self.state, logged = saved.state, saved.logged
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds

@@ -21,6 +21,7 @@ from covey.learner.process import set_process
 from covey.models.load import device_memory, load_policy
 from covey.models.policy import Policy
 from covey.models.reference import Reference
+from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
 from covey.prompts import Prompted, encode, texts_of, unseen_by_model
 from covey.rewards.base import load_rewards
@@ -59,7 +60,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         LEARNED,
         options.faults.around,
     )
-    source = usable_problems(source, rewards, config, console)
+    source = usable_problems(source, rewards, loaded, console)
     set_process(config)
     follow_products(config)
     policy = load_policy(loaded, texts_of(source, config))
@@ -67,16 +68,13 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
     for note in unseen_by_model(policy, [*source.train, *source.test], config):
         console.say(note, "yellow")
-    if "steps" in algorithm.needs and len(rewards) > 1:
-        console.say(
-            f"{algorithm.advantage.name} learns from step rewards alone; rewards without steps are "
-            "measured, not trained on"
-        )
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
+    critic = load_critic(policy, loaded)
+    pace = algorithm.critic.lr / config.train.lr if algorithm.critic and config.train.lr else 1.0
     run = Run(
         loaded=loaded,
-        learner=Learner(policy, config.train, reference),
+        learner=Learner(policy, config.train, reference, head=policy.value, pace=pace),
         sampler=_sampler(policy, config, train_set, options),
         rewards=rewards,
         train_set=train_set,
@@ -86,6 +84,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
         state=State(coefficients=first_coefficients(algorithm)),
+        critic=critic,
     )
     try:
         connect(run)
@@ -94,6 +93,23 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         run.journal.folder.close()
         raise
     return run
+
+
+def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
+    """The critic that the algorithm asks for; None where it is a head on the policy, or nothing.
+
+    Raises ConfigError for a model that cannot be it.
+    """
+    config, critic = loaded.config, loaded.algorithm.critic
+    if critic is None or config.method != "rl":
+        return None
+    if critic.trunk == "policy":
+        add_value_head(policy)
+        return None
+    model = load_value_model(critic.model, loaded.folder, policy) if critic.model else begun_from(policy)
+    if model.decoder is not None:
+        model.decoder.recompute = config.train.recompute_layers
+    return Learner(model, config.train.model_copy(update={"lr": critic.lr}))
 
 
 def connect(run: Run) -> None:
@@ -117,6 +133,8 @@ def connect(run: Run) -> None:
         run.journal.event(run.state.step, "sampling server", because=what)
 
     run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
+    if run.critic is not None:
+        run.critic.before_micro_batch, run.critic.when_halved = before_micro_batch, when_halved
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
     if isinstance(run.sampler, RemoteSampler):
@@ -148,14 +166,18 @@ def plan_memory(run: Run) -> dict[str, int]:
     device = learner.policy.device
     shape, there = shape_of(learner.policy), device_memory(device)
     copied = learner.reference is not None and learner.reference.has_weights
-    program = program_bytes(device, shape.parameters * shape.number * (1 + copied))
+    models = 1 + copied + (run.critic is not None)
+    program = program_bytes(device, shape.parameters * shape.number * models)
     longest = max(len(p.tokens) for p in run.train_set)
-    expect = partial(forecast, shape, config, longest, reference=copied, program=program)
+    critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
+    expect = partial(forecast, shape, config, longest, reference=copied, program=program, critic=critic)
     wanted = config.train.tokens_per_micro_batch
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     again = before.get("configured") == wanted
     tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
     learner.micro_tokens = tokens
+    if run.critic is not None:
+        run.critic.micro_tokens = tokens
     roles = expect(tokens)
     total = sum(roles.values())
     parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)

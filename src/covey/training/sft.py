@@ -30,7 +30,7 @@ def train(run: Run) -> None:
         batch = supervised_batch([p.tokens for p in chosen], answers)
         with journal.clock("update"):
             losses = learner.forward_backward(batch, NegativeLogLikelihood())
-            norm = run.update(step, batch, losses)
+            norm = run.update(learner, step, batch, losses)
         run.sampler.sync(learner)
         total = math.fsum(losses)
         run.advance(step + 1)

@@ -104,6 +104,8 @@ def _group_data(rewards: Tensor, lengths: Sequence[int], greedy: float | None) -
         greedy_reward=greedy,
         old_logprobs=None,
         old_collision=None,
+        token_rewards=torch.zeros(mask.shape, dtype=torch.float64),
+        values=None,
     )
 
 
@@ -178,10 +180,10 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
     longest = max(map(len, values))
     given = [StepRewards(row, range(len(row))) for row in values]
     mask = torch.arange(longest) < torch.tensor([len(row) for row in values])[:, None]
-    none = torch.zeros(len(values), dtype=torch.float64)
+    none, one = torch.zeros(1, len(values), dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     every = torch.tensor([v for row in values for v in row], dtype=torch.float64)
     credited = {
-        how: process_zscore(none, mask, given, credit=how, ddof=0, eps=0.0).tolist()
+        how: process_zscore(none, one, mask, [given], credit=how, ddof=0, eps=0.0).tolist()
         for how in ("own_step", "sum_to_go", "min_form")
     }
     return {"mean": float(every.mean()), "std": float(standard_deviation(every, 0)), "credits": credited}

@@ -28,6 +28,7 @@ QUANTITIES = {
     "kl": "KL to the reference by k3, nats",
     "entropy": "entropy of the policy at this token, nats",
     "value": "mean reward of the completions that share the text up to here",
+    "critic": "what the critic expected before this token",
 }
 """What a token can be coloured by."""
 
@@ -50,6 +51,7 @@ def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
         else k3(torch.from_numpy(arrays["ref_log_ratios"])).numpy(),
         "entropy": arrays.get("entropies"),
         "value": _values_of_prefixes(log, places, sample),
+        "critic": arrays.get("values"),
     }
     return {
         "row": {k: v for k, v in row.items() if k != "prompt"},

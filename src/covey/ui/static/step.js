@@ -73,6 +73,6 @@ function completion(run, step, g, c, largest) {
     components.length ? h("table", { class: "parts" }, h("caption", { class: "sr" }, "Rewards by function"), h("tbody", {}, components.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, written(name)), h("td", {}, num(value, 2)),
       h("td", { class: "muted" }, g.weights[name] === undefined ? "" : ["× ", fmt(g.weights[name], 2)]),
       h("td", { class: "muted" }, written([c.status?.[name] && c.status[name] !== "ok" ? c.status[name] : "", c.extracted?.[name] ? `read ${c.extracted[name]}` : ""].filter(Boolean).join(", "))))))) : null,
-    c.steps?.length ? h("p", { class: "steps" }, h("span", { class: "label" }, "steps"), c.steps.map(([a, b, v]) => h("span", { class: "chip", title: `tokens ${a} to ${b - 1}` }, num(v, 2, true)))) : null,
+    Object.entries(c.steps ?? {}).filter(([, steps]) => steps.length).map(([name, steps]) => h("p", { class: "steps" }, h("span", { class: "label" }, `steps, ${name}`), steps.map(([a, b, v]) => h("span", { class: "chip", title: `tokens ${a} to ${b - 1}` }, num(v, 2, true))))),
     prose(c.completion, { class: "text" }));
 }

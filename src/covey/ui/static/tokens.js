@@ -21,7 +21,7 @@ export async function tokenPage(run, step, group, sample, focus) {
   const shown = { ...found.quantities, ...(clip ? { clip: "what the clip rule, a mask or a token weight did" } : {}) };
   let quantity = ["applied", "advantage"].find((q) => values[q]?.some((v) => v)) ?? "logprob";
   let current = Math.min(Number(focus) || 0, Math.max(ids.length - 1, 0));
-  const starts = new Set((row.steps ?? []).map(([a]) => a));
+  const starts = new Set(Object.values(row.steps ?? {}).flat().map(([a]) => a));
   const spans = ids.map((id, t) => h("span", { class: `tok ${starts.has(t) ? "begins" : ""}`, "data-t": t, role: "option", id: `t${t}` }, piece(t)));
   const text = h("div", { class: "tokens", tabindex: "0", role: "listbox", "aria-label": "The tokens of this completion; arrows move", onkeydown: key, onclick: (e) => move(e.target.closest(".tok")), onpointerover: (e) => move(e.target.closest(".tok"), false) }, spans);
   const panel = h("aside", { class: "panel", "aria-live": "polite" }), legend = h("div", { class: "legend" }), drawing = h("div", { class: "along" });

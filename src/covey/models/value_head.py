@@ -1,0 +1,148 @@
+"""Values of prefixes: a scalar head, on the policy's trunk or on a network of its own.
+
+M predictions of packed tokens have M values: each is the value of what was read before the token.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from covey.errors import ConfigError, out_of_memory
+from covey.models.forward import Decoder, hidden_states, supported
+from covey.models.linear import ValueHead
+from covey.models.load import source_of
+from covey.models.logprobs import TokenScores
+from covey.models.packing import Packed
+from covey.models.policy import Policy
+from covey.models.pretrained import LOADING, pretrained, unreachable
+
+
+class ValueModel:
+    """A network of its own: a token classifier of transformers with one output."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model.eval()
+        self.decoder = Decoder(model) if supported(model) else None
+        self.head = scalar_head(model)
+        self.head.float()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.weight.device
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters."""
+        return list(self.model.parameters())
+
+    def unsaved(self) -> dict[str, Tensor]:
+        """Weights by name that no model folder of a checkpoint has: all of them."""
+        return dict(self.model.named_parameters())
+
+    def score(self, packed: Packed, *_: object) -> TokenScores:
+        """The value before every predicted token, (M,); it predicts no tokens, so all else is 0."""
+        states = hidden_states(self.decoder, packed, self._states)
+        values = F.linear(states.float(), self.head.weight, self.head.bias)[:, 0]
+        nothing = torch.zeros_like(values)
+        return TokenScores(nothing, nothing, nothing, nothing, values)
+
+    def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
+        """(N, S) padded tokens through the Hugging Face modules -> (N, S, D)."""
+        out = self.model.base_model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
+        return out.last_hidden_state
+
+
+def scalar_head(model: PreTrainedModel) -> nn.Linear:
+    """The linear layer that a classifier with one output ends with."""
+    heads = [m for m in model.children() if isinstance(m, nn.Linear) and m.out_features == 1]
+    if len(heads) != 1:
+        raise ConfigError(f"critic: {type(model).__name__} does not end with one linear layer of one output")
+    return heads[0]
+
+
+def add_value_head(policy: Policy) -> None:
+    """Let the policy's own hidden states give values, too. Raises ConfigError where they are out of reach."""
+    if not policy.plain_head:
+        raise ConfigError(
+            f"algorithm.critic.trunk policy: {policy.model.config.model_type} changes its hidden states on "
+            "the way to its logits; use trunk own"
+        )
+    policy.value = ValueHead(policy.model.config.hidden_size, policy.device)
+
+
+def begun_from(policy: Policy) -> ValueModel:
+    """A copy of the policy's trunk, adapters merged, under a head that is 0."""
+    plain: PreTrainedModel = policy.model
+    if policy.adapter is not None:
+        plain = copy.deepcopy(policy.adapter).merge_and_unload()
+    return _on_trunk(plain, None)
+
+
+def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
+    """The value model of a folder or hub id: a classifier with one output, as reward models are, or a trunk.
+
+    Raises ConfigError for a model with another head or another vocabulary than the policy's.
+    """
+    loaders = {
+        "ForSequenceClassification": AutoModelForSequenceClassification,
+        "ForTokenClassification": AutoModelForTokenClassification,
+        "ForCausalLM": AutoModelForCausalLM,
+    }
+    try:
+        source = source_of(name, folder)
+        here = {"local_files_only": unreachable(source)}
+        kinds = AutoConfig.from_pretrained(source, trust_remote_code=False, **here).architectures or ["?"]
+        loader = next((v for end, v in loaders.items() if kinds[0].endswith(end)), None)
+        if loader is None:
+            raise ConfigError(f"{kinds[0]} is no classifier and no causal language model")
+        model = pretrained(loader, source, dtype=policy.model.dtype, **here)
+    except Exception as error:  # a damaged folder makes the libraries fail in any way
+        if out_of_memory(error):
+            raise
+        raise ConfigError(f"algorithm.critic.model: {name!r}: {str(error).strip()[:500]}") from None
+    if model.config.vocab_size != policy.model.config.vocab_size:
+        raise ConfigError(
+            f"algorithm.critic.model: {name!r} has {model.config.vocab_size} tokens and the policy "
+            f"{policy.model.config.vocab_size}; a critic reads the policy's own tokens, so it is of its "
+            "family"
+        )
+    causal = loader is AutoModelForCausalLM
+    if not causal and model.config.num_labels != 1:
+        raise ConfigError(
+            f"algorithm.critic.model: {name!r} gives {model.config.num_labels} numbers, not one"
+        )
+    return _on_trunk(model.to(policy.device), None if causal else scalar_head(model))
+
+
+def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None) -> ValueModel:
+    """A token classifier with the weights of a model's trunk and of a head, or a head that is 0."""
+    config = copy.deepcopy(plain.config)
+    config.num_labels = 1
+    try:
+        with LOADING, torch.random.fork_rng(devices=[]):
+            model = AutoModelForTokenClassification.from_config(config, dtype=plain.dtype)
+    except ValueError as error:
+        raise ConfigError(
+            f"algorithm.critic.trunk own: transformers has no token classifier of {config.model_type}; use "
+            f"trunk policy ({str(error)[:100]})"
+        ) from None
+    model.base_model.load_state_dict(plain.base_model.state_dict())
+    made = ValueModel(model.to(plain.device).requires_grad_(True))
+    with torch.no_grad():
+        made.head.weight.copy_(0.0 * made.head.weight if head is None else head.weight)
+        if made.head.bias is not None:
+            made.head.bias.copy_(0.0 * made.head.bias if head is None or head.bias is None else head.bias)
+    return made

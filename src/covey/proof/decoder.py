@@ -1,0 +1,72 @@
+"""The model once more: a decoder of the Llama family in float64, one sequence at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from covey.proof.formulas import AxisSettings
+
+NamedWeights = dict[str, Tensor]
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean x^2 + eps) * weight."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def rotated(x: Tensor, base: float) -> Tensor:
+    """Rotary positions: halves of each head turned by position * base^(-2i/E). (T, H, E)."""
+    length, _, width = x.shape
+    angle = torch.arange(length)[:, None] * base ** (-torch.arange(0, width, 2).double() / width)
+    cos, sin = (torch.cat([f(angle)] * 2, -1)[:, None] for f in (torch.cos, torch.sin))
+    turned = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
+    return x * cos + turned * sin
+
+
+def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int]) -> Tensor:
+    """(T,) ids -> (T, V)."""
+    head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
+    return states(w, model, tokens) @ w[head].T
+
+
+def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int]) -> Tensor:
+    """A decoder of the Llama family on one sequence. (T,) ids -> (T, D)."""
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        out = x @ effective(w, f"{name}.weight").T
+        return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
+
+    eps, heads, groups = model["rms_norm_eps"], model["num_attention_heads"], model["num_key_value_heads"]
+    width = model.get("head_dim") or model["hidden_size"] // heads
+    hidden = torch.full((len(tokens), len(tokens)), -math.inf, dtype=torch.float64).triu(1)
+    x = w["model.embed_tokens.weight"][torch.tensor(tokens)]
+    for i in range(model["num_hidden_layers"]):
+        layer = f"model.layers.{i}."
+        h = normed(x, w[layer + "input_layernorm.weight"], eps)
+        q, k, v = (linear(h, f"{layer}self_attn.{n}_proj").view(len(tokens), -1, width) for n in "qkv")
+        if layer + "self_attn.q_norm.weight" in w:
+            q = normed(q, w[layer + "self_attn.q_norm.weight"], eps)
+            k = normed(k, w[layer + "self_attn.k_norm.weight"], eps)
+        q, k = rotated(q, rotary_base(model)), rotated(k, rotary_base(model))
+        k, v = (t.repeat_interleave(heads // groups, 1) for t in (k, v))
+        weight = (torch.einsum("ahe,bhe->hab", q, k) / math.sqrt(width) + hidden).softmax(-1)
+        x = x + linear(torch.einsum("hab,bhe->ahe", weight, v).flatten(1), f"{layer}self_attn.o_proj")
+        h = normed(x, w[layer + "post_attention_layernorm.weight"], eps)
+        gate, up = linear(h, layer + "mlp.gate_proj"), linear(h, layer + "mlp.up_proj")
+        x = x + linear(gate * gate.sigmoid() * up, layer + "mlp.down_proj")
+    return normed(x, w["model.norm.weight"], eps)
+
+
+def effective(w: NamedWeights, name: str) -> Tensor:
+    """A weight with its low-rank update, where there is one: W + scale * B A."""
+    a, b = name.replace(".weight", ".lora_A"), name.replace(".weight", ".lora_B")
+    return w[name] + w["lora_scale"] * (w[b] @ w[a]) if a in w else w[name]
+
+
+def rotary_base(model: AxisSettings) -> float:
+    """The base of the rotary angles, wherever a version of the format writes it."""
+    return float((model.get("rope_parameters") or model).get("rope_theta", 10_000.0))

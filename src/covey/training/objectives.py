@@ -1,0 +1,73 @@
+"""What a reinforcement step trains, and on what: the policy's loss, a critic's, who learns from which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from covey.batching import MicroBatch
+from covey.models.logprobs import TokenScores
+from covey.objective.algorithms import Algorithm
+from covey.objective.controllers import Coefficients
+from covey.objective.diagnostics import TokenStats, token_stats
+from covey.objective.loss import policy_loss
+from covey.objective.value import Critic, value_loss
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The algorithm's loss, with the coefficients of the step."""
+
+    algorithm: Algorithm
+    temperature: float
+    max_tokens: int
+    coefficients: Coefficients
+    values: ValueObjective | None = None
+    """Of a critic on the policy's own hidden states."""
+
+    @property
+    def skips_idle(self) -> bool:
+        """Whether completions without an advantage have no gradient."""
+        return self.algorithm.skips_idle
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the KL is exact, over the whole vocabulary."""
+        return "full_kl" in self.algorithm.needs
+
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, TokenStats]:
+        """A micro-batch's share of the loss, and its token statistics."""
+        inputs, now = micro.loss_inputs(scores), self.coefficients
+        loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
+        if self.values is not None:
+            loss = replace(loss, total=loss.total + self.values(micro, scores)[0])
+        return loss.total, replace(token_stats(self.algorithm, inputs, loss), origin=micro.rows.origin)
+
+
+class ValueStats(NamedTuple):
+    """What a critic's update saw of a micro-batch."""
+
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class ValueObjective:
+    """A critic's loss: the mean over tokens of the distance from value to target."""
+
+    critic: Critic
+    max_tokens: int
+    temperature: float = 1.0
+    skips_idle: bool = False
+    needs_reference: bool = False
+
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:
+        """A micro-batch's share of the loss, and its value."""
+        rows = micro.rows
+        assert scores.values is not None and rows.values is not None and rows.targets is not None
+        values = micro.packed.unpack(scores.values)
+        old, targets, mask = (x.to(values.device) for x in (rows.values, rows.targets, rows.mask))
+        each = value_loss(values, old, targets, clip_value=self.critic.clip)
+        loss = each.where(mask, 0.0).sum() / micro.totals.tokens
+        return loss, ValueStats(loss.detach())
