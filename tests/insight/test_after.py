@@ -63,6 +63,7 @@ def test_show_repeats_what_the_run_has_found(runs, capsys) -> None:
     record = {
         "id": "dead",
         "step": 2,
+        "severity": "note",
         "sentence": "75 % tie",
         "remedy": "rollout.group_size: 16",
         "advice": "",

@@ -12,6 +12,8 @@ import pytest
 from covey.cli import main
 from covey.insight.devices import DEVICES, device_named
 from covey.insight.plan import seconds
+from covey.models.policy import save_policy
+from tests.conftest import policy_of
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"\| (\S.*?) \| ([\d.]+) \| [^|]+ \| ([\d.]+) \|")
@@ -78,6 +80,18 @@ def test_a_preview_gives_lengths_and_dead_groups(config: Path, tmp_path: Path, c
     previewed.write_text(json.dumps({"length": {"mean": 20.5}, "dead": {"4": {"value": 0.25}}}))
     found = out(capsys, config, "--device", "l4", "--preview", previewed)
     assert found["assumed"] == {"length": 20.5, "dead": 0.25, "source": f"as {previewed} measured them"}
+
+
+def test_of_a_model_only_the_shape_is_read(config: Path, tmp_path: Path, capsys) -> None:
+    save_policy(policy_of("qwen3"), tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()
+    words = (config, "--device", "h100", "--model", tmp_path / "model", "--rollout.max_tokens", 16)
+    found = out(capsys, *words)["memory"]
+    parameters = sum(p.numel() for p in policy_of("qwen3").model.parameters())
+    assert found["weights"] == 2 * parameters
+    assert found["optimizer"] == (8 + 4) * parameters
+    adapters = out(capsys, *words, "--lora.rank", 2)["memory"]
+    assert adapters["optimizer"] < found["optimizer"] / 4
 
 
 def test_what_does_not_fit_is_said(config: Path, tmp_path: Path, capsys) -> None:

@@ -69,17 +69,8 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
 
 
 def findings(stage: Path) -> list[str]:
-    """What the run itself has noted, in words; of one that noted nothing, what stands out in its metrics."""
-    noted = read_stream(stage, "findings.jsonl")
-    if noted:
-        return [_finding(record) for record in noted]
-    return [str(remark) for remark in explain_run(stage)[-1]]
-
-
-def _finding(record: ShownRecord) -> str:
-    remedies = " or ".join(str(record[k]) for k in ("remedy", "advice") if record.get(k))
-    said = f"step {record['step']}: {record.get('sentence', '')}"
-    return f"{said}. Try: {remedies}" if remedies else said
+    """What the run has found, in words; of one that wrote nothing down, what its records give."""
+    return [f"step {finding.step}: {finding}" for finding in explain_run(stage)[-1]]
 
 
 def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:

@@ -87,10 +87,10 @@ def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(shape, trust_remote_code=False)
-            return with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(f"model: {config.model!r}: its shape cannot be read: {reason[:300]}") from None
+    return with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
 
 
 def source_of(name: str, folder: Path) -> str:
