@@ -13,6 +13,7 @@ import torch
 
 from covey.objective.advantages import group_centered, group_zscore, leave_one_out
 from covey.runs.folder import RunFolder
+from covey.runs.rollouts import read_rollouts
 from covey.ui import lab
 from covey.ui.copy import write_copy
 from covey.ui.drawings import lab_texts
@@ -205,7 +206,7 @@ def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
             "all => all.map(r => [r.cells[0].textContent, r.querySelector('.num').dataset.value])",
         )
     }
-    archive = np.load(site.root / "one" / "rollouts" / "step_000000.npz")
+    archive = read_rollouts(site.root / "one", 0).arrays
     place = int(archive["ends"][0]) + 2
     expected = {
         "log-prob": "logprobs",
