@@ -267,6 +267,10 @@ class Config(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Of the weights; auto: float32 on CPU, bfloat16 on GPU."
     )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Of the layers' products on a CPU whose weights are float32; auto: float32.",
+    )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
     threads: int = Field(
         0,
@@ -287,6 +291,9 @@ class Config(Section):
     train: Train = Train()
     eval: Eval = Eval()
     guards: Guards = Guards()
+    tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = Field(
+        None, description="Who gets a copy of all numbers; offline. The run folder has them anyway."
+    )
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
     stages: tuple[dict[str, object], ...] = Field(
         (), description="A pipeline: each stage overrides this config and starts from the last model."

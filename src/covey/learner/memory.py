@@ -55,7 +55,7 @@ def shape_of(policy: Policy) -> Shape:
         head=getattr(config, "head_dim", None) or config.hidden_size // queries,
         inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         number=parameters[0].element_size(),
-        exact=policy.bit_exact,
+        exact=policy.decoder is not None and policy.decoder.ops.compiled,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -20,6 +21,7 @@ from covey.config.load import Loaded
 from covey.config.schema import Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
 from covey.machine import available_memory
+from covey.models.forward import supported
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
@@ -48,7 +50,14 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         model, tokenizer = _pretrained(config.model, loaded.folder)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
-    policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
+    precision = torch.bfloat16 if config.precision == "bfloat16" else None
+    if precision is not None and (config.lora or not supported(model)):
+        raise ConfigError("precision: bfloat16 is for full weights of the families in our own forward")
+    policy = (
+        with_lora(model, tokenizer, config.lora)
+        if config.lora
+        else Policy(model, tokenizer, precision=precision)
+    )
     if not policy.end_ids:
         raise ConfigError(
             f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
@@ -64,6 +73,24 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     if loaded.checkpoint is not None:
         policy.load_weights(loaded.checkpoint)
     return policy
+
+
+def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
+    """The policy that a config asks for without its weights: shapes and tokenizer. Raises as load_policy."""
+    config = loaded.config
+    if isinstance(config.model, GivenModel) or config.model == "tiny":
+        return load_policy(loaded, texts)
+    source = source_of(config.model, loaded.folder)
+    cached = unreachable(source)
+    try:
+        tokenizer = pretrained_tokenizer(source, local_files_only=cached)
+        shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=False)
+            return with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ConfigError(f"model: {config.model!r}: its shape cannot be read: {reason[:300]}") from None
 
 
 def source_of(name: str, folder: Path) -> str:

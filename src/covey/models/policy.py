@@ -30,18 +30,26 @@ class Policy:
     """A model that is sampled from and trained.
 
     ``model`` is the Hugging Face module, with LoRA layers in place if there are any; ``adapter``
-    is peft's wrapper of it or None. Architectures that ``Decoder`` knows run through it, others
+    is peft's wrapper of it or None. ``precision`` is that of the layers' products, if it is not the
+    weights' own. Architectures that ``Decoder`` knows run through it, others
     through their Hugging Face modules.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, adapter: PeftModel | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        adapter: PeftModel | None = None,
+        precision: torch.dtype | None = None,
     ) -> None:
         self.model = model.eval()  # no dropout: the sampled distribution is the trained one
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
-        self._head = FusedLinear(model.get_output_embeddings())
+        self._head = FusedLinear(model.get_output_embeddings(), rounds=False)
+        self.precision = precision
+        if precision is not None and self.decoder is not None:
+            self.decoder.multiply_in(precision)
         self.end_ids = end_ids(model, tokenizer)
         self._plain_head = self.decoder is not None or self._head_explains_logits()
 
@@ -121,7 +129,7 @@ class Policy:
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
         hidden = self.hidden(packed)
-        if self.bit_exact and reference is None:
+        if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             return score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
         return score_tokens(hidden, self.head, packed.targets, temperature, reference, packed.sampling_mask)
 

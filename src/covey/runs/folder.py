@@ -241,6 +241,12 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
     return records
 
 
+def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
+    """The numbers of each record of a stream, by name. Raises as read_stream."""
+    records = read_stream(folder, stream)
+    return [{k: float(v) for k, v in record.items() if isinstance(v, float | int)} for record in records]
+
+
 def _record(line: bytes) -> dict[str, object] | None:
     """A line of a stream; None if it is damaged."""
     try:

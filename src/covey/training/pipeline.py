@@ -8,7 +8,7 @@ from pathlib import Path
 
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
-from covey.config.load import Loaded
+from covey.config.load import Loaded, flatten, resolved
 from covey.console import RunConsole, duration
 from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
 from covey.estimates import Evaluation
@@ -23,7 +23,7 @@ from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
-from covey.runs.folder import latest_checkpoint
+from covey.runs.folder import latest_checkpoint, read_numbers
 from covey.runs.reader import recorded_settings, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.training import rl, sft
@@ -157,6 +157,8 @@ def run_stage(
         stops_early = config.train.stop_at is not None and config.eval.every > 0
         title = f"{config.output.name} ({config.method})"
         console.begin(title, config.train.steps, run.state.step, stops_early)
+        console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
+        run.journal.track_by(config.tracker, dict(flatten(resolved(loaded))), run.state.step)
         evaluations = {}
         with run.watchdog.watching():
             if run.test_set:
@@ -179,7 +181,7 @@ def run_stage(
         raise GuardStop(f"{reason}. {last}") from None
     finally:
         console.end()
-        run.journal.folder.close()
+        run.journal.close()
 
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:

@@ -34,7 +34,7 @@ def train(run: Run) -> None:
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     old = old_logprob_source(algorithm, run.sampler, updates_of(config))
     for step in range(run.state.step, config.train.steps):
-        run.options.faults.at_step()
+        run.begin_step()
         with journal.clock("rollout"):
             rollout = next(rollouts)
         journal.console.doing("updating")

@@ -12,6 +12,8 @@ from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
+from covey.kernels.build import processor
+from covey.kernels.calls import follow
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
@@ -37,6 +39,7 @@ from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import load_problems
+from covey.trackers import check_tracker
 from covey.training.run import DEFAULTS, Run, RunOptions
 
 
@@ -46,6 +49,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
     config, algorithm = loaded.config, loaded.algorithm
+    check_tracker(config.tracker)
     source = load_problems(loaded)
     rewards = load_rewards(
         config.rewards or source.rewards,
@@ -57,6 +61,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     )
     source = usable_problems(source, rewards, config, console)
     set_process(config)
+    follow_products(config)
     policy = load_policy(loaded, texts_of(source, config))
     rewards.decode = policy.decode
     train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
@@ -116,6 +121,12 @@ def connect(run: Run) -> None:
         run.sampler.on_fewer = on_fewer
     if isinstance(run.sampler, RemoteSampler):
         run.sampler.say, run.sampler.waiting = servers_changed, run.stop.check
+
+
+def follow_products(config: Config) -> None:
+    """Compute as the run in this folder began to, if that was on such a processor."""
+    before = read_environment(config.output) or {}
+    follow(before.get("products") if before.get("machine") == processor() else None)
 
 
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:

@@ -22,7 +22,7 @@ def train(run: Run) -> None:
     config, learner, journal = run.loaded.config, run.learner, run.journal
     for step in range(run.state.step, config.train.steps):
         run.stop.check()
-        run.options.faults.at_step()
+        run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         journal.console.doing("updating")
         chosen = [run.train_set[i] for i in rows]
@@ -43,7 +43,7 @@ def train(run: Run) -> None:
         }
         times = journal.log(step, metrics)
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
-        journal.console.step(step + 1, -total, {"loss": f"{total:.3f}", "tokens/s": rate})
+        journal.console.step(step + 1, total, {"loss": f"{total:.3f}", "tokens/s": rate})
         if run.evaluate_and_save():
             break
 
