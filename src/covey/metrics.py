@@ -22,6 +22,7 @@ from covey.objective.diagnostics import (
     token_metrics,
     token_record,
 )
+from covey.objective.signs import gradient_signs, group_signs
 from covey.rollout import RolloutBatch
 from covey.runs.journal import Journal
 from covey.types import Group
@@ -40,12 +41,14 @@ def step_metrics(
     train: Train,
 ) -> dict[str, float]:
     """Everything that is logged of a step, by name; it follows from the config alone."""
-    groups = [*rollout.groups, *rollout.filtered]
+    groups, advantages = [*rollout.groups, *rollout.filtered], trained_advantages(batch)
     applied = [n for n in norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
         **score_metrics(groups, rollout.scoring.logged),
-        **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in trained_advantages(batch)])),
+        **group_signs(groups),
+        **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in advantages])),
+        **gradient_signs(rollout.groups, advantages),
         **token_metrics(stats, algorithm),
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),

@@ -18,7 +18,7 @@ from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
 from covey.prompts import Prompted
-from covey.rewards.audit import ask_canaries, count_failures
+from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
 from covey.rewards.groups import with_label_noise
 from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
@@ -130,6 +130,7 @@ class Rollouts:
             "rollout/reward_calls": float(scorer.calls),
             "rollout/scored": float(scorer.completions),
             **_kept_tokens(groups),
+            **paid_elsewhere(scorer, groups),
             **(difficulty.metrics() if self._remembers else {}),
         }
         remembered = difficulty.state() if self._remembers else {}

@@ -187,17 +187,20 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
 
 @app.command(name="explain")
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
-    """Say what stands out in a run and which setting to change; or what a setting does.
+    """Say what went wrong in a run and which line mends it; or what a setting, metric or finding means.
 
-    :param what: The folder of a run, or a setting or section, as train.lr, or a name of TRL's;
-        without it every setting is listed.
+    :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, a function
+        of the algorithm, a finding, or a name of TRL's; without it every setting is listed.
     """
     if what and Path(what).is_dir():
         from covey.insight.recorded import explain_run
 
-        stage, remarks = explain_run(Path(what))
-        found = [vars(r) for r in remarks]
-        lines: Iterable[str] = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
+        stage, verdict, findings = explain_run(Path(what))
+        found: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
+        said = [f"step {f.step + 1}: {f}" for f in findings] or [
+            f"nothing stands out in the metrics of {stage}"
+        ]
+        lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
         from covey.cli.settings import settings, show
 

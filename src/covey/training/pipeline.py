@@ -14,7 +14,8 @@ from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
 from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
-from covey.insight.explain import explain, no_signal, settings_of
+from covey.insight.findings import STREAM, Finding, settings_of
+from covey.insight.rules import no_signal
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
 from covey.integrity import damage, read_record, sealed
@@ -169,6 +170,8 @@ def run_stage(
                 run.save()  # so that more steps can follow, and a lost final/ can be written anew
             if run.test_set:
                 evaluations["after"] = run.evaluate()
+            if config.method == "rl" and run.state.step:
+                run.find(run.state.step - 1)
             return finish(run, evaluations)
     except Stopped as stopped:
         run.save()
@@ -214,7 +217,6 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     )
     run.journal.say(f"{config.output.name}: {words}")
     if verdict and verdict.word in ("did not learn", "got worse"):
-        streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
-        for remark in explain(*streams, settings_of(run.loaded))[:1]:
-            run.journal.say(f"likely why: {remark}", "yellow")
+        for record in run.journal.folder.read(STREAM)[:1]:
+            run.journal.say(f"likely why: {Finding.from_record(record)}", "yellow")
     return result
