@@ -225,6 +225,24 @@ def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
     page.wait_for_selector(".legend >> text=silenced")
 
 
+def test_a_finding_leads_to_its_evidence(site, page) -> None:
+    evidence = {"step": 1, "group": 0, "completion": 2, "token": 3}
+    finding = {
+        "id": "x",
+        "step": 2,
+        "severity": "severe",
+        "sentence": "It went wrong",
+        "remedy": "train: {lr: 1}",
+    }
+    with (site.root / "one" / "findings.jsonl").open("a") as file:
+        file.write(json.dumps({**finding, "advice": "", "evidence": evidence}) + "\n")
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".finding.severe >> text=train: {lr: 1}")
+    page.click(".finding.severe a")
+    page.wait_for_selector("h1:text-is('Completion 2')")
+    page.wait_for_selector(".panel >> text=Token 3")
+
+
 def test_two_runs_are_compared(site, page) -> None:
     page.goto(site.at("#/"))
     page.check("input[data-run=one]")
