@@ -14,7 +14,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
-SIZE = {"width": 1200, "height": 800}
+SIZE = {"width": 1200, "height": 960}
 STEP = 4
 """A step early in the run, with groups of all kinds."""
 

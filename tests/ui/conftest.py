@@ -17,7 +17,7 @@ from covey.config.load import load_config, resolved_yaml
 from covey.runs.atomic import write_file
 from covey.runs.folder import RunFolder
 from covey.types import Group, Problem
-from covey.ui.server import Gate, build_site
+from covey.ui.server import TokenGate, build_site
 from tests.fakes import completion
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -99,7 +99,7 @@ class serving:  # noqa: N801 - reads as a verb
         self.socket.bind(("127.0.0.1", 0))
         port = self.socket.getsockname()[1]
         config = uvicorn.Config(
-            Gate(build_site(self.root), TOKEN, port),
+            TokenGate(build_site(self.root), TOKEN, port),
             log_level="critical",
             timeout_graceful_shutdown=1,
             lifespan="off",

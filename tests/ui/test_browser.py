@@ -13,6 +13,7 @@ import torch
 
 from covey.objective.advantages import group_centered, group_zscore, leave_one_out
 from covey.runs.folder import RunFolder
+from covey.runs.rollouts import read_rollouts
 from covey.ui import lab
 from covey.ui.copy import write_copy
 from covey.ui.drawings import lab_texts
@@ -179,10 +180,14 @@ def test_a_killed_and_a_damaged_run_open(site, page) -> None:
     (two / "metrics.jsonl").write_bytes(b"\x00\xff\n" + (two / "metrics.jsonl").read_bytes())
     (two / "rollouts" / "step_000001.npz").write_bytes(b"PK\x03")
     (two / ".lock").write_text("process 999999999 on elsewhere")
+    (site.root / "foreign").mkdir()
+    (site.root / "foreign" / "config.yaml").write_text("server: {port: 80}")
     (site.root / "bad").mkdir()
     (site.root / "bad" / "config.yaml").write_text("{ not: [yaml")
     page.goto(site.at("#/"))
-    page.wait_for_selector(".run >> nth=2")
+    page.wait_for_selector(".run >> nth=3")
+    page.goto(site.at("#/run/foreign"))
+    page.wait_for_selector("h1")
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".pill.state")
     page.goto(site.at("#/run/two"))
@@ -205,7 +210,7 @@ def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
             "all => all.map(r => [r.cells[0].textContent, r.querySelector('.num').dataset.value])",
         )
     }
-    archive = np.load(site.root / "one" / "rollouts" / "step_000000.npz")
+    archive = read_rollouts(site.root / "one", 0).arrays
     place = int(archive["ends"][0]) + 2
     expected = {
         "log-prob": "logprobs",
@@ -218,6 +223,24 @@ def test_tokens_have_their_numbers_by_keyboard(site, page) -> None:
         assert row[shown] == pytest.approx(float(archive[name][place]), abs=1e-6), shown
     page.check("input[value=clip]", force=True)
     page.wait_for_selector(".legend >> text=silenced")
+
+
+def test_a_finding_leads_to_its_evidence(site, page) -> None:
+    evidence = {"step": 1, "group": 0, "completion": 2, "token": 3}
+    finding = {
+        "id": "x",
+        "step": 2,
+        "severity": "severe",
+        "sentence": "It went wrong",
+        "remedy": "train: {lr: 1}",
+    }
+    with (site.root / "one" / "findings.jsonl").open("a") as file:
+        file.write(json.dumps({**finding, "advice": "", "evidence": evidence}) + "\n")
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".finding.severe >> text=train: {lr: 1}")
+    page.click(".finding.severe a")
+    page.wait_for_selector("h1:text-is('Completion 2')")
+    page.wait_for_selector(".panel >> text=Token 3")
 
 
 def test_two_runs_are_compared(site, page) -> None:

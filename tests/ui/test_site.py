@@ -94,7 +94,8 @@ def test_groups_come_in_the_order_of_what_they_teach(site) -> None:
 
 def test_what_is_not_finite_becomes_null(site) -> None:
     log = site.root / "one" / "rollouts" / "step_000000.npz"
-    arrays = dict(np.load(log))
+    with np.load(log) as archive:
+        arrays = dict(archive)
     arrays["ratios"][:] = np.nan
     np.savez(log, **arrays)
     values = json.loads(asked(site.url, "/api/tokens?run=one&step=0&group=0&sample=0")[1])["values"]

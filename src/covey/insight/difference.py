@@ -26,7 +26,7 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """What B does differently from A, and what came of it. As JSON, and for people. Raises ConfigError."""
     first, second = last_stage(a), last_stage(b)
     settings = changed(first, second)
-    held_out, why_not = _held_out(first, second)
+    held_out, why_not = held_out_change(first, second)
     common, shared = _in_training(first, second)
     lines = [f"A: {first}", f"B: {second}", "", "settings that differ" if settings else "same settings"]
     lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
@@ -57,7 +57,7 @@ def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
     return {name: pair for name, pair in pairs if pair[0] != pair[1]}
 
 
-def _held_out(first: Path, second: Path) -> tuple[dict[str, Estimate], str]:
+def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str]:
     """Changes on the held-out problems from A's last evaluation to B's, or why they cannot be told."""
     logs = [read_stream(stage, "evals.jsonl") for stage in (first, second)]
     if not all(logs):

@@ -14,7 +14,7 @@ import numpy as np
 
 from covey.config.algorithm import describe
 from covey.config.schema import Config
-from covey.config.sources import fields_of
+from covey.config.sources import fields_of, read_yaml
 from covey.console import duration
 from covey.errors import RECORD, ConfigError, CoveyError
 from covey.estimates import Evaluation
@@ -23,7 +23,6 @@ from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.runs.folder import latest_checkpoint
-from covey.runs.reader import recorded_settings
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = dict[str, Any]
@@ -143,9 +142,11 @@ def listed_runs(runs: Runs) -> list[Record]:
 def _row(name: str, folder: Path) -> Record:
     row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder)}
     try:
-        settings = recorded_settings(folder) or {}
+        settings: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
     except CoveyError as error:
         return row | {"error": str(error)}
+    if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
+        return row | {"error": "its config.yaml is not that of a run"}
     streams = tuple(
         (n, (folder / f"{n}.jsonl").stat().st_size if (folder / f"{n}.jsonl").exists() else 0)
         for n in ("metrics", "evals", "timings")
@@ -156,8 +157,8 @@ def _row(name: str, folder: Path) -> Record:
         | {
             "method": settings["method"],
             "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
-            "model": str(settings["model"]),
-            "steps": settings["train"]["steps"],
+            "model": str(settings.get("model")),
+            "steps": settings["train"].get("steps"),
         }
     )
 
@@ -206,7 +207,7 @@ def run_page(name: str, folder: Path) -> Record:
         "verdict": run_verdict(read["evals"], _seconds(read["timings"])),
         "duration": duration(_seconds(read["timings"])),
         "remarks": remarks,
-        "notes": notes,
+        "notes": list(dict.fromkeys(notes)),
         "at": {kind: tail.at for kind, tail in streams.items()},
         **news(folder, read),
     }
@@ -220,9 +221,7 @@ def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:
 
 def differing_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
-    recorded = recorded_settings(folder)
-    if recorded is None:
-        raise ConfigError(f"{folder}: no config.yaml")
+    recorded: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
     found = []
     for path, field in fields_of(Config):
         value: Any = recorded
@@ -232,12 +231,12 @@ def differing_settings(folder: Path) -> list[Record]:
         changed = value is not None and value != default and str(value) != str(default)
         if changed and path not in ("output", "algorithm"):
             found.append({"setting": path, "value": _written(value), "says": field.description or ""})
-    return [*found, *(_of_algorithm(recorded) if recorded["method"] == "rl" else ())]
+    return [*found, *(_of_algorithm(recorded) if recorded.get("method") == "rl" else ())]
 
 
 def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
     """The preset that is nearest to a run's algorithm, and where the two differ."""
-    axes = recorded["algorithm"]
+    axes = recorded.get("algorithm") or {}
     known = {name: describe(preset) for name, preset in PRESETS.items()}
     name = min(
         known, key=lambda n: sum(_flat(axes.get(axis)) != _flat(own) for axis, own in known[n].items())

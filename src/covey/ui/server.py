@@ -57,7 +57,7 @@ HEADERS = {
 }
 
 
-class Gate:
+class TokenGate:
     """Lets in who asks by GET, for this host, with the token; adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
@@ -211,7 +211,7 @@ def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str,
         port, token = place.getsockname()[1], secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
         settings = uvicorn.Config(
-            Gate(build_site(root), token, port),
+            TokenGate(build_site(root), token, port),
             log_level="critical",
             timeout_graceful_shutdown=1,
             lifespan="off",

@@ -27,7 +27,7 @@ export function fmt(value, digits = 3, sign = false) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);
   let text;
-  if (size !== 0 && (size < 0.5 * 10 ** -digits || size >= 1e6)) text = size.toExponential(2);
+  if (size >= 1e6 || (digits > 1 && size > 1e-12 && size < 0.5 * 10 ** -digits)) text = size.toExponential(2);
   else if (size >= 1000) text = size.toLocaleString("en", { maximumFractionDigits: 0 });
   else text = size.toFixed(Number.isInteger(size) && !sign ? 0 : digits);
   const nothing = Number(text) === 0;

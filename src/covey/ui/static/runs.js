@@ -55,7 +55,7 @@ export async function compare(a, b) {
     crumbs(link("#/", "Runs"), "Compared"),
     h("h1", {}, link(at("run", a), written(a)), " and ", link(at("run", b), written(b))),
     h("section", {}, h("h2", {}, "The same held-out problems"),
-      held ? h("div", { class: "tiles" }, held.map((e) => h("div", { class: "tile" }, h("h3", {}, e.name), h("strong", { class: "num", "data-value": e.value }, e.share ? `${fmt(100 * e.value, 0, true)} points` : fmt(e.value, 3, true)),
+      held.length ? h("div", { class: "tiles" }, held.map((e) => h("div", { class: "tile" }, h("h3", {}, e.name), h("strong", { class: "num", "data-value": e.value }, e.share ? `${fmt(100 * e.value, 0, true)} points` : fmt(e.value, 3, true)),
         h("span", { class: "muted num" }, e.share ? `95 %: ${fmt(100 * e.low, 0, true)} to ${fmt(100 * e.high, 0, true)}` : `95 %: ${fmt(e.low, 3, true)} to ${fmt(e.high, 3, true)}`))))
         : h("p", { class: "muted" }, found.why_not)),
     h("section", {}, h("h2", {}, "Settings that differ"), changed),

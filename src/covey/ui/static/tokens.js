@@ -4,7 +4,7 @@ import { ask, at, choice, crumbs, fmt, h, link, num, prose, written } from "./do
 import { lines } from "./plot.js";
 import { prompt } from "./step.js";
 
-const NAMES = { applied: "gradient", advantage: "advantage", logprob: "log-prob", ratio: "ratio", kl: "KL", entropy: "entropy", value: "value", clip: "clip" };
+const NAMES = { applied: "gradient", advantage: "advantage", logprob: "log-prob", ratio: "ratio", kl: "KL", entropy: "entropy", critic: "critic", value: "value", clip: "clip" };
 const SIGNED = new Set(["applied", "advantage"]);
 const STATES = { kept: "pushed", silent: "silenced: it has an advantage, but no gradient", still: "no advantage, so nothing to push", unseen: "no update saw it" };
 
@@ -35,7 +35,7 @@ export async function tokenPage(run, step, group, sample, focus) {
     const known = (values[q] ?? []).filter((v) => v !== null);
     if (SIGNED.has(q)) return { low: -Math.max(...known.map(Math.abs), 1e-12), high: Math.max(...known.map(Math.abs), 1e-12) };
     if (q === "ratio") { const far = Math.max(...known.map((v) => Math.abs(v - 1)), 1e-6); return { low: 1 - far, high: 1 + far }; }
-    const low = Math.min(...known, q === "logprob" || q === "value" ? Infinity : 0), high = Math.max(...known, q === "logprob" ? 0 : -Infinity);
+    const low = Math.min(...known, ["logprob", "value", "critic"].includes(q) ? Infinity : 0), high = Math.max(...known, q === "logprob" ? 0 : -Infinity);
     return { low, high: high > low ? high : low + 1 };
   }
 
