@@ -12,15 +12,15 @@ import covey
 from covey.objective.algorithms import AXES, PRESETS, Algorithm
 from covey.objective.bound import Bound
 
-Word = dict[str, object]
+Entry = dict[str, object]
 """The fields of a setting, see ``covey.cli.settings``."""
 METRIC = re.compile(r"^\| `(?P<name>[\w/.]+)` \| (?P<meaning>.*?) \| (?P<healthy>.*?) ?\|$", re.MULTILINE)
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
-PLACES = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
+STANDS_FOR = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
 """What stands for a part of a metric's name."""
 
 
-def words(name: str) -> list[Word]:
+def words(name: str) -> list[Entry]:
     """All that is known by a name; of a metric's family, as `kl/`, all members."""
     return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
 
@@ -33,10 +33,10 @@ def metrics_page() -> str:
     return (brought if brought.exists() else package.parents[1] / "docs" / "metrics.md").read_text("utf-8")
 
 
-def _metrics(name: str) -> Iterator[Word]:
+def _metrics(name: str) -> Iterator[Entry]:
     for found in METRIC.finditer(metrics_page()):
         pattern = re.escape(found["name"])
-        for word, stands_for in PLACES.items():
+        for word, stands_for in STANDS_FOR.items():
             pattern = pattern.replace(word, stands_for)
         if re.fullmatch(pattern, name) or name == found["name"] or _in_family(name, found["name"]):
             yield _word(found["name"], "metric", found["meaning"], range=f"healthy: {found['healthy']}")
@@ -46,7 +46,7 @@ def _in_family(name: str, metric: str) -> bool:
     return name.endswith("/") and metric.startswith(name)
 
 
-def _functions(name: str) -> Iterator[Word]:
+def _functions(name: str) -> Iterator[Entry]:
     for axis, functions in AXES.items():
         for function in functions:
             if function.__name__ == name:
@@ -69,7 +69,7 @@ def _sources(function: Callable[..., object], users: list[str]) -> str:
     return "; ".join(dict.fromkeys(PRESETS[user].paper for user in users[:3])) or "covey"
 
 
-def _presets(name: str) -> Iterator[Word]:
+def _presets(name: str) -> Iterator[Entry]:
     if name in PRESETS:
         axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "correction", "filter")
         chosen = {axis: getattr(PRESETS[name], axis) for axis in axes}
@@ -77,14 +77,14 @@ def _presets(name: str) -> Iterator[Word]:
         yield _word(name, "algorithm", f"A preset: {made}.", source=PRESETS[name].paper)
 
 
-def _rewards(name: str) -> Iterator[Word]:
+def _rewards(name: str) -> Iterator[Entry]:
     from covey.rewards.base import BUILT_IN
 
     if name in BUILT_IN:
         yield _word(name, "rewards", _doc(BUILT_IN[name]))
 
 
-def _findings(name: str) -> Iterator[Word]:
+def _findings(name: str) -> Iterator[Entry]:
     from covey.insight.rules import RULES
 
     for rule in RULES:
@@ -100,6 +100,6 @@ def _doc(function: Callable[..., object]) -> str:
     return " ".join((inspect.getdoc(function) or "").partition(">>>")[0].split())
 
 
-def _word(name: str, kind: str, effect: str, **facts: str) -> Word:
+def _word(name: str, kind: str, effect: str, **facts: str) -> Entry:
     known: Mapping[str, object] = {"default": "", "range": "", "usual": "", "trl": "", "source": ""}
     return {"setting": name, "of": kind, "effect": effect, **known, **facts}

@@ -41,7 +41,7 @@ USUAL: Mapping[str, str] = {
 }
 """Setting -> values in papers and recipes; a start, not a limit."""
 
-SOURCES: Mapping[str, str] = {
+USUAL_SOURCES: Mapping[str, str] = {
     "rollout.group_size": "64 in DeepSeekMath (arXiv 2402.03300), 16 in DAPO (2503.14476)",
     "rollout.max_tokens": "1,024 in DeepSeekMath (arXiv 2402.03300), 20,480 in DAPO (2503.14476)",
     "rollout.temperature": "1.0 in DAPO (arXiv 2503.14476), 0.6 in evaluations of DeepSeek-R1 (2501.12948)",

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 
-from covey.insight.findings import Rule, Seen, collector
+from covey.insight.findings import FindingRule, Seen, collector
 from covey.insight.remedies import (
     BY_STD,
-    CENTRED,
     LARGER_GROUPS,
     PULL,
     QUIET,
     WIDER,
+    WITHOUT_STD,
     at_least,
-    built_in,
     dead,
     gated,
     last_token,
@@ -32,18 +31,19 @@ from covey.insight.remedies import (
     spec_settings,
     specs_of,
     to,
-    truncated,
+    verified,
+    was_truncated,
     with_reward,
 )
 from covey.objective.signs import lone, mixes_scripts
 
-LEARNED = ("reward_model", "process_reward_model", "judge")
+MODELS = ("reward_model", "process_reward_model", "judge")
 NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
 STILL = ("flat", "no_motion", "held_out_flat")
 OUTCOMES = (*NO_SIGNAL, *STILL, "worse", "entropy_collapse", "duplicates", "kl_growth", "length_bias")
 """What any bad reward ends in."""
-CAUSES: list[Rule] = []
-rule = collector(CAUSES)
+CAUSES: list[FindingRule] = []
+_rule = collector(CAUSES)
 
 
 def percent(fraction: float) -> str:
@@ -56,7 +56,7 @@ def largest(found: dict[str, float]) -> tuple[str, float]:
     return max(found.items(), key=lambda item: item[1], default=("", math.nan))
 
 
-@rule(
+@_rule(
     "scores_fail",
     to("scoring.timeout", 600.0),
     to("scoring.max_infra", 0.05),
@@ -76,7 +76,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(unscored)} of the completions could not be scored" if unscored > 0.05 else None
 
 
-@rule(
+@_rule(
     "paid_by_model",
     PULL,
     severity="note",
@@ -90,7 +90,7 @@ def _(seen: Seen) -> str | None:
     """
     free = [s for s in specs_of(seen) if "gated_by" not in spec_settings(s)]
     weights = {spec_name(s): float(str(spec_settings(s).get("weight", 1.0))) for s in free}
-    learned = [name for name in weights if name in LEARNED]
+    learned = [name for name in weights if name in MODELS]
     part = sum(abs(weights[n]) for n in learned) / (sum(map(abs, weights.values())) or 1.0)
     if part < 0.5:
         return None
@@ -98,7 +98,7 @@ def _(seen: Seen) -> str | None:
     return f"{said}: it has blind spots, and training finds them"
 
 
-@rule("temperature", *WIDER, explains=(*OUTCOMES, "sure_from_start", "inconsistent"), shows=dead)
+@_rule("temperature", *WIDER, explains=(*OUTCOMES, "sure_from_start", "inconsistent"), shows=dead)
 def _(seen: Seen) -> str | None:
     """More than half of the groups are dead and of the completions copies, with a temperature below .7,
     top_p below .5 or top_k up to 4, unless 95 % are correct. Because published runs sample at .6 to 1;
@@ -116,7 +116,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(tied)} of the groups are dead because their texts are the same (collapse): {why}"
 
 
-@rule(
+@_rule(
     "sure_from_start",
     scaled("rollout.temperature", 1.3, 1.3, most=2.0),
     advice="a cold start that ends earlier (train.stop_at)",
@@ -135,14 +135,14 @@ def _(seen: Seen) -> str | None:
     return f"{said}: the model is sure from the start, though not correct"
 
 
-@rule(
+@_rule(
     "end_token",
     to("rollout.stop", ["</answer>"], bool),
     to("data.chat", True),
     severity="severe",
     advice="a cold start whose answers end",
     explains=("truncated", "unparsable", "repetition", "length_bias", *NO_SIGNAL),
-    shows=truncated,
+    shows=was_truncated,
     token=last_token,
 )
 def _(seen: Seen) -> str | None:
@@ -157,9 +157,9 @@ def _(seen: Seen) -> str | None:
     return f"{said}: the model does not produce its end token"
 
 
-@rule(
+@_rule(
     "constant_reward",
-    rewards(built_in),
+    rewards(verified),
     to("guards.dead_steps", 5),
     severity="severe",
     advice="`covey score` on some completions",
@@ -180,9 +180,9 @@ def _(seen: Seen) -> str | None:
     return f"every completion of the last steps got the reward {value:g}{whose}: it tells nothing apart"
 
 
-@rule(
+@_rule(
     "fooled",
-    rewards(built_in),
+    rewards(verified),
     to("rewards", ["exact_answer"]),
     severity="severe",
     advice="`covey stress`, which names the attack",
@@ -201,7 +201,7 @@ def _(seen: Seen) -> str | None:
     return f"{said}: the verdict can be fooled"
 
 
-@rule(
+@_rule(
     "visible_gap",
     rewards(lambda own: [{"code_tests": {**spec_settings(s), "points": "all"}} for s in own]),
     severity="severe",
@@ -220,7 +220,7 @@ def _(seen: Seen) -> str | None:
     return f"{name}: visible tests pass {percent(gap)} more often than hidden ones: they are special-cased"
 
 
-@rule(
+@_rule(
     "mixed_scripts",
     with_reward("language_consistency", 0.5),
     PULL,
@@ -237,7 +237,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(mixed)} of the completions mix languages (scripts), {percent(before)} did at first"
 
 
-@rule(
+@_rule(
     "farmed",
     rewards(gated),
     severity="severe",
@@ -265,7 +265,7 @@ def _(seen: Seen) -> str | None:
     return None
 
 
-@rule(
+@_rule(
     "noisy_steps",
     QUIET,
     LARGER_GROUPS,
@@ -283,7 +283,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(noise)} of the steps that siblings share were not paid the same: step rewards are noisy"
 
 
-@rule(
+@_rule(
     "inconsistent",
     QUIET,
     LARGER_GROUPS,
@@ -301,7 +301,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(noise)} of the copies of a sibling were paid differently: the reward is noisy"
 
 
-@rule("critic", scaled("train.lr", 1 / 3, 1e-6), severity="severe", explains=OUTCOMES)
+@_rule("critic", scaled("train.lr", 1 / 3, 1e-6), severity="severe", explains=OUTCOMES)
 def _(seen: Seen) -> str | None:
     """From the fifth step, the critic's explained variance is below 0 and its loss twice that of the first
     steps. Because a critic that is worse than the mean of the returns adds noise to every advantage.
@@ -312,9 +312,9 @@ def _(seen: Seen) -> str | None:
     return f"the critic diverges: its loss rose to {loss:.3g}, its explained variance is {explained:.2g}"
 
 
-@rule(
+@_rule(
     "near_ties",
-    CENTRED,
+    WITHOUT_STD,
     to("algorithm.advantage.eps", 0.1),
     explains=("std_overweight", "small_group", *STILL),
     shows=near_tie,
@@ -330,7 +330,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(ties)} of the groups that train nearly tie, and the std blows their differences up"
 
 
-@rule(
+@_rule(
     "small_group",
     to("rollout.group_size", 16, at_least(5)),
     severity="note",
@@ -350,9 +350,9 @@ def _(seen: Seen) -> str | None:
     return f"{said}: it gets {most:.2g}, by luck or not"
 
 
-@rule(
+@_rule(
     "std_overweight",
-    CENTRED,
+    WITHOUT_STD,
     severity="note",
     explains=("flat",),
     shows=lambda group, i: float(lone(group) == i),
@@ -368,7 +368,7 @@ def _(seen: Seen) -> str | None:
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
 
 
-@rule("conflict", rewards(gated), explains=("flat",))
+@_rule("conflict", rewards(gated), explains=("flat",))
 def _(seen: Seen) -> str | None:
     """From the fifteenth step, two rewards have a correlation below -.3. Because each is then earned at the
     other's cost, and their sum moves less than either; weaker correlations come and go.

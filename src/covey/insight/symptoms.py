@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covey.estimates import gains
 from covey.insight.causes import NO_SIGNAL, STILL, largest, percent
-from covey.insight.findings import Rule, Seen, collector
+from covey.insight.findings import FindingRule, Seen, collector
 from covey.insight.remedies import (
     FEWER_UPDATES,
     FRONTIER,
@@ -23,7 +23,7 @@ from covey.insight.remedies import (
     scaled,
     shared_tokens,
     to,
-    truncated,
+    was_truncated,
     with_reward,
 )
 from covey.insight.verdict import change, course
@@ -31,11 +31,11 @@ from covey.objective.signs import repeated_windows
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 """Estimators whose advantages differ from token to token."""
-SYMPTOMS: list[Rule] = []
-rule = collector(SYMPTOMS)
+SYMPTOMS: list[FindingRule] = []
+_rule = collector(SYMPTOMS)
 
 
-@rule(
+@_rule(
     "blame_on_prefix",
     to("algorithm.advantage", "prefix_tree", lambda own: own in CREDITED),
     severity="note",
@@ -55,7 +55,7 @@ def _(seen: Seen) -> str | None:
     )
 
 
-@rule(
+@_rule(
     "length_bias",
     to("algorithm.reduce", "constant_length"),
     explains=("truncated", "repetition"),
@@ -80,12 +80,12 @@ def _(seen: Seen) -> str | None:
     return f"{said}: their length dilutes the penalty"
 
 
-@rule(
+@_rule(
     "truncated",
     room,
     with_reward("soft_overlong", {"limit": 512, "buffer": 64}),
     explains=("unparsable", *NO_SIGNAL),
-    shows=truncated,
+    shows=was_truncated,
     token=last_token,
 )
 def _(seen: Seen) -> str | None:
@@ -101,7 +101,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(part)} of the completions are truncated at rollout.max_tokens{rest}"
 
 
-@rule(
+@_rule(
     "unparsable",
     to("data.template", "{prompt}\nEnd with <answer>the answer</answer>.\n", bool),
     with_reward("answer_format", 0.1),
@@ -126,7 +126,7 @@ def _(seen: Seen) -> str | None:
     return f"{name} finds no answer that it can read in {percent(rate)} of the completions"
 
 
-@rule(
+@_rule(
     "wide_ratios",
     *FEWER_UPDATES,
     SMALLER_LR,
@@ -144,7 +144,7 @@ def _(seen: Seen) -> str | None:
     return f"the policy moves far within a batch (ratio/q99 {wide:.2g}){why}"
 
 
-@rule(
+@_rule(
     "clipped",
     *FEWER_UPDATES,
     scaled("algorithm.surrogate.clip_high", 1.4, 0.28),
@@ -158,7 +158,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(part)} of the tokens are clipped and contribute no gradient" if part > 0.2 else None
 
 
-@rule(
+@_rule(
     "mismatch",
     to("algorithm.correction", "truncated", lambda own: own is not None),
     to("dtype", "float32"),
@@ -172,7 +172,7 @@ def _(seen: Seen) -> str | None:
     return f"sampler and trainer disagree by {mean:.2g} nats a token" if mean > 0.02 else None
 
 
-@rule(
+@_rule(
     "kl_growth",
     PULL,
     SMALLER_LR,
@@ -191,7 +191,7 @@ def _(seen: Seen) -> str | None:
     return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
 
 
-@rule(
+@_rule(
     "entropy_collapse",
     to("algorithm.surrogate.clip_high", 0.28, at_least(0.28)),
     to("algorithm.entropy.coef", 0.01, at_least(0.001)),
@@ -212,7 +212,7 @@ def _(seen: Seen) -> str | None:
     return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
 
 
-@rule(
+@_rule(
     "worse",
     SMALLER_LR,
     *FEWER_UPDATES,
@@ -237,7 +237,7 @@ def _(seen: Seen) -> str | None:
     return f"{said}{percent(before)} correct in training at first, {percent(now)} now{whose}"
 
 
-@rule(
+@_rule(
     "held_out_flat",
     PULL,
     to("eval.every", 10, bool),
@@ -258,7 +258,7 @@ def _(seen: Seen) -> str | None:
     return f"the reward rose by {rise:.2f} in training, held-out accuracy changed by {100 * gain:+.0f} points"
 
 
-@rule(
+@_rule(
     "repetition",
     PULL,
     with_reward("repetition", 0.5),
@@ -277,7 +277,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(part)} of what is written repeats itself"
 
 
-@rule("duplicates", HOTTER, to("algorithm.entropy.coef", 0.01, at_least(0.001)))
+@_rule("duplicates", HOTTER, to("algorithm.entropy.coef", 0.01, at_least(0.001)))
 def _(seen: Seen) -> str | None:
     """From the fifteenth step, copies rose by three tenths to more than half of the completions, 90 % are
     not correct and no tenth more than at first. Because short correct answers are copies of each other;
@@ -291,7 +291,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(copies)} of the completions are copies of another, {percent(before)} were at first"
 
 
-@rule("dead_weight", FRONTIER, INFORMATIVE, explains=("too_hard", "too_easy", *STILL), shows=dead)
+@_rule("dead_weight", FRONTIER, INFORMATIVE, explains=("too_hard", "too_easy", *STILL), shows=dead)
 def _(seen: Seen) -> str | None:
     """From the tenth step, half of the groups are all correct or all incorrect, an eighth at least of
     either and not one text each, and accuracy does not rise. Because then the data is uneven, not the task:
@@ -305,7 +305,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"
 
 
-@rule(
+@_rule(
     "too_hard",
     group_size,
     FRONTIER,
@@ -326,7 +326,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(tied)} of the groups are dead because every answer is incorrect{texts}"
 
 
-@rule(
+@_rule(
     "too_easy", INFORMATIVE, FRONTIER, advice="harder problems, these are solved", explains=STILL, shows=dead
 )
 def _(seen: Seen) -> str | None:
@@ -341,7 +341,7 @@ def _(seen: Seen) -> str | None:
     )
 
 
-@rule(
+@_rule(
     "tied",
     with_reward("exact_answer", 1.0),
     advice="weights that pay a correct answer more than an incorrect one",
@@ -359,7 +359,7 @@ def _(seen: Seen) -> str | None:
     return f"{percent(part)} of the groups tie though only some of their answers are correct (a cliff)"
 
 
-@rule(
+@_rule(
     "zero_advantage",
     to("rollout.mask_truncated", False),
     to("algorithm.advantage", "group_centered"),
@@ -378,7 +378,7 @@ def _(seen: Seen) -> str | None:
     return "rewards differ within groups, so it is algorithm.advantage that gives every answer 0"
 
 
-@rule("no_motion", scaled("train.lr", 10, 1e-5), explains=("flat",))
+@_rule("no_motion", scaled("train.lr", 10, 1e-5), explains=("flat",))
 def _(seen: Seen) -> str | None:
     """After 20 steps the policy is less than .001 nats a completion from where it began, though groups
     differ. Because a step that changes what is sampled leaves more than that.
@@ -390,7 +390,7 @@ def _(seen: Seen) -> str | None:
     return f"{said}: train.lr {seen.late('optimizer/lr'):.1e} has no effect"
 
 
-@rule("flat", scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
+@_rule("flat", scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
 def _(seen: Seen) -> str | None:
     """After 25 steps the reward has moved by less than a tenth of its std, though groups differ and a tenth
     is incorrect. Because a run that learns has moved by more well before.
