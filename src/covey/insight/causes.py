@@ -174,7 +174,8 @@ def _(seen: Seen) -> str | None:
     value, own = seen.late("reward/mean"), [n for n in map(spec_name, specs_of(seen)) if ":" in n]
     if not (seen.after(5) and seen.late("reward/std") == 0 and seen.late("groups/dead") == 1):
         return None
-    if value in (0.0, 1.0) and not own:
+    cut = value == 0 and seen.late("length/truncated") > 0.5  # nothing was there to be paid
+    if cut or (value in (0.0, 1.0) and not own):
         return None
     whose = f" from {own[0]}" if own else ""
     return f"every completion of the last steps got the reward {value:g}{whose}: it tells nothing apart"

@@ -21,8 +21,9 @@ def no_signal(metrics: Records, setting: SettingOf) -> str:
     """Why steps had no advantage at all, and what to do about it: asked by the guard that ends a run."""
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
+    correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
     rules = [rule for rule in RULES if rule.id not in CANNOT_SAY]
     found = find(rules, Seen(metrics, (), setting, patient=False), (), 0)
-    why = str(found[0]) if found else "Look at rollouts/: what should the rewards have told apart?"
-    said = ", ".join(f"{share:.0%} all {kind}" for kind, share in shares.items() if share > 0)
-    return f"{said or 'no group was all correct or all incorrect'} of the groups. {why}"
+    why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
+    said = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"
+    return f"{said}, {unscored:.0%} unscored. {why[0].upper()}{why[1:]}"
