@@ -16,7 +16,7 @@ from covey.cli import main
 from covey.config.load import load_config, resolved_yaml
 from covey.config.sources import options
 from covey.estimates import Evaluation
-from covey.insight.findings import Finding, Seen, Setting, find, find_again, settings_of, table, unknown
+from covey.insight.findings import Finding, Seen, SettingOf, find, findings_over, settings_of, table, unknown
 from covey.insight.rules import RULES, explain, no_signal
 from covey.runs.reader import read_findings
 from tests.docs.test_algorithm_pages import logged
@@ -99,7 +99,7 @@ def held_out(*accuracies: float, reward: float | None = None, steps: int = 40) -
     return found
 
 
-def run_with(tmp_path: Path, text: str) -> Setting:
+def run_with(tmp_path: Path, text: str) -> SettingOf:
     (tmp_path / "run.yaml").write_text(f"model: tiny\n{text}")
     return settings_of(load_config(tmp_path / "run.yaml"))
 
@@ -185,10 +185,10 @@ def test_a_finding_is_said_once_and_what_it_explains_not_at_all() -> None:
 
 def test_a_run_that_resumes_says_what_one_that_did_not_says(tmp_path: Path) -> None:
     metrics = run_of(LIKE["dead"], {**LIKE["dead"], "ratio/q99": 9.0})
-    whole = find_again(RULES, metrics, [], unknown)
+    whole = findings_over(RULES, metrics, [], unknown)
     assert len(whole) > 1
     for cut in range(len(metrics)):
-        before = find_again(RULES, metrics[:cut], [], unknown)
+        before = findings_over(RULES, metrics[:cut], [], unknown)
         said = [f.id for f in before]
         later = []
         for n in range(cut + 1, len(metrics) + 1):
@@ -232,7 +232,9 @@ COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
     ],
 )
 def test_why_there_was_no_signal(tmp_path: Path, config: str, metrics: dict[str, float], says: str) -> None:
-    assert says in no_signal([{"accuracy": 0.1, **ALL, **metrics}], run_with(tmp_path, config))
+    assert (
+        says.lower() in no_signal([{"accuracy": 0.1, **ALL, **metrics}], run_with(tmp_path, config)).lower()
+    )
 
 
 def test_rules_speak_of_metrics_that_are_logged() -> None:

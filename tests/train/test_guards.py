@@ -105,8 +105,8 @@ def test_a_learning_rate_that_destroys_the_model_never_reaches_the_disk(tmp_path
     ("reward", "says"),
     [
         (lambda completion: 1.0, "100% of the groups were all correct, 0% all incorrect"),
-        (lambda completion: 0.0, "100% all incorrect, 0% unscored. Most are truncated before"),
-        (lambda completion: None, "100% unscored. The rewards give no scores"),
+        (lambda completion: 0.0, "of the completions are truncated at rollout.max_tokens"),
+        (lambda completion: None, "100% unscored. 100 % of the completions could not be scored"),
     ],
     ids=["correct", "incorrect", "unscored"],
 )
@@ -118,7 +118,9 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
 
 
 def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path) -> None:
-    with pytest.raises(GuardStop, match=r"not one changed a weight.*100% .* all correct.*take harder ones"):
+    with pytest.raises(
+        GuardStop, match=r"not one changed a weight.*100% .* all correct.*tells nothing apart"
+    ):
         start(tmp_path / "run", rewards=(lambda completion: 1.0,))
     assert not (tmp_path / "run" / "final").exists()
 

@@ -11,10 +11,10 @@ from tests.train.test_runs import start
 
 from covey.cli import main
 from covey.errors import Stopped
+from covey.runs.drift import Drift, first_completions
 from covey.runs.folder import read_stream
 from covey.runs.reader import read_findings
 from covey.signals import StopSignal
-from covey.training.drift import Drift, first_completions
 
 
 def low(completion: str) -> float:

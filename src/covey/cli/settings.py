@@ -8,7 +8,7 @@ from typing import get_args
 from covey.cli.words import words
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on
-from covey.config.effects import AXES_IN_WORDS, PAPERS, USUAL, effect
+from covey.config.effects import AXES_IN_WORDS, USUAL, USUAL_SOURCES, effect
 from covey.config.schema import Config
 from covey.config.sources import fields_of, key_paths
 from covey.config.unknown import explained
@@ -72,7 +72,7 @@ def _of_algorithm() -> Iterator[dict[str, object]]:
 
 def _row(path: str, of: str, default: object, values: str, says: str | None) -> dict[str, object]:
     facts = {"setting": path, "of": of, "default": default, "range": values, "effect": says}
-    usual, source = USUAL.get(path, ""), PAPERS.get(path, "")
+    usual, source = USUAL.get(path, ""), USUAL_SOURCES.get(path, "")
     return facts | {"usual": usual, "trl": ALIKE.get(path, ""), "source": source}
 
 

@@ -16,7 +16,7 @@ Entry = dict[str, object]
 """The fields of a setting, see ``covey.cli.settings``."""
 METRIC = re.compile(r"^\| `(?P<name>[\w/.]+)` \| (?P<meaning>.*?) \| (?P<healthy>.*?) ?\|$", re.MULTILINE)
 ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
-SEARCHED = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
+STANDS_FOR = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
 """What stands for a part of a metric's name."""
 
 
@@ -36,7 +36,7 @@ def metrics_page() -> str:
 def _metrics(name: str) -> Iterator[Entry]:
     for found in METRIC.finditer(metrics_page()):
         pattern = re.escape(found["name"])
-        for word, stands_for in SEARCHED.items():
+        for word, stands_for in STANDS_FOR.items():
             pattern = pattern.replace(word, stands_for)
         if re.fullmatch(pattern, name) or name == found["name"] or _in_family(name, found["name"]):
             yield _word(found["name"], "metric", found["meaning"], range=f"healthy: {found['healthy']}")

@@ -32,9 +32,6 @@ USUAL: Mapping[str, str] = {
     "algorithm.surrogate.threshold": "0.05 to 0.2",
     "algorithm.kl.coef": "0 (kl: null) to 0.05; 0.001 in long runs",
     "algorithm.kl.refresh_every": "none; 400 in DeepSeek-R1",
-    "algorithm.critic.lr": "1e-6 to 1e-5 for a network of its own, 1e-4 to 1e-2 for a head or a tiny model",
-    "algorithm.critic.lam": "0.95 to 1",
-    "algorithm.critic.warmup": "0 to 50",
     "algorithm.entropy.coef": "0 to 0.01",
     "algorithm.entropy.target": "0.1 to 0.5",
     "algorithm.correction.cap": "2 to 5",
@@ -44,7 +41,7 @@ USUAL: Mapping[str, str] = {
 }
 """Setting -> values in papers and recipes; a start, not a limit."""
 
-PAPERS: Mapping[str, str] = {
+USUAL_SOURCES: Mapping[str, str] = {
     "rollout.group_size": "64 in DeepSeekMath (arXiv 2402.03300), 16 in DAPO (2503.14476)",
     "rollout.max_tokens": "1,024 in DeepSeekMath (arXiv 2402.03300), 20,480 in DAPO (2503.14476)",
     "rollout.temperature": "1.0 in DAPO (arXiv 2503.14476), 0.6 in evaluations of DeepSeek-R1 (2501.12948)",
@@ -70,9 +67,6 @@ EFFECTS: Mapping[str, str] = {
     "eps": _EPS,
     "process_zscore.credit": "Each step's reward: to it and earlier steps, to it alone, or only the worst's.",
     "prefix_tree.outcome": "Weight of the outcome's advantage, which is added; 1 is TEMPO.",
-    "pass_at_k.k": "The best of how many is taught; at most rollout.group_size.",
-    "process_leave_one_out.gamma": "Discount of the rewards of later steps.",
-    "dro.beta": "Pull to the old policy: larger is more cautious.",
     "gae.gamma": "Discount of later rewards; 1 for reasoning.",
     "gae.lam": "1: returns, unbiased; less: trusts the critic more, less variance.",
     "gae.length_adaptive": "Sets lam to 1 - 1 / (this * length) for each completion, as VAPO does.",
@@ -126,13 +120,6 @@ EFFECTS: Mapping[str, str] = {
     "kl.horizon": "Completions over which a deviation from the target acts.",
     "kl.refresh_every": "Updates after which the reference moves to the policy.",
     "kl.refresh_mix": "How far it moves: 1 copies the policy, less mixes it in.",
-    "critic.trunk": "own: a network besides the policy. policy: a head on the policy's hidden states.",
-    "critic.model": "A value or reward model that an own network begins as; none: a copy of the policy.",
-    "critic.lr": "Of the critic; mostly larger than the policy's, and larger still for a head alone.",
-    "critic.lam": "Of what it learns: 1: what was really paid later; less: trusts its own later values.",
-    "critic.clip": "Bound of what a value moves in a step; none: plain squared error.",
-    "critic.pull": "How much of its gradient reaches the policy's trunk; 0: the head only reads.",
-    "critic.warmup": "First steps in which the critic learns and the policy waits.",
     "entropy.coef": "Weight of the bonus: larger keeps exploration up, too large ends in noise.",
     "entropy.target": "Entropy in nats per token below which the bonus is raised.",
 }
@@ -147,7 +134,6 @@ AXES_IN_WORDS: Mapping[str, str] = {
     "reduce": "How much a token weighs in the loss of an update.",
     "kl": "The KL penalty; null keeps no reference in memory. A number is its coefficient.",
     "entropy": "The entropy bonus. A number is its coefficient.",
-    "critic": "What learns the values that gae asks for; null keeps none. A word is its trunk.",
     "correction": "Importance correction for a sampler that disagrees with the trainer.",
     "select_tokens": "Selects tokens for token_weights, or for a surrogate that reads `selected`.",
     "token_weights": "A list of weights of tokens in the policy loss.",

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import math
 
-from covey.insight.findings import Rule, Seen, collector
+from covey.insight.findings import FindingRule, Seen, collector
 from covey.insight.remedies import (
     BY_STD,
-    CENTRED_REWARDS,
     LARGER_GROUPS,
     PULL,
     QUIET,
     WIDER,
+    WITHOUT_STD,
     at_least,
-    cut_short,
     dead,
     gated,
-    is_built_in,
     last_token,
     near_tie,
     of_status,
@@ -33,16 +31,18 @@ from covey.insight.remedies import (
     spec_settings,
     specs_of,
     to,
+    verified,
+    was_truncated,
     with_reward,
 )
 from covey.objective.signs import lone, mixes_scripts
 
-MODEL_REWARDS = ("reward_model", "process_reward_model", "judge")
+MODELS = ("reward_model", "process_reward_model", "judge")
 NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
 STILL = ("flat", "no_motion", "held_out_flat")
 OUTCOMES = (*NO_SIGNAL, *STILL, "worse", "entropy_collapse", "duplicates", "kl_growth", "length_bias")
 """What any bad reward ends in."""
-CAUSES: list[Rule] = []
+CAUSES: list[FindingRule] = []
 _rule = collector(CAUSES)
 
 
@@ -90,7 +90,7 @@ def _(seen: Seen) -> str | None:
     """
     free = [s for s in specs_of(seen) if "gated_by" not in spec_settings(s)]
     weights = {spec_name(s): float(str(spec_settings(s).get("weight", 1.0))) for s in free}
-    learned = [name for name in weights if name in MODEL_REWARDS]
+    learned = [name for name in weights if name in MODELS]
     part = sum(abs(weights[n]) for n in learned) / (sum(map(abs, weights.values())) or 1.0)
     if part < 0.5:
         return None
@@ -142,7 +142,7 @@ def _(seen: Seen) -> str | None:
     severity="severe",
     advice="a cold start whose answers end",
     explains=("truncated", "unparsable", "repetition", "length_bias", *NO_SIGNAL),
-    shows=cut_short,
+    shows=was_truncated,
     token=last_token,
 )
 def _(seen: Seen) -> str | None:
@@ -159,7 +159,7 @@ def _(seen: Seen) -> str | None:
 
 @_rule(
     "constant_reward",
-    rewards(is_built_in),
+    rewards(verified),
     to("guards.dead_steps", 5),
     severity="severe",
     advice="`covey score` on some completions",
@@ -174,7 +174,8 @@ def _(seen: Seen) -> str | None:
     value, own = seen.late("reward/mean"), [n for n in map(spec_name, specs_of(seen)) if ":" in n]
     if not (seen.after(5) and seen.late("reward/std") == 0 and seen.late("groups/dead") == 1):
         return None
-    if value in (0.0, 1.0) and not own:
+    cut = value == 0 and seen.late("length/truncated") > 0.5  # nothing was there to be paid
+    if cut or (value in (0.0, 1.0) and not own):
         return None
     whose = f" from {own[0]}" if own else ""
     return f"every completion of the last steps got the reward {value:g}{whose}: it tells nothing apart"
@@ -182,7 +183,7 @@ def _(seen: Seen) -> str | None:
 
 @_rule(
     "fooled",
-    rewards(is_built_in),
+    rewards(verified),
     to("rewards", ["exact_answer"]),
     severity="severe",
     advice="`covey stress`, which names the attack",
@@ -314,7 +315,7 @@ def _(seen: Seen) -> str | None:
 
 @_rule(
     "near_ties",
-    CENTRED_REWARDS,
+    WITHOUT_STD,
     to("algorithm.advantage.eps", 0.1),
     explains=("std_overweight", "small_group", *STILL),
     shows=near_tie,
@@ -352,7 +353,7 @@ def _(seen: Seen) -> str | None:
 
 @_rule(
     "std_overweight",
-    CENTRED_REWARDS,
+    WITHOUT_STD,
     severity="note",
     explains=("flat",),
     shows=lambda group, i: float(lone(group) == i),

@@ -65,7 +65,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
-Setting = Callable[[str], Any]
+SettingOf = Callable[[str], Any]
 """A setting's name -> its value in the run, or UNKNOWN."""
 
 
@@ -74,7 +74,7 @@ def unknown(_: str) -> Unknown:
     return UNKNOWN
 
 
-def settings_of(loaded: Loaded) -> Setting:
+def settings_of(loaded: Loaded) -> SettingOf:
     """The resolved settings of a run: those of the algorithm by axis, a function as its name."""
     return partial(_setting, loaded)
 
@@ -101,7 +101,7 @@ class Seen:
         self,
         metrics: Records,
         evals: Sequence[Evaluation] = (),
-        setting: Setting = unknown,
+        setting: SettingOf = unknown,
         patient: bool = True,
     ) -> None:
         """``patient``: rules wait for as many steps as they need to be sure."""
@@ -179,7 +179,7 @@ Key = Callable[[Group, int], float]
 
 
 @dataclass(frozen=True)
-class Rule:
+class FindingRule:
     """A cause of trouble: how it is known, what it explains, what mends it."""
 
     id: str
@@ -199,7 +199,7 @@ class Rule:
     token: Callable[[Group, int], int] | None = None
 
 
-def collector(rules: list[Rule]) -> Callable[..., Callable[[Holds], Holds]]:
+def collector(rules: list[FindingRule]) -> Callable[..., Callable[[Holds], Holds]]:
     """A decorator that makes rules of functions: threshold and reason are in their docstrings."""
 
     def rule(
@@ -214,7 +214,7 @@ def collector(rules: list[Rule]) -> Callable[..., Callable[[Holds], Holds]]:
         def register(holds: Holds) -> Holds:
             threshold, _, reason = " ".join((holds.__doc__ or "").split()).partition(" Because ")
             rules.append(
-                Rule(name, severity, threshold, reason, holds, lines, advice, explains, shows, token)
+                FindingRule(name, severity, threshold, reason, holds, lines, advice, explains, shows, token)
             )
             return holds
 
@@ -224,7 +224,7 @@ def collector(rules: list[Rule]) -> Callable[..., Callable[[Holds], Holds]]:
 
 
 def find(
-    rules: Sequence[Rule], seen: Seen, said: Iterable[str], step: int, groups: Sequence[Group] = ()
+    rules: Sequence[FindingRule], seen: Seen, said: Iterable[str], step: int, groups: Sequence[Group] = ()
 ) -> list[Finding]:
     """What is to be said after a step that has not been said before; causes come before what they explain."""
     known, by_id = set(said), {r.id: r for r in rules}
@@ -241,7 +241,7 @@ def find(
     return found
 
 
-def _finding(rule: Rule, sentence: str, seen: Seen, step: int, groups: Sequence[Group]) -> Finding:
+def _finding(rule: FindingRule, sentence: str, seen: Seen, step: int, groups: Sequence[Group]) -> Finding:
     shown = {name: round(value, 6) for name, value in seen.read.items() if math.isfinite(value)}
     evidence = {"step": step, **_place(rule, groups), **shown}
     lines = (line(seen) for line in rule.lines)
@@ -249,7 +249,7 @@ def _finding(rule: Rule, sentence: str, seen: Seen, step: int, groups: Sequence[
     return Finding(rule.id, step, rule.severity, sentence, remedy, rule.advice, evidence)
 
 
-def _place(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
+def _place(rule: FindingRule, groups: Sequence[Group]) -> dict[str, int]:
     """Group and completion that show it best, and the token."""
     if rule.shows is None:
         return {}
@@ -261,7 +261,9 @@ def _place(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
     return {"group": -n, "completion": -i, **token}
 
 
-def find_again(rules: Sequence[Rule], metrics: Records, evals: Records, setting: Setting) -> list[Finding]:
+def findings_over(
+    rules: Sequence[FindingRule], metrics: Records, evals: Records, setting: SettingOf
+) -> list[Finding]:
     """What a run would have said step by step, from its records."""
     found: list[Finding] = []
     taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
@@ -283,7 +285,7 @@ def yaml_line(key: str, value: object) -> str:
     return f"{key}: {text.partition(chr(10) + '...')[0].strip()}"
 
 
-def table(rules: Sequence[Rule]) -> Iterator[str]:
+def table(rules: Sequence[FindingRule]) -> Iterator[str]:
     """The rules as lines of a Markdown table, for docs/findings.md."""
     yield "| finding | said when | why there | explains |"
     yield "|---|---|---|---|"

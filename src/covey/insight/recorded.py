@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from covey.errors import ConfigError
-from covey.insight.findings import Finding, Setting, settings_of, unknown
+from covey.insight.findings import Finding, SettingOf, settings_of, unknown
 from covey.insight.rules import explain
 from covey.runs.folder import read_stream
 from covey.runs.reader import last_stage, load_recorded, read_findings, read_verdict
@@ -19,7 +19,7 @@ def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
     stage = last_stage(folder)
     if recorded := read_findings(stage):
         return stage, read_verdict(stage), [Finding.from_record(r) for r in recorded]
-    setting: Setting = unknown
+    setting: SettingOf = unknown
     unread: list[Finding] = []
     try:
         setting = settings_of(load_recorded(stage))

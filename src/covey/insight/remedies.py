@@ -84,7 +84,7 @@ def gated(specs: Sequence[object]) -> list[object]:
     return [first, *({spec_name(s): {**spec_settings(s), **rule}} for s in others)]
 
 
-def is_built_in(specs: Sequence[object]) -> list[object]:
+def verified(specs: Sequence[object]) -> list[object]:
     """The verifier that is tested in place of functions of one's own."""
     return [{"math_answer": {"rule": "answer_tag"}} if ":" in spec_name(s) else s for s in specs]
 
@@ -107,7 +107,7 @@ def group_size(seen: Seen) -> str:
 SMALLER_LR = scaled("train.lr", 1 / 3, 1e-6)
 FEWER_UPDATES = (to("train.inner_epochs", 1), to("train.updates_per_batch", 1))
 PULL = to("algorithm.kl.coef", 0.05, at_least(0.05))
-CENTRED_REWARDS = to("algorithm.advantage", "group_centered", lambda own: own not in BY_STD)
+WITHOUT_STD = to("algorithm.advantage", "group_centered", lambda own: own not in BY_STD)
 WIDER = (
     to("rollout.temperature", 1.0, at_least(0.7)),
     to("rollout.top_p", 1.0, at_least(0.5)),
@@ -120,7 +120,7 @@ INFORMATIVE = to("algorithm.filter", "informative", lambda own: own is not None)
 QUIET = to("scoring.noise", 0.0)
 
 
-def cut_short(group: Group, i: int) -> float:
+def was_truncated(group: Group, i: int) -> float:
     """1 for a completion that was truncated."""
     return float(group.completions[i].finish == "length")
 

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from covey.insight.causes import CAUSES
-from covey.insight.findings import Finding, Records, Seen, Setting, find, find_again, mean_of
+from covey.insight.findings import Finding, Records, Seen, SettingOf, find, findings_over, mean_of
 from covey.insight.symptoms import SYMPTOMS
 
 RULES = (*CAUSES, *SYMPTOMS)
 """Causes first."""
-NO_FINDING = ("paid_by_model", "no_motion", "flat", "kl_growth", "held_out_flat", "worse")
+CANNOT_SAY = ("paid_by_model", "no_motion", "flat", "kl_growth", "held_out_flat", "worse")
 """Rules that cannot say why steps had no signal."""
 
 
-def explain(metrics: Records, evals: Records, setting: Setting) -> list[Finding]:
+def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Finding]:
     """What a run would have said step by step, from its records."""
-    return find_again(RULES, metrics, evals, setting)
+    return findings_over(RULES, metrics, evals, setting)
 
 
-def no_signal(metrics: Records, setting: Setting) -> str:
+def no_signal(metrics: Records, setting: SettingOf) -> str:
     """Why steps had no advantage at all, and what to do about it: asked by the guard that ends a run."""
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
-    rules = [rule for rule in RULES if rule.id not in NO_FINDING]
+    correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
+    rules = [rule for rule in RULES if rule.id not in CANNOT_SAY]
     found = find(rules, Seen(metrics, (), setting, patient=False), (), 0)
-    why = str(found[0]) if found else "Look at rollouts/: what should the rewards have told apart?"
-    said = ", ".join(f"{share:.0%} all {kind}" for kind, share in shares.items() if share > 0)
-    return f"{said or 'no group was all correct or all incorrect'} of the groups. {why}"
+    why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
+    said = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"
+    return f"{said}, {unscored:.0%} unscored. {why[0].upper()}{why[1:]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covey.estimates import gains
 from covey.insight.causes import NO_SIGNAL, STILL, largest, percent
-from covey.insight.findings import Rule, Seen, collector
+from covey.insight.findings import FindingRule, Seen, collector
 from covey.insight.remedies import (
     FEWER_UPDATES,
     FRONTIER,
@@ -13,7 +13,6 @@ from covey.insight.remedies import (
     PULL,
     SMALLER_LR,
     at_least,
-    cut_short,
     dead,
     group_size,
     last_token,
@@ -24,6 +23,7 @@ from covey.insight.remedies import (
     scaled,
     shared_tokens,
     to,
+    was_truncated,
     with_reward,
 )
 from covey.insight.verdict import change, course
@@ -31,7 +31,7 @@ from covey.objective.signs import repeated_windows
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
 """Estimators whose advantages differ from token to token."""
-SYMPTOMS: list[Rule] = []
+SYMPTOMS: list[FindingRule] = []
 _rule = collector(SYMPTOMS)
 
 
@@ -85,7 +85,7 @@ def _(seen: Seen) -> str | None:
     room,
     with_reward("soft_overlong", {"limit": 512, "buffer": 64}),
     explains=("unparsable", *NO_SIGNAL),
-    shows=cut_short,
+    shows=was_truncated,
     token=last_token,
 )
 def _(seen: Seen) -> str | None:

@@ -20,6 +20,7 @@ from covey.evaluation import evaluate
 from covey.fault_injection import Faults
 from covey.insight.findings import settings_of
 from covey.insight.rules import no_signal
+from covey.insight.watch import Watch
 from covey.kernels.calls import products
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
@@ -31,14 +32,13 @@ from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rollout import Position, sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
+from covey.runs.drift import Drift
 from covey.runs.folder import Logged
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
-from covey.training.drift import Drift
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
-from covey.training.watch import Watch
 from covey.types import Group
 
 

@@ -27,7 +27,6 @@ QUANTITIES = {
     "ratio": "importance ratio in the last update that saw the token",
     "kl": "KL to the reference by k3, nats",
     "entropy": "entropy of the policy at this token, nats",
-    "critic": "the critic's value before this token",
     "value": "mean reward of the completions that share the text up to here",
     "critic": "what the critic expected before this token",
 }
@@ -51,7 +50,6 @@ def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
         if "ref_log_ratios" not in arrays
         else k3(torch.from_numpy(arrays["ref_log_ratios"])).numpy(),
         "entropy": arrays.get("entropies"),
-        "critic": arrays.get("values"),
         "value": _values_of_prefixes(log, places, sample),
         "critic": arrays.get("values"),
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.estimates import Evaluation
-from covey.insight.findings import STREAM, Finding, Seen, Setting, find
+from covey.insight.findings import STREAM, Finding, Seen, SettingOf, find
 from covey.insight.rules import RULES
 from covey.runs.folder import RunFolder
 from covey.types import Group
@@ -21,7 +21,7 @@ class Watch:
     """
 
     folder: RunFolder
-    setting: Setting
+    setting: SettingOf
     metrics: list[dict[str, Any]] = field(default_factory=list)
     evals: list[Evaluation] = field(default_factory=list)
     said: list[str] | None = None
