@@ -320,7 +320,7 @@ MUTANTS = [
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose)", "else replace(minibatch, selected=select_tokens(batch, choose).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
     ),
     *of(
-        "training/objectives.py",
+        "learner/objectives.py",
         ("steered KL coefficient not in the loss", "kl_coef=now.kl, entropy_coef", "kl_coef=None, entropy_coef"),
         ("steered entropy coefficient not in the loss", "entropy_coef=now.entropy)", "entropy_coef=None)"),
         ("a head's loss forgotten", "loss.total + self.values(micro, scores)[0]", "loss.total"),

@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.fakes import group
@@ -26,7 +27,9 @@ from covey.objective.diagnostics import (
     value_metrics,
 )
 from covey.objective.loss import policy_loss
+from covey.objective.signs import gradient_signs, group_signs
 from covey.tasks.difficulty import Difficulty
+from covey.types import StepRewards
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "algorithms").glob("*.md"))
@@ -108,7 +111,7 @@ def logged() -> set[str]:
     groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
-    names |= set(Difficulty(3).metrics())
+    names |= set(Difficulty(3).metrics()) | signs()
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
     for file in ("metrics.py", "rollout.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
@@ -116,6 +119,14 @@ def logged() -> set[str]:
     names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}
     names = {re.sub(r"quarter_\d", "quarter_N", name) for name in names}
     return {re.sub("(other_)?answer", "NAME", name) for name in names}
+
+
+def signs() -> set[str]:
+    """What is counted for the findings."""
+    steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
+    groups = [replace(group([1, 0]), steps={"r": steps})]
+    advantages = [np.ones(2), -np.ones(2)]
+    return {*group_signs(groups), *gradient_signs(groups, advantages), "kl/start", "reward/paid_elsewhere"}
 
 
 def test_every_metric_is_explained_and_no_other() -> None:

@@ -40,6 +40,7 @@ from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import load_problems
+from covey.trackers import check_tracker
 from covey.training.run import DEFAULTS, Run, RunOptions
 
 
@@ -49,6 +50,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
     config, algorithm = loaded.config, loaded.algorithm
+    check_tracker(config.tracker)
     source = load_problems(loaded)
     rewards = load_rewards(
         config.rewards or source.rewards,

@@ -43,7 +43,7 @@ def train(run: Run) -> None:
         }
         times = journal.log(step, metrics)
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
-        journal.console.step(step + 1, -total, {"loss": f"{total:.3f}", "tokens/s": rate})
+        journal.console.step(step + 1, total, {"loss": f"{total:.3f}", "tokens/s": rate})
         if run.evaluate_and_save():
             break
 
