@@ -254,7 +254,7 @@ MUTANTS = [
     *of(
         "objective/algorithms.py",
         ("idle completions skipped under a KL", "return not (pulls or self.values_on_policy) and self", "return self"),
-        ("idle completions skipped under KL-Cov", ' - {surrogates.kl_on_selected}\n', "\n"),
+        ("idle completions skipped under KL-Cov", ' - {surrogates.kl_on_selected, surrogates.dro}\n', ' - {surrogates.dro}\n'),
     ),
     *of(
         "objective/diagnostics.py",
@@ -286,7 +286,7 @@ MUTANTS = [
         ("cost so far for cost to go", "penalty.token.flip(-1).cumsum(-1).flip(-1)", "penalty.token.cumsum(-1)"),
         ("values of critics bootstrapped into their returns", "targets = value_targets(paid, values, batch.mask, gamma=gamma, lam=algorithm.critic.lam)", "targets = value_targets(paid, values, batch.mask, gamma=gamma)"),
         ("rewards by step paid twice", "rest[row] -= group.weights[name] * value", "pass"),
-        ("reward paid at the first token", "paid[torch.arange(len(paid)), last] += rest", "paid[:, 0] += rest"),
+        ("reward paid at the first token", "paid[row, _trained_at(mask[row], mask.shape[1])] += value", "paid[row, 0] += value"),
         ("penalty rewarded", "response = -coef *", "response = coef *"),
         ("old for adaptive coefficient", "coef = kl.coef if coef is None else coef", "coef = kl.coef"),
         ("untrained completions in the batch statistics", "trained = torch.nonzero(batch.mask.any(-1))[:, 0]", "trained = torch.nonzero(~batch.rewards.isnan())[:, 0]"),
@@ -320,7 +320,7 @@ MUTANTS = [
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose)", "else replace(minibatch, selected=select_tokens(batch, choose).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
     ),
     *of(
-        "training/objectives.py",
+        "learner/objectives.py",
         ("steered KL coefficient not in the loss", "kl_coef=now.kl, entropy_coef", "kl_coef=None, entropy_coef"),
         ("steered entropy coefficient not in the loss", "entropy_coef=now.entropy)", "entropy_coef=None)"),
         ("a head's loss forgotten", "loss.total + self.values(micro, scores)[0]", "loss.total"),

@@ -27,12 +27,12 @@ from covey.console import RunConsole
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.findings import Seen, unknown
 from covey.insight.rules import explain
+from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
 from covey.rollout import Position, Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
-from covey.training.objectives import PolicyObjective
 from covey.training.rl import prepare
 from covey.training.setup import set_up
 from presets import RESULTS, ROOT, VERDICT, Settings, cold_start, config_of, merged, trained

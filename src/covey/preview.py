@@ -18,6 +18,7 @@ from covey.console import RunConsole
 from covey.errors import ConfigError, Stopped
 from covey.insight.preview import Measured, Preview
 from covey.learner.learner import Learner
+from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.load import device_memory
@@ -31,7 +32,6 @@ from covey.rollout import Progress, sampling_params, score_each
 from covey.runs.reader import read_environment
 from covey.sampling.base import Request, Sampler
 from covey.signals import StopSignal
-from covey.training.objectives import PolicyObjective
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 from covey.types import Group

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from covey.training.check import check
 from safetensors.torch import load_file
 from tests.train.test_runs import StopAt, fingerprint, interrupted, metrics_of, start
 from transformers import AutoModelForTokenClassification
@@ -19,6 +18,7 @@ from covey.config.schema import Guards
 from covey.console import RunConsole
 from covey.errors import ConfigError
 from covey.objective.value import gae
+from covey.proof.check import check
 from covey.runs.checkpoint import GuardMemory
 from covey.training.guards import Warn, judge_step
 

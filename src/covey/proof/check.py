@@ -18,13 +18,13 @@ from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.learner.learner import Learner
+from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy, weights_hash
 from covey.rollout import Position, Rollouts
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
-from covey.training.objectives import PolicyObjective
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 

@@ -10,7 +10,7 @@ from covey.rewards.steps import score_steps
 from covey.tasks.generated import Task
 from covey.types import Score
 
-PICK = re.compile(r"(\d):(\d{1,5})(?!\d)")
+CHOSEN = re.compile(r"(\d):(\d{1,5})(?!\d)")
 
 
 def ordering(rng: random.Random) -> dict[str, object]:
@@ -36,7 +36,7 @@ def choices(completion: str, prompt: str, token_ends: list[int]) -> Score:
     (1.0, 0.0)
     """
     left = sorted(prompt.strip("sort ="))
-    found, right = list(PICK.finditer(completion)), []
+    found, right = list(CHOSEN.finditer(completion)), []
     for step in found:
         taken, after = step[1], sorted(step[2])
         right.append(float(bool(left) and taken == left[0] and after == left[1:]))

@@ -13,6 +13,7 @@ from covey.batching import Batch, collate, minibatches, select_tokens
 from covey.config.contradictions import updates_of
 from covey.config.schema import Config
 from covey.learner.learner import Learner, Objective
+from covey.learner.objectives import PolicyObjective, ValueObjective, ValueStats
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
 from covey.metrics import Updated, report_step, step_metrics
 from covey.models.policy import Policy
@@ -22,7 +23,6 @@ from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts
-from covey.training.objectives import PolicyObjective, ValueObjective, ValueStats
 from covey.training.run import AnyLearner, Run
 from covey.types import Group
 
