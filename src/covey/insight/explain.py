@@ -251,6 +251,24 @@ def _collapse(seen: Seen) -> str | None:
     return f"entropy fell to {entropy:.3f} nats: exploration has ended" if fell and unsolved else None
 
 
+@rule(
+    Try("a reward model refreshed on this run's completions (`covey pairs`, method: reward_model)"),
+    PULL,
+    Try("fewer steps against the same reward model"),
+)
+def _overoptimised(seen: Seen) -> str | None:
+    """A learned reward that no longer ranks as the verifier does."""
+    for name in (n for n in (seen.last[-1] if seen.last else {}) if n.endswith("/agreement")):
+        before, now, score = seen.early(name), seen.late(name), name.removesuffix("agreement") + "mean"
+        if before > 0.6 and now < before - 0.1 and seen.rise(score) > 0:
+            return (
+                f"{name.split('/')[1]} is over-optimised: it gives {seen.rise(score):+.2g} more than at the "
+                f"start, and ranks a correct answer above an incorrect one in {100 * now:.0f} % of the "
+                f"cases, after {100 * before:.0f} % at the start"
+            )
+    return None
+
+
 @rule(Try("reading rollouts/ and `covey stress`: the reward pays for something else than the answer"))
 def _farming(seen: Seen) -> str | None:
     rise, gain = seen.rise("reward/mean"), seen.held_out_gain()
