@@ -41,6 +41,10 @@ class Objective(Protocol[T_co]):
         """Whether completions without an advantage have no gradient and need not be computed."""
 
     @property
+    def whole_groups(self) -> bool:
+        """Whether the loss is one of all completions of a group, which may not be split then."""
+
+    @property
     def needs_reference(self) -> bool:
         """Whether the reference's whole distribution is needed, for the exact KL."""
 
@@ -102,16 +106,24 @@ class Learner:
         return self._until_it_fits(lambda: list(self._forward_backward(batch, objective)))
 
     def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T]:
-        trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
-        skips = objective.skips_idle
-        for micro in micro_batches(trained, self.micro_tokens, objective.max_tokens, skip_idle=skips):
-            self.before_micro_batch()
-            packed = micro.packed.to(self.policy.device)
-            other = self.reference.outputs(packed) if objective.needs_reference and self.reference else None
-            loss, seen = objective(micro, self.policy.score(packed, objective.temperature, other))
+        for loss, seen in self._losses(batch, objective):
             loss.backward()
             self.optimizer.accumulate()
             yield seen
+
+    @torch.no_grad()
+    def measure(self, batch: Batch, objective: Objective[T]) -> list[T]:
+        """The statistics of a batch's micro-batches, without a gradient."""
+        return self._until_it_fits(lambda: [seen for _, seen in self._losses(batch, objective)])
+
+    def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T]]:
+        trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
+        skips, whole = objective.skips_idle, objective.whole_groups
+        for micro in micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole):
+            self.before_micro_batch()
+            packed = micro.packed.to(self.policy.device)
+            other = self.reference.outputs(packed) if objective.needs_reference and self.reference else None
+            yield objective(micro, self.policy.score(packed, objective.temperature, other))
 
     def step(self, lr: float) -> float:
         """Apply the accumulated gradient; its norm before clipping.

@@ -16,7 +16,7 @@ from covey.models.policy import Policy
 from covey.prompts import texts_of
 from covey.proof.replay import replay
 from covey.runs.reader import last_stage, load_recorded
-from covey.tasks.source import load_problems
+from covey.tasks.source import load_source
 from covey.training.check import CLOSE, SAME, Claim
 from covey.training.setup import caller_restored, set_process
 
@@ -35,7 +35,7 @@ def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
 
 
 def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
-    policy = load_policy(loaded, texts_of(load_problems(loaded), loaded.config))
+    policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
     if not supported(policy.model):
         raise ConfigError(
             f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"

@@ -66,6 +66,7 @@ class PolicyObjective:
     temperature: float
     max_tokens: int
     coefficients: Coefficients
+    whole_groups: bool = False
 
     @property
     def skips_idle(self) -> bool:

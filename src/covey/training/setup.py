@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,8 +19,9 @@ from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.machine import available_threads
 from covey.models.load import device_memory, load_policy
+from covey.models.policy import Policy
 from covey.models.reference import Reference
-from covey.prompts import encode, texts_of, unseen_by_model
+from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.preflight import check_columns, check_references, rehearse
 from covey.runs.atomic import write_file
@@ -34,8 +35,10 @@ from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.local import LocalSampler
 from covey.signals import StopSignal
-from covey.tasks.source import Source, load_problems
+from covey.tasks.examples import Example
+from covey.tasks.source import Source, load_source
 from covey.training.coefficients import first
+from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
 
 
@@ -45,20 +48,15 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
     config, algorithm = loaded.config, loaded.algorithm
-    source = load_problems(loaded)
-    rewards = load_rewards(
-        config.rewards or source.rewards,
-        loaded.folder,
-        config.scoring,
-        config.sandbox,
-        LEARNED,
-        options.faults.around,
-    )
+    source = load_source(loaded)
+    rewards = judges(loaded, source, options)
     source = checked(source, rewards, config, console)
     set_process(config)
-    policy = load_policy(loaded, texts_of(source, config))
+    policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
-    train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
+    held_out = learned(source.held_out)
+    train_set = learned(source.examples) or encode(policy, source.train, config)
+    test_set = encode(policy, source.test, config)
     for note in unseen_by_model(policy, [*source.train, *source.test], config):
         console.say(note, "yellow")
     if "steps" in algorithm.needs and len(rewards) > 1:
@@ -75,6 +73,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
+        held_out=held_out,
         journal=Journal(RunFolder(config.output), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
@@ -88,6 +87,26 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         run.journal.folder.close()
         raise
     return run
+
+
+def begin(loaded: Loaded, source: Source) -> tuple[Policy, Callable[[Sequence[Example]], list[Prompted]]]:
+    """The model that a method trains, and how it reads examples."""
+    config, texts = loaded.config, texts_of(source, loaded.config)
+    if config.method == "reward_model":
+        judge = load_reward_model(loaded, texts, kind_of(source.examples))
+        return judge, lambda examples: encode_judged(judge, examples)
+    policy = load_policy(loaded, texts)
+    return policy, lambda examples: encode_examples(policy, examples, config)
+
+
+def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
+    """The rewards of a run; none where a method learns without and no rewards are named."""
+    config = loaded.config
+    named = config.rewards or source.rewards
+    if source.examples and (not named or config.method == "reward_model"):
+        return Rewards(())
+    around = options.faults.around
+    return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
 
 
 def connect(run: Run) -> None:
@@ -204,21 +223,31 @@ def resume(run: Run, memory: Mapping[str, int]) -> None:
     (folder.path / RECORD).unlink(missing_ok=True)
 
 
+def measurable(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+    """The problems without those that nothing could judge. Raises DataError where that leaves too few."""
+    if config.method == "reward_model":
+        source = replace(source, test=[])  # it answers nothing that could be judged
+    elif not len(rewards):
+        console.say("no rewards are named: nothing judges held-out problems")
+        source = replace(source, test=[])
+    measured = source.test or source.held_out
+    for key, value, there in (
+        ("eval.every", config.eval.every, measured),
+        ("train.stop_at", config.train.stop_at, source.test),
+    ):
+        if value and not there:
+            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+    return source
+
+
 def checked(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
     """The problems that can be used, after every check that needs no model."""
-    for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
-        if value and not source.test:
-            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+    source = measurable(source, rewards, config, console)
+    if not len(rewards):
+        return source
     console.say(rewards.criterion)
-    everything = source.train + source.test
+    everything = source.test if source.examples else source.train + source.test
     check_columns(everything, rewards)
-    for problem in everything if config.method == "sft" else ():
-        answer = problem.columns.get(config.data.completion)
-        if answer is None or isinstance(answer, list | dict):
-            raise DataError(
-                f"{problem.id}: supervised learning needs column {config.data.completion!r} "
-                "(data.completion) with the answer to imitate, as a text"
-            )
     if rewards.sandbox and "not_blocked" in rewards.sandbox:
         console.say(
             f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
@@ -235,8 +264,11 @@ def checked(source: Source, rewards: Rewards, config: Config, console: RunConsol
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    rehearse(source.train[0], rewards)
-    train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
+    train, bad = source.train, dict[str, str]()
+    if everything:
+        rehearse(everything[0], rewards)
+    if not source.examples:
+        train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
     test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
     for row, why in {**bad, **bad_too}.items():
         console.say(f"left out {row}: {why}", "yellow")
