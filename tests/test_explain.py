@@ -41,6 +41,8 @@ HEALTHY: dict[str, float] = {
     "kl/completion_k1": 1.0,
     "text/repetition": 0.05,
     "reward/correlation/answer/format": 0.2,
+    "reward/judge/agreement": 0.85,
+    "reward/judge/mean": 1.0,
 }
 
 
@@ -78,6 +80,13 @@ def held_out(*accuracies: float, reward: float | None = None) -> list[dict[str, 
         ({"entropy/sampled": 0.5}, {"entropy/sampled": 0.01}, (), "entropy fell to", "smaller train.lr"),
         ({}, {}, (0.4, 0.4), "held-out accuracy changed by +0 points", "covey stress"),
         ({}, {"reward/correlation/answer/format": -0.8}, (), "answer and format pull apart", "gated_by"),
+        (
+            {},
+            {"reward/judge/agreement": 0.5, "reward/judge/mean": 3.0},
+            (),
+            "judge is over-optimised: it gives +1.8 more than at the start, and ranks a correct answer above",
+            "covey pairs",
+        ),
         ({}, {"length/incorrect": 60.0}, (), "incorrect answers grew", "dr_grpo"),
         ({}, {"ratio/q99": 5.0}, (), "moves far within a batch", "updates_per_batch"),
         ({}, {"clip/low": 0.3}, (), "tokens are clipped", "clip_high"),

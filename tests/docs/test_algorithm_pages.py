@@ -102,9 +102,11 @@ def logged() -> set[str]:
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     names |= set(Difficulty(3).metrics())
-    for file in ("training/metrics.py", "rollout.py"):
-        text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
-        names |= set(re.findall(r'"((?:rollout|optimizer|kl|entropy|update)/\w+)"', text))
+    for file in ("metrics.py", "preference.py", "reward_model.py", "../rollout.py"):
+        text = (Path(covey.__file__).parent / "training" / file).read_text(encoding="utf-8")
+        names |= set(
+            re.findall(r'"((?:rollout|optimizer|kl|entropy|update|preference|reward_model)/\w+)"', text)
+        )
     names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}
     return {re.sub("(other_)?answer", "NAME", name) for name in names}
 

@@ -97,10 +97,10 @@ def test_kto() -> None:
 def test_orpo() -> None:
     # Per-token probabilities 3/4 (one token) and 1/2 (two tokens): odds 3 and 1, log-odds ratio log 3.
     chosen, rejected = v(LOG(0.75), grad=True), v(2 * LOG(0.5), grad=True)
-    loss = orpo(chosen, rejected, v(1), v(2), lam=0.5)
-    assert loss.tolist() == pytest.approx([-LOG(0.75) - 0.5 * LOG(0.75)])
-    assert orpo(chosen, rejected, v(1), v(2), lam=0.0).tolist() == pytest.approx([-LOG(0.75)])
-    assert orpo(v(0.0), v(-1), v(1), v(1)).isfinite().all()
+    loss = orpo(chosen, rejected, v(1), v(2), v(2.5), lam=0.5)
+    assert loss.tolist() == pytest.approx([2.5 - 0.5 * LOG(0.75)])
+    assert orpo(chosen, rejected, v(1), v(2), v(2.5), lam=0.0).tolist() == [2.5]
+    assert orpo(v(0.0), v(-1), v(1), v(1), v(0)).isfinite().all()
 
 
 def test_simpo() -> None:
@@ -127,7 +127,7 @@ def test_reward_model() -> None:
         lambda a, b: dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5, label_smoothing=0.2),
         lambda a, b: ipo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), v(3, 2), v(2, 5)),
         lambda a, b: kto(a - b, torch.tensor([True, False]), v(0.1, 0.1)),
-        lambda a, b: orpo(a, b, v(3, 2), v(2, 5)),
+        lambda a, b: orpo(a, b, v(3, 2), v(2, 5), -a / v(3, 2)),
         lambda a, b: simpo(a, b, v(3, 2), v(2, 5)),
         bradley_terry,
         lambda a, b: robust_dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),

@@ -28,7 +28,7 @@ from covey.objective.preference import PREFERENCES
 from covey.prompts import Answer, Prompted, encode_examples
 from covey.tasks.examples import examples_of, with_prompt
 from covey.training.given import added
-from covey.training.preference import REFERENCE, PreferenceObjective, mismatched
+from covey.training.preference import REFERENCE, PreferenceObjective, mismatched, with_prompt_trained
 from covey.types import Problem
 
 PAIRED = [m for m in PREFERENCES if m != "kto"]
@@ -79,7 +79,8 @@ def ours(
 ) -> tuple[float, dict[str, Tensor], dict[str, float]]:
     """Loss, gradient by parameter and metrics of a step."""
     learner = Learner(policy, Train(tokens_per_micro_batch=micro_tokens))
-    objective = PreferenceObjective(bind(PREFERENCES[method], **settings), point)
+    tokens = float(batch.mask[0::2].sum()) / batch.totals(1).prompts
+    objective = PreferenceObjective(bind(PREFERENCES[method], **settings), point, tokens)
     seen = added(learner.forward_backward(batch, objective))
     names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
     gradient = {n: m.grad.clone() for n, m in zip(names, learner.optimizer.masters, strict=True)}
@@ -96,16 +97,18 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor], within: float = 1e-5
 @pytest.mark.parametrize("method", PAIRED)
 def test_any_split_into_micro_batches_is_the_same_step(method: str) -> None:
     policy, reference = policies()
-    batch = with_reference(pairs(*RAGGED), reference)
+    examples = pairs(*RAGGED)
+    whole = [with_prompt_trained(e) for e in examples] if method == "orpo" else examples
+    batch = with_reference(whole, reference)
     loss, gradient, seen = ours(method, policy, batch)
     for tokens in (1, 20):
         other = ours(method, policy, batch, tokens)
         assert other[0] == pytest.approx(loss, rel=1e-5)
         assert other[2] == pytest.approx(seen, rel=1e-4, abs=1e-6)
         close(gradient, other[1])
-    rows = [(e.tokens, a.tokens) for e in pairs(*RAGGED) for a in e.answers]
+    rows = [(e.tokens, a.tokens) for e in examples for a in e.answers]
     sums = torch.stack([log_probs(policy.model, *row).sum() for row in rows]).detach()
-    lengths = batch.mask.sum(-1)
+    lengths = torch.tensor([len(a) for _, a in rows])
     score = sums / lengths if method in ("orpo", "simpo") else sums - batch.ref_sums
     if method not in ("orpo", "simpo"):
         assert seen["preference/margin"] == pytest.approx(float((score[0::2] - score[1::2]).mean()), rel=1e-3)
@@ -180,6 +183,62 @@ def test_losses_and_gradients_are_those_of_trls_dpo_trainer(tmp_path: Path) -> N
             logged["rewards/margins"], rel=1e-4
         )
         assert seen["preference/accuracy"] == pytest.approx(logged["rewards/accuracies"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
+@pytest.mark.parametrize("method", ["simpo", "orpo"])
+def test_losses_and_gradients_are_those_of_trls_trainers_without_a_reference(
+    tmp_path: Path, method: str
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    policy, _ = policies()
+    examples = pairs(*RAGGED)
+    theirs, settings = {
+        "simpo": (
+            {"loss_type": "simpo", "simpo_gamma": 0.7, "cpo_alpha": 0.0, "beta": 1.5},
+            {"beta": 1.5, "gamma": 0.7},
+        ),
+        "orpo": ({"beta": 0.4}, {"lam": 0.4}),
+    }[method]
+    config, kind = {"simpo": (CPOConfig, CPOTrainer), "orpo": (ORPOConfig, ORPOTrainer)}[method]
+    trainer = kind(
+        model=copy.deepcopy(policy.model),
+        args=config(
+            output_dir=str(tmp_path),
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            max_length=64,
+            gradient_checkpointing=False,
+            remove_unused_columns=False,
+            **theirs,
+        ),
+        train_dataset=datasets.Dataset.from_list([{"prompt": "1+2=", "chosen": "3", "rejected": "4"}] * 3),
+        processing_class=policy.tokenizer,
+    )
+    rows = []
+    for e in examples:
+        row: dict[str, Any] = {
+            "prompt_input_ids": e.tokens.tolist(),
+            "prompt_attention_mask": [1] * len(e.tokens),
+        }
+        for who, answer in zip(("chosen", "rejected"), e.answers, strict=True):
+            ids = [*e.tokens.tolist(), *answer.tokens.tolist()]
+            row |= {
+                f"{who}_input_ids": ids,
+                f"{who}_attention_mask": [1] * len(ids),
+                f"{who}_labels": [-100] * len(e.tokens) + answer.tokens.tolist(),
+            }
+        rows.append(row)
+    expected, _ = trainer.get_batch_loss_metrics(trainer.model, trainer.data_collator(rows))
+    whole = [with_prompt_trained(e) for e in examples] if method == "orpo" else examples
+    loss, gradient, _ = ours(method, policy, given_batch(whole), **settings)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    close(gradient, gradient_of(expected, trainer.model))
 
 
 @pytest.mark.slow

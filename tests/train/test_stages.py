@@ -218,3 +218,15 @@ def test_a_stage_that_is_named_has_to_come_before(tmp_path: Path) -> None:
     with pytest.raises((DataError, ConfigError), match="2-pairs: no such file"):
         start(tmp_path / "run", **settings)
     assert load_config(values={"data": {"examples": "a.jsonl"}}).config.data.examples == (Path("a.jsonl"),)
+
+
+@pytest.mark.parametrize("name", ["r1_zero", "r1", "sft_dpo_rl", "iterative_grpo"])
+def test_the_recipes_are_configs(name: str) -> None:
+    stages = load_config(Path(f"examples/{name}.yaml")).stages()
+    names = [f"{n}-{stage.config.method}" for n, stage in enumerate(stages, start=1)]
+    asked = [str(path) for stage in stages for path in stage.config.data.examples]
+    asked += [
+        of["model"] for s in stages for r in s.config.rewards for of in r.values() if "model" in str(of)
+    ]
+    assert set(asked) <= set(names)
+    assert names[-1].endswith("-rl")

@@ -121,6 +121,13 @@ class Rollout(Section):
     adapt_group_size: bool = Field(
         False, description="Spread the step's completions over prompts by their remembered pass rates."
     )
+    prepass: int = Field(
+        0,
+        ge=0,
+        le=65_536,
+        description="Completions of every training problem before the first step, so that its pass rate is "
+        "known to the curriculum and to adapt_group_size; 0: none.",
+    )
     mask_truncated: bool = Field(False, description="Train no token of truncated completions.")
     max_resampling_rounds: int = Field(
         4, ge=0, le=1_000, description="Rounds of resampling for groups that a filter dropped."

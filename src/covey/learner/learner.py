@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -119,11 +120,12 @@ class Learner:
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T]]:
         trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
         skips, whole = objective.skips_idle, objective.whole_groups
-        for micro in micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole):
+        for piece in micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole):
             self.before_micro_batch()
-            packed = micro.packed.to(self.policy.device)
-            other = self.reference.outputs(packed) if objective.needs_reference and self.reference else None
-            yield objective(micro, self.policy.score(packed, objective.temperature, other))
+            micro = replace(piece, packed=piece.packed.to(self.policy.device))
+            needed = self.reference if objective.needs_reference else None
+            other = needed.outputs(micro.packed) if needed is not None else None
+            yield objective(micro, self.policy.score(micro.packed, objective.temperature, other))
 
     def step(self, lr: float) -> float:
         """Apply the accumulated gradient; its norm before clipping.

@@ -30,6 +30,8 @@ class PreferenceData:
     ref_rejected: Tensor | None = None
     chosen_lengths: Tensor | None = None
     rejected_lengths: Tensor | None = None
+    nll: Tensor | None = None
+    """Of prompt and chosen answer; its mean over the pairs of a step is that of all their tokens."""
     log_ratio: Tensor | None = None
     desirable: Tensor | None = None
     reference_point: Tensor | None = None
@@ -131,16 +133,17 @@ def orpo(
     rejected: Tensor,
     chosen_lengths: Tensor,
     rejected_lengths: Tensor,
+    nll: Tensor,
     *,
     lam: NonNegative = 0.1,
 ) -> Tensor:
-    """NLL(chosen) - lam log sig(log odds ratio), of averaged log-probs. (B,) -> (B,).
+    """NLL - lam log sig(log odds ratio), the odds of averaged log-probs. (B,) -> (B,).
 
-    odds(p) = p / (1 - p); no reference. ORPO, arXiv 2403.07691.
+    odds(p) = p / (1 - p); no reference. ORPO, arXiv 2403.07691, whose authors train the prompt too.
     """
     up, down = chosen / chosen_lengths, rejected / rejected_lengths
     log_odds = (up - down) - (_log1mexp(up) - _log1mexp(down))
-    return -up - lam * log_sigmoid(log_odds)
+    return nll - lam * log_sigmoid(log_odds)
 
 
 def simpo(

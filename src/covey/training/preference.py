@@ -17,7 +17,7 @@ from covey.learner.learner import Learner, Objective
 from covey.models.logprobs import TokenScores
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData
-from covey.prompts import Prompted
+from covey.prompts import Answer, Prompted
 from covey.runs.atomic import write_file
 from covey.training import given
 from covey.training.given import Seen
@@ -34,6 +34,8 @@ def train(run: Run) -> None:
     loss = run.loaded.loss
     assert loss is not None, "the method has one"
     examples = [*run.train_set, *run.held_out]
+    if "nll" in loss.needs:
+        examples = [with_prompt_trained(e) for e in examples]
     others = mismatched(examples) if "reference_point" in loss.needs else []
     sums = list[Tensor]()
     if {"ref_chosen", "log_ratio"} & set(loss.needs):
@@ -50,7 +52,8 @@ def train(run: Run) -> None:
             batch = batch_of(rows, first=len(examples))
             assert batch.ref_sums is not None
             point = float((summed(run.learner, batch) - batch.ref_sums).mean())
-        return batch_of(rows), PreferenceObjective(loss, point)
+        batch = batch_of(rows)
+        return batch, PreferenceObjective(loss, point, float(batch.mask[0::2].sum()) / len(rows))
 
     given.train(run, lesson)
 
@@ -67,6 +70,8 @@ class PreferenceObjective:
     loss: AnyBound
     reference_point: float = 0.0
     """Mean KL of prompts with answers to others: what KTO compares with."""
+    tokens: float = 1.0
+    """Trained tokens of a first answer, in the mean over the step."""
     temperature: float = 1.0
     max_tokens: int = 1
     skips_idle: bool = False
@@ -75,20 +80,21 @@ class PreferenceObjective:
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Seen]:
         """A micro-batch's share of the loss and of the metrics."""
-        logprobs = micro.packed.unpack(scores.logprobs)
-        sums = (logprobs * micro.rows.mask.to(logprobs.device)).sum(-1)
         batch, count = micro.rows, micro.totals.prompts
-        lengths = batch.mask.sum(-1).to(sums)
+        logprobs = micro.packed.unpack(scores.logprobs)
+        answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)
+        sums, lengths = (logprobs * answered).sum(-1), answered.sum(-1).to(logprobs)
+        nll = -(logprobs * batch.mask.to(logprobs.device)).sum(-1) / self.tokens
         labels = batch.rewards.to(sums.device) > 0.5
         # Without a reference an answer's implicit reward is its mean log-prob.
         reward = sums / lengths if batch.ref_sums is None else sums - batch.ref_sums.to(sums)
-        losses = self.loss(self._data(batch, sums, lengths, labels, reward))
+        losses = self.loss(self._data(batch, sums, lengths, labels, reward, nll))
         assert isinstance(losses, Tensor)
         loss = losses.sum() / count
         return loss, {"loss": float(loss.detach()), **self._metrics(reward.detach(), labels, count)}
 
     def _data(
-        self, batch: Batch, sums: Tensor, lengths: Tensor, labels: Tensor, reward: Tensor
+        self, batch: Batch, sums: Tensor, lengths: Tensor, labels: Tensor, reward: Tensor, nll: Tensor
     ) -> PreferenceData:
         if "desirable" in self.loss.needs:
             return PreferenceData(
@@ -98,7 +104,8 @@ class PreferenceObjective:
         names = {"": sums, "ref_": None if batch.ref_sums is None else batch.ref_sums.to(sums)}
         parts = {f"{ref}{who}": values[n::2] for ref, values in names.items() if values is not None
                  for n, who in enumerate(("chosen", "rejected"))}  # fmt: skip
-        return PreferenceData(**parts, chosen_lengths=lengths[0::2], rejected_lengths=lengths[1::2])
+        sizes = {"chosen_lengths": lengths[0::2], "rejected_lengths": lengths[1::2]}
+        return PreferenceData(**parts, **sizes, nll=nll[0::2])
 
     def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> Seen:
         if "desirable" in self.loss.needs:
@@ -110,12 +117,23 @@ class PreferenceObjective:
             }
         chosen, rejected = reward[0::2], reward[1::2]
         found = {
-            "margin": chosen - rejected,
-            "accuracy": (chosen > rejected).float(),
-            "chosen": chosen,
-            "rejected": rejected,
+            "preference/margin": chosen - rejected,
+            "preference/accuracy": (chosen > rejected).float(),
+            "preference/chosen": chosen,
+            "preference/rejected": rejected,
         }
-        return {f"preference/{name}": float(values.sum()) / count for name, values in found.items()}
+        return {name: float(values.sum()) / count for name, values in found.items()}
+
+
+def with_prompt_trained(example: Prompted) -> Prompted:
+    """A pair whose chosen answer is trained with its prompt, of which nothing predicts the first token."""
+    first, rest = example.tokens[:1], example.tokens[1:]
+    answers = []
+    for chosen, answer in zip((True, False), example.answers, strict=True):
+        said = np.concatenate([np.full(len(rest), -1.0), answer.trained]).astype(np.float32)
+        trained = np.concatenate([np.full(len(rest), chosen), answer.trained])
+        answers.append(Answer(np.concatenate([rest, answer.tokens]), trained, said))
+    return replace(example, tokens=first, answers=tuple(answers))
 
 
 def mismatched(examples: Sequence[Prompted]) -> list[Prompted]:

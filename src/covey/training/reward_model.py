@@ -69,18 +69,26 @@ class RewardObjective:
         chosen, rejected, count = values[0::2], values[1::2], micro.totals.prompts
         losses = self.of_pairs(PreferenceData(chosen_scores=chosen, rejected_scores=rejected))
         assert isinstance(losses, Tensor)
-        found = {"accuracy": (chosen > rejected).float(), "margin": chosen - rejected}
-        found |= {"chosen": chosen, "rejected": rejected}
+        found = {
+            "reward_model/accuracy": (chosen > rejected).float(),
+            "reward_model/margin": chosen - rejected,
+            "reward_model/chosen": chosen,
+            "reward_model/rejected": rejected,
+        }
         return self._seen(losses.sum() / count, found, count)
 
     def _judged(self, values: Tensor, said: Tensor, count: int) -> tuple[Tensor, Seen]:
         good = said > 0
         losses = -log_sigmoid(torch.where(good, values, -values))
-        found = {"accuracy": ((values > 0) == good).float(), "mean": values, "good": good.float()}
+        found = {
+            "reward_model/accuracy": ((values > 0) == good).float(),
+            "reward_model/mean": values,
+            "reward_model/good": good.float(),
+        }
         return self._seen(losses.sum() / count, found, count)
 
     def _seen(self, loss: Tensor, found: dict[str, Tensor], count: int) -> tuple[Tensor, Seen]:
-        means = {f"reward_model/{n}": float(v.detach().sum()) / count for n, v in found.items()}
+        means = {name: float(v.detach().sum()) / count for name, v in found.items()}
         return loss, {"loss": float(loss.detach()), **means}
 
 
