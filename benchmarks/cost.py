@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from presets import RESULTS, Panel, chart
+from covey.insight.chart import Line, Panel, chart
+from presets import RESULTS
 
 sys.path.insert(0, str(Path(__file__).parent / "speed"))
 
@@ -151,8 +152,8 @@ def picture(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) 
         for which, unit in (("rollout", " s"), ("update", " s"), ("memory", " MB")):
             found = {"measured": [getattr(costs[n], which) for n in names]}
             found["predicted"] = [said[which][n] for n in names]
-            lines = [(line, [values[n] for n in names], figures) for line, figures in found.items()]
-            panels.append(Panel(f"{which} over {axis}", lines, max(map(max, found.values())), unit))
+            lines = [Line(line, [values[n] for n in names], figures) for line, figures in found.items()]
+            panels.append(Panel(which, lines, axis, unit))
     return chart(panels, "Seconds and memory of a step over five variables, measured and predicted")
 
 

@@ -228,6 +228,7 @@ MUTANTS = [
         "objective/controllers.py",
         ("error unclipped", "min(max(kl / target - 1, -0.2), 0.2)", "kl / target - 1"),
         ("entropy steered away", "step if entropy < target else -step", "step if entropy > target else -step"),
+        ("KL steered by token", 'adaptive_kl(coef, metrics["kl/completion_k1"]', 'adaptive_kl(coef, metrics["kl/token_k1"]'),
     ),
     *of(
         "objective/filters.py",
@@ -275,7 +276,7 @@ MUTANTS = [
         ("tokens of other rows after select", "tuple(value[i] for i in rows)", "tuple(value[i] for i in sorted(rows))"),
         ("mask one short", "< lengths[:, None]\n", "< lengths[:, None] - 1\n"),
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
-        ("truncated completions trained although masked", "(cut & mask_truncated)", "(cut & False)"),
+        ("truncated completions trained although masked", "(truncated & mask_truncated)", "(truncated & False)"),
         ("totals of the micro-batch", "totals, group_tokens = batch.totals(max_tokens), batch.group_tokens\n    busy", "totals, group_tokens = batch.select([0]).totals(max_tokens), batch.group_tokens\n    busy"),
     ),
     *of(
@@ -316,10 +317,6 @@ MUTANTS = [
         ("reference copied where it should be mixed", "refresh(learner.policy, kl.refresh_mix)", "refresh(learner.policy, 1.0)"),
         ("controllers see the last update alone", "stats += seen if isfinite(norms[-1]) else []", "stats = seen"),
         ("first minibatch selected by the whole batch", "else select_tokens(minibatch, choose)", "else replace(minibatch, selected=select_tokens(batch, choose).selected[: len(minibatch), : minibatch.mask.shape[1]])"),
-    ),
-    *of(
-        "training/coefficients.py",
-        ("KL steered by token", 'adaptive_kl(coef, metrics["kl/completion_k1"]', 'adaptive_kl(coef, metrics["kl/token_k1"]'),
     ),
     *of(
         "training/run.py",
@@ -379,7 +376,7 @@ MUTANTS = [
     *of(
         "rollout.py",
         ("a sampled greedy baseline", "replace(params, temperature=0.0)", "params"),
-        ("a cursor that forgets resampling", "cursor + used,\n", "cursor + min(used, wanted),\n"),
+        ("a cursor that forgets resampling", "Position(cursor + used,", "Position(cursor + min(used, wanted),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("draws alike in every epoch", "prompted.problem.id, epoch)", "prompted.problem.id)"),
         ("one order for all epochs", 'key(seed, "order", epoch)', 'key(seed, "order")'),

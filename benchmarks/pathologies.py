@@ -25,17 +25,18 @@ import torch
 
 from covey.config.load import load_config
 from covey.console import RunConsole
+from covey.insight.chart import Line, Panel, chart
 from covey.insight.explain import Seen, explain
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
-from covey.rollout import Rollouts
+from covey.rollout import Position, Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
 from covey.tasks.generated import problems
 from covey.tasks.sums import LAST_DIGIT
 from covey.training.rl import PolicyObjective, prepare
 from covey.training.setup import set_up
-from presets import RESULTS, ROOT, VERDICT, Panel, Settings, chart, cold_start, config_of, merged, trained
+from presets import RESULTS, ROOT, VERDICT, Settings, cold_start, config_of, merged, trained
 
 FOLDER = ROOT / "runs" / "pathologies"
 BASE: Settings = {
@@ -194,7 +195,7 @@ def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[f
         objective = PolicyObjective(algorithm, rollout.temperature, rollout.max_tokens, now)
         old = old_logprob_source(algorithm, run.sampler, updates=1)
         found = []
-        for step, sampled in zip(range(batches), source.after(0, {}, lambda *_: None), strict=False):
+        for step, sampled in zip(range(batches), source.after(0, Position(), lambda *_: None), strict=False):
             batch = prepare(sampled.groups, learner, algorithm, loaded.config, old, now, step)
             learner.forward_backward(batch, objective)
             gradients = [m.grad for m in learner.optimizer.masters]
@@ -236,15 +237,14 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
             cells += [f"{seen.early(m):.3g} to {seen.late(m):.3g}" for m in case.shows]
             cells += [f"{100 * evals[0]['greedy']:.0f} to {100 * evals[-1]['greedy']:.0f}"]
             said += [f"- {arm}: {remark.finding}." for remark in explain(metrics, evals)]
-            drawn.append((arm, *points(evals if case.draws == "greedy" else metrics, case.draws)))
+            drawn.append(Line(arm, *points(evals if case.draws == "greedy" else metrics, case.draws)))
         if case.noise:
             variance, signal = gradient_noise(config, folder)
             cells += [f"{variance:.3g}", f"{variance / signal:.2f}"]
         rows.append(f"| {' | '.join(cells)} |")
         print(rows[-1], flush=True)
     heard = ["", "`covey explain` says:", "", *(said or ["- nothing."])] if case.shows else []
-    top = max((v for _, _, values in drawn for v in values), default=0)
-    panel = Panel(f"{name}: {case.draws}", drawn, top) if drawn else None
+    panel = Panel(f"{name}: {case.draws}", drawn) if drawn else None
     return "\n".join([f"## {name}", "", case.question, "", *rows, *heard]), panel
 
 
@@ -270,7 +270,8 @@ def main() -> None:
     if arguments.write:
         (RESULTS / "pathologies.md").write_text(page)
         panels = [panel for _, panel in found if panel is not None]
-        (RESULTS / "pathologies.svg").write_text(chart(panels, "A metric of each case over its steps", 2))
+        label = "A metric of each case over its steps"
+        (RESULTS / "pathologies.svg").write_text(chart(panels, label, across=2, wide=280))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from statistics import mean, median
 from typing import Any
 
 import yaml
-from jinja2 import Template
 
+from covey.estimates import wilson
+from covey.insight.chart import Line, Panel, chart
 from covey.machine import available_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,89 +162,20 @@ def table(found: Mapping[str, Sequence[Curve]]) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A small diagram: lines over steps, those of one name in one colour."""
-
-    title: str
-    lines: Sequence[tuple[str, Sequence[float], Sequence[float]]]
-    """(name or nothing, steps, values)."""
-    top: float
-    unit: str = ""
-
-
-COLOURS = ("#0b69a3", "#c05621", "#2d7d46", "#ba2525", "#6b46a3")
-SVG = Template(
-    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" role="img"
-     aria-label="{{ label }}"
-     font-family="system-ui, sans-serif" font-size="11">
-<rect width="{{ width }}" height="{{ height }}" fill="#ffffff"/>
-{%- for p in panels %}
-<g transform="translate({{ p.x }},{{ p.y }})">
-<text x="0" y="-6" font-size="13" font-weight="600" fill="#1f2933">{{ p.title }}</text>
-{%- for y, text in p.marks %}
-<line x1="0" x2="180" y1="{{ y }}" y2="{{ y }}" stroke="#e4e7eb"/>
-<text x="-6" y="{{ y + 4 }}" text-anchor="end" fill="#616e7c">{{ text }}</text>
-{%- endfor %}
-{%- for y in bars %}
-<line x1="0" x2="180" y1="{{ y }}" y2="{{ y }}" stroke="#ba2525" stroke-dasharray="3 4"/>
-{%- endfor %}
-<text x="0" y="114" text-anchor="middle" fill="#616e7c">0</text>
-<text x="180" y="114" text-anchor="middle" fill="#616e7c">{{ p.last }}</text>
-{%- for points, colour in p.lines %}
-<polyline points="{{ points }}" fill="none" stroke="{{ colour }}" stroke-width="1.5"/>
-{%- endfor %}
-{%- for name, colour in p.names %}
-<text x="190" y="{{ 12 + 14 * loop.index0 }}" fill="{{ colour }}">{{ name }}</text>
-{%- endfor %}
-</g>
-{%- endfor %}
-</svg>
-"""
-)
-
-
-def chart(panels: Sequence[Panel], label: str, across: int = 3, bars: Sequence[float] = ()) -> str:
-    """Panels side by side, each from 0; bars are shares of their height, dashed."""
-    drawn, named = [], any(name for p in panels for name, *_ in p.lines)
-    wide = 345 if named else 230
-    for number, p in enumerate(panels):
-        colours = dict(zip(dict.fromkeys(name for name, *_ in p.lines), COLOURS, strict=False))
-        last = max(step for _, steps, _ in p.lines for step in steps)
-        points = [
-            " ".join(f"{180 * s / last:.1f},{100 - 100 * v / p.top:.1f}" for s, v in zip(x, y, strict=True))
-            for _, x, y in p.lines
-        ]
-        drawn.append(
-            {
-                "title": p.title,
-                "last": f"{last:,.0f}",
-                "x": 60 + wide * (number % across),
-                "y": 30 + 155 * (number // across),
-                "marks": [(100 - share, short(p.top * share / 100) + p.unit) for share in (0, 50, 100)],
-                "lines": [(line, colours[name]) for line, (name, *_) in zip(points, p.lines, strict=True)],
-                "names": [(name, colour) for name, colour in colours.items() if name],
-            }
-        )
-    height = 155 * -(-len(panels) // across) + 5
-    marks = [100 - 100 * bar for bar in bars]
-    width = wide * across + 30
-    return SVG.render(panels=drawn, width=width, height=height, label=label, bars=marks) + "\n"
-
-
-def short(number: float) -> str:
-    """Three figures, and no exponent for thousands."""
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
-
-
 def picture(found: Mapping[str, Sequence[Curve]]) -> str:
     """A panel a preset, a line a seed, all to the same scale; the bars are dashed."""
     panels = [
-        Panel(name, [("", c.steps, [100 * g for g in c.greedy]) for c in curves], 100, " %")
+        Panel(name, [_seed(c) for c in curves], unit=" %", bounds=(0, 100), bars=[100 * bar for bar in BARS])
         for name, curves in found.items()
     ]
-    label = "Held-out greedy accuracy over steps, a panel a preset, a line a seed"
-    return chart(panels, label, bars=BARS)
+    return chart(panels, "Held-out greedy accuracy over steps, a panel a preset, a line a seed")
+
+
+def _seed(curve: Curve) -> Line:
+    """One run's accuracy, with the interval of its held-out problems."""
+    known = [wilson(round(EVAL["problems"] * g), EVAL["problems"]) for g in curve.greedy]
+    low, high = [100 * e.low for e in known], [100 * e.high for e in known]
+    return Line("", curve.steps, [100 * g for g in curve.greedy], low, high)
 
 
 def report(

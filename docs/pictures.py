@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from covey.console import RunConsole
-from covey.training.metrics import facts
+from covey.metrics import console_facts
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -31,7 +31,7 @@ def main(run: Path) -> None:
     console.begin("2-rl (rl)", len(rows))
     console.console = terminal
     for number, (metrics, lap) in enumerate(zip(rows[: len(rows) // 2], times, strict=False), start=1):
-        console.step(number, metrics["reward/mean"], facts(metrics, lap))
+        console.step(number, metrics["reward/mean"], console_facts(metrics, lap))
     shown = times[: len(rows) // 2]
     console.started -= sum(v for lap in shown for k, v in lap.items() if k.startswith("seconds/"))
     console.sampling(181, 256)

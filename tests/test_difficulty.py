@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.rng import key
+from covey.rollout import Position
 from covey.tasks.difficulty import Difficulty, allocate
 from tests.fakes import ScriptedSampler
 from tests.test_rollout import prompted, quiet, rollouts
@@ -88,7 +89,7 @@ def test_rollouts_follow_the_frontier_and_adapt_group_sizes() -> None:
         adapt_group_size=True,
     )
     sizes: dict[str, list[int]] = {}
-    for batch in islice(source.after(0, {}, quiet), 40):
+    for batch in islice(source.after(0, Position(), quiet), 40):
         assert sum(len(g.completions) for g in batch.groups) == 24
         for g in batch.groups:
             sizes.setdefault(g.problem.id, []).append(len(g.completions))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from covey.estimates import Evaluation, gain, gains, mean_interval, pass_at_k, wilson
 from covey.evaluation import evaluate
-from covey.insight.verdict import judge
+from covey.insight.verdict import judge_run
 from covey.rewards.base import load_rewards
 from covey.sampling.base import SamplingParams
 from tests.fakes import ScriptedSampler, prompted
@@ -132,7 +132,7 @@ def test_gain_is_paired_and_never_certain_from_few_problems() -> None:
     ],
 )
 def test_the_verdict_follows_the_evidence(before: list[int], after: list[int], word: str) -> None:
-    verdict = judge(evaluation(before), evaluation(after), seconds=65)
+    verdict = judge_run(evaluation(before), evaluation(after), seconds=65)
     assert verdict.word == word
     assert verdict.sentence.startswith(word)
     assert "reward" not in verdict.sentence  # it is the accuracy again
@@ -176,7 +176,7 @@ MANY: list[int] = [1, 0, 0, 0] * 500
     ],
 )
 def test_the_verdict_hears_samples_and_reward(before: tuple, after: tuple, says: str) -> None:
-    assert judge(measured(*before), measured(*after), seconds=1).sentence.startswith(says)
+    assert judge_run(measured(*before), measured(*after), seconds=1).sentence.startswith(says)
 
 
 def test_no_interval_leaves_what_is_possible() -> None:
@@ -185,7 +185,7 @@ def test_no_interval_leaves_what_is_possible() -> None:
     for name in ("greedy", "sampled"):
         assert -1 <= changes[name].low < changes[name].value < changes[name].high <= 1
     assert changes["greedy"].high == 1
-    sentence = judge(evaluation([0, 0]), evaluation([1, 0]), seconds=1).sentence
+    sentence = judge_run(evaluation([0, 0]), evaluation([1, 0]), seconds=1).sentence
     assert "+50 points" in sentence
     assert all(-100 <= int(end) <= 100 for end in re.findall(r"[+-]\d+", sentence))
-    assert judge(evaluation([0]), evaluation([1]), seconds=1).word == "cannot tell"
+    assert judge_run(evaluation([0]), evaluation([1]), seconds=1).word == "cannot tell"

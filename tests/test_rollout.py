@@ -10,7 +10,7 @@ import pytest
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Rollout
 from covey.rewards.base import load_rewards
-from covey.rollout import RolloutBatch, Rollouts
+from covey.rollout import Position, RolloutBatch, Rollouts
 from covey.tasks.difficulty import Difficulty
 from tests.fakes import ScriptedSampler, prompted
 
@@ -26,7 +26,7 @@ def rollouts(sampler, problems, algorithm="dapo", seed=0, **settings) -> Rollout
 
 
 def first(source: Rollouts) -> RolloutBatch:
-    return next(source.after(0, {}, quiet))
+    return next(source.after(0, Position(), quiet))
 
 
 def half_right(prompt: np.ndarray, stream: int) -> str:
@@ -35,14 +35,14 @@ def half_right(prompt: np.ndarray, stream: int) -> str:
 
 def test_every_problem_is_used_once_per_epoch_in_a_new_order() -> None:
     source = rollouts(ScriptedSampler(half_right), prompted(6), algorithm="grpo")
-    ids = [g.problem.id for batch in islice(source.after(0, {}, quiet), 4) for g in batch.groups]
+    ids = [g.problem.id for batch in islice(source.after(0, Position(), quiet), 4) for g in batch.groups]
     assert sorted(ids[:6]) == sorted(ids[6:]) == [f"p{i}" for i in range(6)]
     assert ids[:6] != ids[6:]
 
 
 def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None:
     whole, resumed = (rollouts(ScriptedSampler(half_right), prompted(5)) for _ in range(2))
-    *_, third, then = islice(whole.after(0, {}, quiet), 4)
+    *_, third, then = islice(whole.after(0, Position(), quiet), 4)
     again = next(resumed.after(3, third.position, quiet))
     assert [g.problem.id for g in then.groups] == [g.problem.id for g in again.groups]
     assert then.position == again.position
@@ -53,7 +53,7 @@ def test_a_batch_carries_the_position_that_the_next_one_continues_from() -> None
 def test_keys_of_draws_never_repeat() -> None:
     sampler = ScriptedSampler(lambda *_: "wrong")
     source = rollouts(sampler, prompted(2), prompts_per_step=5, max_resampling_rounds=2)
-    list(islice(source.after(0, {}, quiet), 4))
+    list(islice(source.after(0, Position(), quiet), 4))
     assert len(set(sampler.streams)) == len(sampler.streams) > 100
 
 
@@ -86,8 +86,8 @@ def test_a_stop_in_the_middle_leaves_no_trace() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        next(source.after(0, {}, stop))
-    batches = (next(r.after(0, {}, quiet)) for r in (source, other))
+        next(source.after(0, Position(), stop))
+    batches = (next(r.after(0, Position(), quiet)) for r in (source, other))
     first, fresh = ([g.problem.id for g in batch.groups] for batch in batches)
     assert first == fresh
 
@@ -113,9 +113,9 @@ def test_the_cursor_counts_problems_that_replaced_others() -> None:
 
     source = rollouts(ScriptedSampler(answer), prompted(12), group_size=16, max_resampling_rounds=8)
     taken: list[str] = []
-    for batch in islice(source.after(0, {}, quiet), 2):
+    for batch in islice(source.after(0, Position(), quiet), 2):
         taken += [g.problem.id for g in (*batch.groups, *batch.filtered)]
-        assert batch.position["cursor"] == len(taken)
+        assert batch.position.cursor == len(taken)
     assert batch.filtered
     assert len(set(taken[:12])) == min(len(taken), 12)
 
@@ -139,5 +139,5 @@ def test_problems_that_were_rejected_are_remembered_as_hard() -> None:
     batch = first(source)
     assert len(batch.filtered) == 3
     memory = Difficulty(3)
-    memory.load(batch.position["difficulty"])
+    memory.load(batch.position.difficulty)
     assert memory.rates.tolist() == [0.0, 0.0, 0.0]

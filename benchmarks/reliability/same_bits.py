@@ -34,6 +34,14 @@ def varied(completion):
     return len(completion) + sum(map(ord, completion)) % 7
 """
 
+WITH_CANARIES = """
+from covey.rewards.contract import reward
+
+@reward(example=lambda row: "mmmmmmm", counterexample=lambda row: "", format_only=False, verdict=False)
+def varied(completion):
+    return len(completion) / 7 + sum(map(ord, completion)) % 7 / 70 if completion else 0.0
+"""
+
 
 def hashes(folder: Path) -> dict[str, object]:
     """Every configuration with 1 and 2 threads, 1 and 8 reward workers, twice."""
@@ -60,30 +68,45 @@ def hashes(folder: Path) -> dict[str, object]:
 
 
 def soak(folder: Path, steps: int) -> dict[str, object]:
-    """One long run; memory, open files and threads by the step, the first tenth left out."""
+    """One long run; memory, open files, threads and children by the step, the first tenth left out.
+
+    A built-in verifier and a user's function are asked about their canaries in every step.
+    """
     from covey.config.load import load_config
     from covey.console import RunConsole
     from covey.signals import StopSignal
     from covey.training.pipeline import run_pipeline
 
-    samples: list[tuple[int, int, int]] = []
+    samples: list[tuple[int, int, int, int]] = []
 
     class Watching(RunConsole):
         """Notes what the process holds after every step."""
 
         def step(self, *_: object) -> None:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            samples.append((pages * 4, len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
+            process = Path("/proc/self")
+            pages = int((process / "statm").read_text().split()[1])
+            children = [pid for task in process.glob("task/*/children") for pid in task.read_text().split()]
+            files = list((process / "fd").iterdir())
+            samples.append((pages * 4, len(files), threading.active_count(), len(children)))
 
-    settings = {"algorithm": "grpo", "train": {"steps": steps, "save_every": steps, "lr": 1e-6}}
-    config = write_config(folder / "soak", {**settings, "eval": {"problems": 2, "samples": 1}})
+    config = write_config(
+        folder / "soak",
+        {
+            "algorithm": "grpo",
+            "train": {"steps": steps, "save_every": steps, "lr": 1e-6},
+            "eval": {"problems": 2, "samples": 1},
+            "rewards": [{"rewards.py:varied": {}}, {"math_answer": {"rule": "answer_tag", "verdict": True}}],
+        },
+    )
+    (config.parent / "rewards.py").write_text(WITH_CANARIES)
     loaded = load_config(config, ["--output", str(folder / "run")])
     run_pipeline(loaded, Watching(quiet=True), StopSignal())
     kept = np.array(samples[len(samples) // 10 :], dtype=float)
     slope = float(np.polyfit(np.arange(len(kept)), kept[:, 0], 1)[0])
     half = len(kept) // 2
     later = float(np.polyfit(np.arange(half), kept[-half:, 0], 1)[0])
-    spread = {"open files": kept[:, 1], "threads": kept[:, 2]}
+    # In the second half: the process for formulas starts when the first one is met.
+    spread = dict(zip(("open files", "threads", "child processes"), kept[-half:, 1:].T, strict=True))
     constant = {name: f"{int(v.min())} to {int(v.max())}" for name, v in spread.items()}
     return {
         "steps": steps,
@@ -107,7 +130,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         figures = hashes(folder) if arguments.kind == "hashes" else soak(folder, arguments.steps)
-    names = {"hashes": "1 and 2 threads, 1 and 8 reward workers", "soak": "soak"}
+    names = {"hashes": "1 and 2 threads, 1 and 8 reward workers", "soak": "soak with canaries"}
     report(names[arguments.kind], figures, arguments.write)
     raise SystemExit(not json.loads(json.dumps(figures["ok"])))
 

@@ -31,8 +31,8 @@ def with_advantages(
 ) -> Batch:
     """Rewards -> (N, L) advantages: group by group, then across the batch.
 
-    The rows of a group stand in the order of its completions, between those of other groups or not.
-    Unscorable completions stand outside all statistics and get 0; those that are scored but not
+    The rows of a group are in the order of its completions; those of other groups may lie between them.
+    Unscored completions are left out of all statistics and get 0; those that are scored but not
     trained count in their group's and not in the batch's. ``kl_coef`` as for ``policy_loss``.
     """
     penalty = _kl_rewards(batch, algorithm, kl_coef)
@@ -95,9 +95,11 @@ def _listed(values: Tensor, most: int = 16) -> str:
 def off_centre(batch: Batch, groups: Sequence[Group]) -> tuple[Group, float] | None:
     """A group whose advantages, one a completion, do not sum to zero; and their sum.
 
-    Without a baseline common to the group every completion is pushed the same way.
+    Without a baseline common to the group every completion is reinforced alike.
     """
-    first = batch.advantages[:, :1]
+    if not bool(batch.mask.any()):
+        return None
+    first = batch.advantages.gather(1, batch.mask.int().argmax(1, keepdim=True))
     if not bool(((batch.advantages == first) | ~batch.mask).all()):
         return None  # by token there is no such rule
     for g, group in enumerate(groups):

@@ -1,7 +1,7 @@
 """From scored groups to training: Groups -> Batch -> minibatches -> MicroBatch.
 
 A Batch holds N completions padded to L tokens, on the CPU; a MicroBatch holds some of them packed
-without padding for the model, with their (N, L) inputs beside. Any batch can be cut anywhere: the
+without padding for the model, together with their (N, L) inputs. Any batch can be split anywhere: the
 totals of the optimizer step travel along, so nothing needs to be divisible by anything.
 """
 
@@ -36,7 +36,7 @@ class Batch:
     group: Tensor
     """(N,) int64: the group of each completion."""
     rewards: Tensor
-    """(N,) float64, NaN where unscorable."""
+    """(N,) float64, NaN where unscored."""
     mask: Tensor
     """(N, L) bool: the trained tokens."""
     sampler_logprobs: Tensor
@@ -59,7 +59,7 @@ class Batch:
         return len(self.tokens)
 
     def select(self, rows: Sequence[int]) -> Batch:
-        """The batch of some rows, in that order, cut to their longest completion."""
+        """The batch of some rows, in that order, padded to their longest completion."""
         index = torch.as_tensor(rows, dtype=torch.int64)
         longest = max((len(self.tokens[i]) for i in rows), default=0)
         chosen: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def trained_advantages(batch: Batch) -> list[np.ndarray]:
 
 
 def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
-    """Groups -> Batch, without advantages. ``mask_truncated`` trains no cut completion."""
+    """Groups -> Batch, without advantages. ``mask_truncated`` trains no truncated completion."""
     completions = [(g, c) for g, group in enumerate(groups) for c in group.completions]
     lengths = torch.tensor([len(c.tokens) for _, c in completions], dtype=torch.int64)
     mask = torch.arange(max(lengths.tolist(), default=0)) < lengths[:, None]
@@ -104,8 +104,10 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
     for row, (_, completion) in zip(logprobs, completions, strict=True):
         row[: len(completion.logprobs)] = torch.from_numpy(completion.logprobs)
     rewards = torch.tensor([r for g in groups for r in g.rewards.tolist()], dtype=torch.float64)
-    cut = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
-    mask &= ~(rewards.isnan() | (cut & mask_truncated))[:, None]
+    truncated = torch.tensor([c.finish == "length" for _, c in completions], dtype=torch.bool)
+    mask &= ~(rewards.isnan() | (truncated & mask_truncated))[:, None]
+    for row, (_, completion) in zip(mask, completions, strict=True):
+        row[: len(completion.tokens)] &= torch.from_numpy(completion.drawn)
     masks = tuple(c.sampling_mask for _, c in completions if c.sampling_mask is not None)
     assert len(masks) in (0, len(completions)), "one sampler drew them all"
     return Batch(
@@ -173,7 +175,7 @@ def minibatches(batch: Batch, count: int, order: np.ndarray) -> list[Batch]:
 def micro_batches(
     batch: Batch, token_budget: int, max_tokens: int, skip_idle: bool = False, whole_groups: bool = False
 ) -> Iterator[MicroBatch]:
-    """Cut an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
+    """Split an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
@@ -223,14 +225,12 @@ def given_batch(examples: Sequence[Prompted]) -> Batch:
     """
     groups = []
     for example in examples:
-        answers = [
-            Completion(a.tokens, np.zeros(len(a.tokens), np.float32), "", "stop") for a in example.answers
-        ]
-        groups.append(Group(example.problem, example.tokens, tuple(answers), np.array(example.labels)))
+        rows = [(a.tokens, np.zeros(len(a.tokens), np.float32), a.trained) for a in example.answers]
+        answers = tuple(Completion(t, zeros, "", "stop", sampled=trained) for t, zeros, trained in rows)
+        groups.append(Group(example.problem, example.tokens, answers, np.array(example.labels)))
     batch = collate(groups)
-    mask, said = torch.zeros_like(batch.mask), torch.zeros(batch.mask.shape)
-    for row, answer in enumerate(a for e in examples for a in e.answers):
-        trained = torch.from_numpy(answer.trained)
-        mask[row, : len(trained)] = trained
-        said[row, : len(trained)] = trained if answer.said is None else torch.from_numpy(answer.said)
-    return replace(batch, mask=mask, advantages=said)
+    said = batch.mask.float()
+    for row, answer in zip(said, (a for e in examples for a in e.answers), strict=True):
+        if answer.said is not None:
+            row[: len(answer.said)] = torch.from_numpy(answer.said)
+    return replace(batch, advantages=said)

@@ -49,7 +49,7 @@ class FolderBusy(CheckpointError):
 
 
 class RewardError(CoveyError):
-    """A reward function broke its contract, or judging fails too often to go on."""
+    """A reward function broke its contract, or scoring fails too often to continue."""
 
     code = 5
 

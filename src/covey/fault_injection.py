@@ -17,9 +17,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from covey.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PLACES: Mapping[str, str] = {
     "reward.hang": "a call of a reward function never returns",
@@ -71,12 +74,12 @@ class Faults:
         if self.hit(place):
             raise MemoryError("out of memory on purpose")
 
-    def in_gradient(self, weights: Sequence[Any]) -> None:
+    def in_gradient(self, weights: Sequence[Tensor]) -> None:
         """Strike an accumulated gradient, of weights as the optimizer has them."""
         if self.hit("grad.nan"):
             weights[0].grad = weights[0].detach() * math.nan
 
-    def in_weights(self, weights: Sequence[Any]) -> None:
+    def in_weights(self, weights: Sequence[Tensor]) -> None:
         """Strike after an update."""
         if self.hit("weights.nan"):
             weights[0].detach().view(-1)[0] = math.nan
@@ -90,14 +93,14 @@ class Faults:
         if self.hit("save.kill"):
             die()
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, function: Callable[..., object]) -> Callable[..., object]:
         """A reward function that fails when it is due; the function itself if none was asked for."""
         kinds = sorted({p.partition(".")[2] for p, *_ in self.ranges if p.startswith("reward.")})
         if not kinds:
             return function
 
         @wraps(function)
-        def faulty(*arguments: Any, **named: Any) -> Any:
+        def faulty(*arguments: object, **named: object) -> object:
             due = [kind for kind in kinds if self.hit(f"reward.{kind}")]
             returned = function(*arguments, **named)
             return _FAILURES[due[0]](returned) if due else returned
@@ -106,7 +109,7 @@ class Faults:
 
 
 def die() -> NoReturn:
-    """End at once, as `kill -9` and a power cut do."""
+    """End at once, as `kill -9` and a power failure do."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
@@ -117,16 +120,16 @@ def hang() -> NoReturn:
         time.sleep(3600)
 
 
-def _raise(_: Any) -> NoReturn:
+def _raise(_: object) -> NoReturn:
     raise RuntimeError("a failure on purpose")
 
 
-def _instead(value: Any) -> Callable[[Any], Any]:
+def _instead(value: object) -> Callable[[object], object]:
     """``value`` for one completion; for a group of them, in the first place."""
     return lambda returned: [value, *returned[1:]] if isinstance(returned, list) else value
 
 
-_FAILURES: Mapping[str, Callable[[Any], Any]] = {
+_FAILURES: Mapping[str, Callable[[object], object]] = {
     "hang": lambda _: hang(),
     "raise": _raise,
     "exit": lambda _: sys.exit(0),

@@ -15,8 +15,8 @@ from covey.learned import LEARNED
 from covey.models.given import lent
 from covey.models.load import load_policy
 from covey.prompts import encode, texts_of, unseen_by_model
+from covey.rewards.audit import check_columns
 from covey.rewards.base import load_rewards
-from covey.rewards.preflight import check_columns
 from covey.rng import key
 from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -27,7 +27,7 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sealed(values: Mapping[str, Any]) -> str:
+def sealed(values: Mapping[str, object]) -> str:
     """A record as JSON, with a checksum of itself."""
     plain = json.loads(json.dumps(values))
     return json.dumps({**plain, SEAL: _seal(plain)}, indent=1)
@@ -67,7 +67,7 @@ def damage(folder: Path, required: Collection[str] = ()) -> str | None:
     ``required`` files must be among those that the manifest lists. Pages for people may be edited.
     """
     try:
-        files = read_record(folder / MANIFEST, dict[str, dict[str, dict[str, Any]]], "")["files"]
+        files = read_record(folder / MANIFEST, dict[str, dict[str, dict[str, object]]], "")["files"]
     except (CheckpointError, KeyError):
         return f"{folder / MANIFEST} is missing or damaged"
     for name in required:
@@ -82,9 +82,9 @@ def damage(folder: Path, required: Collection[str] = ()) -> str | None:
     return None
 
 
-def _seal(values: Mapping[str, Any]) -> str:
+def _seal(values: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def _fingerprint(path: Path) -> dict[str, object]:
     return {"size": path.stat().st_size, "sha256": digest_of(path)}

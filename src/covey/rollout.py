@@ -7,19 +7,19 @@ follow from the seed, so a run that resumes at a cursor continues exactly as it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count
-from typing import Any
 
+import numpy as np
 import torch
 
 from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
 from covey.prompts import Prompted
+from covey.rewards.audit import ask_canaries, count_failures
 from covey.rewards.base import Rewards
-from covey.rewards.canaries import ask_canaries, count_failures
 from covey.rewards.groups import with_label_noise
 from covey.rewards.scorer import Scorer, ScoringStats
 from covey.rng import key, permutation
@@ -32,6 +32,20 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class Position:
+    """Where the data is after a batch, and what was counted up to it. A checkpoint holds it as JSON."""
+
+    cursor: int = 0
+    """Problems taken from the data, epoch after epoch."""
+    difficulty: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """``Difficulty.state``, where sampling follows it."""
+    unjudged: Sequence[tuple[int, int]] = ()
+    """Failures and scores of the last steps."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """How often in a row a reward has refused a correct canary."""
+
+
+@dataclass(frozen=True)
 class RolloutBatch:
     """The groups of one training step, and all that sampling them has changed."""
 
@@ -39,8 +53,8 @@ class RolloutBatch:
     """To be trained on."""
     filtered: list[Group]
     """Sampled and scored, but left out by the algorithm's filter."""
-    position: Mapping[str, Any]
-    """Where the data is after this batch, as JSON: what ``Rollouts.after`` continues from."""
+    position: Position
+    """Where the data is after this batch: what ``Rollouts.after`` continues from."""
     version: int
     """Optimizer steps that the sampling policy had seen."""
     scoring: ScoringStats
@@ -75,14 +89,14 @@ class Rollouts:
         """Whether what is sampled follows from how hard problems were."""
         return self.rollout.curriculum != "off" or self.rollout.adapt_group_size
 
-    def after(self, step: int, position: Mapping[str, Any], progress: Progress) -> Iterator[RolloutBatch]:
-        """The batches of this step and the later ones; ``position`` is that of the batch before, or empty.
+    def after(self, step: int, position: Position, progress: Progress) -> Iterator[RolloutBatch]:
+        """The batches of this step and the later ones; ``position`` is that of the batch before.
 
         A batch that is not finished leaves no trace: what it would have changed travels with it.
         """
         difficulty = Difficulty(len(self.problems))
-        difficulty.load(position.get("difficulty", {}))
-        if self.rollout.prepass and not position:
+        difficulty.load(position.difficulty)
+        if self.rollout.prepass and position == Position():
             self._measure(difficulty, progress)
         for number in count(step):
             batch = self._sample(number, position, difficulty, progress)
@@ -103,10 +117,10 @@ class Rollouts:
             difficulty.update(index, group.pass_rate)
 
     def _sample(
-        self, step: int, position: Mapping[str, Any], difficulty: Difficulty, progress: Progress
+        self, step: int, position: Position, difficulty: Difficulty, progress: Progress
     ) -> RolloutBatch:
         """The groups of a step. Filtered ones are replaced in at most ``max_resampling_rounds`` rounds."""
-        wanted, cursor = self.rollout.prompts_per_step, int(position.get("cursor", 0))
+        wanted, cursor = self.rollout.prompts_per_step, position.cursor
         scorer = Scorer(self.rewards, step)
         seen: dict[int, Group] = {}
         kept: list[Group] = []
@@ -121,8 +135,8 @@ class Rollouts:
                 seen[index] = group
                 (kept if self._wanted(group) else filtered).append(group)
         groups = [*kept, *filtered]
-        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.get("refused", {}))
-        unjudged = count_failures(position.get("unjudged", ()), groups, self.rewards.max_infra)
+        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.refused)
+        unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         for index, group in seen.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
@@ -133,12 +147,8 @@ class Rollouts:
             **_kept_tokens(groups),
             **(difficulty.metrics() if self._remembers else {}),
         }
-        after = {
-            "cursor": cursor + used,
-            "difficulty": difficulty.state() if self._remembers else {},
-            "unjudged": list(unjudged),
-            "refused": dict(refused),
-        }
+        remembered = difficulty.state() if self._remembers else {}
+        after = Position(cursor + used, remembered, unjudged, refused)
         return RolloutBatch(kept, filtered, after, self.sampler.version, scorer.stats, metrics)
 
     def _choose(
@@ -209,9 +219,12 @@ class Rollouts:
 
 def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
     """How many tokens could be drawn on average, where top_p or top_k left some out."""
-    masks = [c.sampling_mask for g in groups for c in g.completions if c.sampling_mask is not None]
-    places = sum(len(m.ends) for m in masks)
-    return {"rollout/kept_tokens": sum(len(m.ids) for m in masks) / places} if places else {}
+    masked = [
+        (c.sampling_mask, c.drawn) for g in groups for c in g.completions if c.sampling_mask is not None
+    ]
+    kept = [np.diff(mask.ends, prepend=0)[drawn] for mask, drawn in masked]
+    places = sum(map(len, kept))
+    return {"rollout/kept_tokens": sum(int(k.sum()) for k in kept) / places} if places else {}
 
 
 def score_all(
@@ -224,7 +237,7 @@ def score_all(
 ) -> list[Group]:
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
-    Results stand in the order of the requests, whatever order completions end in.
+    Results are in the order of the requests, in whatever order completions end.
     """
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.errors import DataError
 from covey.learned import LEARNED
+from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
-from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import Scorer
 from covey.tasks.files import read_problems, rows
 from covey.tasks.source import load_problems
@@ -43,7 +43,7 @@ def score_file(file: Path, rewards: Sequence[object]) -> tuple[list[dict[str, An
     return scored, {n: float(np.mean(v)) if v else float("nan") for n, v in known.items()}
 
 
-def _scored(row: dict[str, Any], group: Group) -> dict[str, Any]:
+def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     scores = {name: found[0] for name, found in group.scores.items()}
     return {
         **row,

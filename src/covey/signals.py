@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from covey.errors import Stopped
-from covey.supervisor import TOGETHER, forwarded, leave, stop_signals
+from covey.parent import TOGETHER, forwarded, leave, stop_signals
 
 _continued = 0.0
 

@@ -1,7 +1,7 @@
 """Attacks on reward functions, before training: what they pay and should not.
 
 No model, seconds. Every function has to pay a correct completion in full and nothing for the battery:
-empty and junk texts, answers of other rows, wrong answers made from the correct one, templates without
+empty and junk texts, answers of other rows, incorrect answers made from the correct one, templates without
 content, bombs, injections, a correct answer in the wrong place, programs that play with their tests. A
 user's function is attacked in a process of its own: an attack that ends, holds or breaks it is a finding.
 """
@@ -19,6 +19,7 @@ import numpy as np
 
 from covey.errors import RewardError
 from covey.rewards.answers import FORMS, reference_of
+from covey.rewards.audit import canaries
 from covey.rewards.contract import Reward
 from covey.rewards.notation import number
 from covey.rewards.scorer import Rewards, Scorer
@@ -152,6 +153,8 @@ def attack_rewards(problems: Sequence[Problem], rewards: Rewards) -> Report:
         for problem in chosen:
             correct, form = correct_completion(reward, problem, tested)
             attacks = list(_formats(problem))
+            known = dict(canaries(reward, problem))
+            attacks += [("its counterexample", known["incorrect"])] if "incorrect" in known else []
             if not reward.options.format_only:
                 bombs = BOMBS if problem is chosen[0] else ()  # each may take seconds
                 attacks += _answers(problem, chosen, correct, form, bombs)
@@ -175,13 +178,11 @@ def correct_completion(reward: Reward, problem: Problem, tested: Rewards) -> tup
 
     The function's own example; else the form of the reference, or the worked answer, that it pays best.
     """
-    settings = reward.plain_settings
-    form = FORMS.get(str(settings.get("rule")))
+    form = FORMS.get(str(reward.settings.get("rule")))
     if reward.options.example is not None:
         parameter = reward.parameters.get("rule")
-        return reward.options.example(problem.columns, **settings), form or (
-            FORMS.get(str(parameter.default)) if parameter else None
-        )
+        form = form or (FORMS.get(str(parameter.default)) if parameter else None)
+        return dict(canaries(reward, problem)).get("correct"), form
     if "answer" not in problem.columns or reward.options.format_only:
         return None, None
     texts = {f: f.format(reference_of(problem.columns["answer"])) for f in FORMS.values()}
@@ -236,13 +237,13 @@ def _formats(problem: Problem) -> Iterator[tuple[str, str]]:
     yield "strange characters", "\0\ud800\u202e\u200b" * 20
 
 
-def derived(gold: str) -> Iterator[tuple[str, str]]:
-    """Wrong answers that are near a number, and their names.
+def derived(reference: str) -> Iterator[tuple[str, str]]:
+    """Incorrect answers that are near a number, and their names.
 
     >>> list(dict(derived("0.25")))
     ['-0.25', '25', '0.0025', '4', '0.26', '0.24']
     """
-    value = number(gold)
+    value = number(reference)
     if value is None:
         return
     yield written(-value), "the other sign"
@@ -250,8 +251,8 @@ def derived(gold: str) -> Iterator[tuple[str, str]]:
     yield written(value / 100), "a hundredth of the answer"
     if value:
         yield written(1 / value), "one over the answer"
-    if re.fullmatch(r"[-+]?\d*\.?\d+", gold):
-        unit = Fraction(1, 10 ** len(gold.partition(".")[2]))
+    if re.fullmatch(r"[-+]?\d*\.?\d+", reference):
+        unit = Fraction(1, 10 ** len(reference.partition(".")[2]))
         yield written(value + unit), "the last digit one more"
         yield written(value - unit), "the last digit one less"
 
@@ -279,25 +280,25 @@ def _answers(
     """Texts that a reward for truth may not pay."""
     columns = problem.columns
     forms = [form] if form else list(FORMS.values())
-    gold = reference_of(columns["answer"]) if "answer" in columns else None
+    reference = reference_of(columns["answer"]) if "answer" in columns else None
     guesses = dict.fromkeys(("0", "1", "yes", "no", "A", "B", "C", "D", "None", "[]"), "a constant guess")
-    guesses |= {} if gold is None else dict(derived(gold))
+    guesses |= {} if reference is None else dict(derived(reference))
     guesses |= {
         reference_of(o.columns["answer"]): "another row's answer" for o in others if "answer" in o.columns
     }
     guesses |= dict.fromkeys(bombs, "a bomb") | dict.fromkeys(INJECTIONS, "an injection")
     guesses |= {"A, B, C, D": "all choices", "0 1 2 3 4 5 6 7 8 9": "all digits"}
     for guess, name in guesses.items():
-        equal = gold is not None and number(guess) is not None and number(guess) == number(gold)
-        if gold is None or not (equal or guess.casefold() == gold.casefold()):
+        equal = reference is not None and number(guess) is not None and number(guess) == number(reference)
+        if reference is None or not (equal or guess.casefold() == reference.casefold()):
             yield from ((name, form_.format(guess)) for form_ in forms)
-    if gold is not None and form:
-        wrong = next((g for g in (*guesses, "17") if g.isdigit() and g != gold), "17")
-        yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(gold)}"
-        yield "correct, then contradicted", f"{form.format(gold)}\n{form.format(wrong)}"
-        yield "correct or wrong", form.format(f"{gold} or {wrong}")
-        yield "correct and wrong", form.format(f"{wrong}, {gold}")
-        yield "a chain of equations", form.format(f"{wrong} = {gold}")
+    if reference is not None and form:
+        other = next((g for g in (*guesses, "17") if g.isdigit() and g != reference), "17")
+        yield "correct only inside unfinished reasoning", f"<think>so it is {form.format(reference)}"
+        yield "correct, then contradicted", f"{form.format(reference)}\n{form.format(other)}"
+        yield "correct or incorrect", form.format(f"{reference} or {other}")
+        yield "correct and incorrect", form.format(f"{other}, {reference}")
+        yield "a chain of equations", form.format(f"{other} = {reference}")
     if correct is not None:
         yield "correct inside unfinished reasoning", f"<think>{correct}"
     if columns.get("entry_point"):

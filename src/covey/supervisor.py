@@ -2,41 +2,29 @@
 
 What a command runs (a user's reward, a library in C) can end its whole process at any moment, with exit
 code 0 too. So the parent only waits. It passes signals on, and where the child ended without saying so it
-gives the exit code and the last line that the child owed. Signals are handled before anything is
-imported that takes time; hence the standard library only, and nothing of covey before the fork.
+gives the exit code and the last line that the child owed. Signals are handled before anything is imported
+that takes time; hence the standard library only, and of covey nothing but ``parent`` before the fork.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import mmap
 import os
 import signal
 import sys
 import threading
 import time
 
+from covey.parent import CRASHED, TOGETHER, count_forwarded, end_of_child, ended, fork, leave, stop_signals
+
 TYPE_CHECKING = False  # the module of that name takes longer to import than all the others here
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import NoReturn
-
-CRASHED = 5
-"""Exit code where the code that a command runs has ended its process."""
-TOGETHER = 0.1
-"""Signals that arrive within so many seconds are one request: `timeout` sends each of its signals twice."""
-
-# Memory that parent and child share, because user code may close any descriptor: how many signals the parent
-# has forwarded, whether the child ended as it should, its exit code, the run's folder.
-_FORWARDED, _ENDED, _CODE, _FOLDER = 0, 1, 2, 3
-_shared: mmap.mmap | None = None
-_child = 0
 
 
 def main() -> int:
     """Run the command line in a child. -> its exit code, or CRASHED if it left none."""
-    global _shared, _child  # noqa: PLW0603 - a process has one parent
     for descriptor in (0, 1, 2):  # a closed one would become the next file that is opened, and be printed to
         try:
             os.fstat(descriptor)
@@ -44,47 +32,14 @@ def main() -> int:
             os.open(os.devnull, os.O_RDWR)
     for number in stop_signals():
         signal.signal(number, _stop_at_once)
-    _shared, parent = mmap.mmap(-1, 8192), os.getpid()
-    child = os.fork()
-    if child == 0:
-        _child = os.getpid()
+    parent = os.getpid()
+    if (child := fork()) == 0:
         return _command(parent)
     for number in stop_signals():
         signal.signal(number, _Forwarding(child))
     _, status = os.waitpid(child, 0)
-    return _shared[_CODE] if _shared[_ENDED] else _without_result(status)
-
-
-def stop_signals() -> list[signal.Signals]:
-    """What asks a command to stop; not SIGHUP where `nohup` has it ignored."""
-    hang_up = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hang_up]
-
-
-def forwarded() -> int:
-    """Requests to stop that came through the parent; a signal to the whole group reaches it as well."""
-    return _shared[_FORWARDED] if _shared is not None else 0
-
-
-def works_in(folder: Path) -> None:
-    """Tell the parent which run it may have to write the end of."""
-    if _shared is not None and os.getpid() == _child:
-        path = os.fsencode(folder.absolute())[: len(_shared) - _FOLDER - 1]
-        _shared[_FOLDER : _FOLDER + len(path) + 1] = path + b"\0"
-
-
-def ended(code: int) -> None:
-    """Tell the parent that this process ends with ``code`` because it wants to. Its forks have no say."""
-    if _shared is not None and os.getpid() == _child:
-        _shared[_CODE], _shared[_ENDED] = code, 1
-
-
-def leave(code: int, last_line: str) -> NoReturn:
-    """End at once, from a signal handler or any thread, with one line."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"error: {last_line}\n".encode(errors="replace"))
-    ended(code)
-    os._exit(code)
+    code, folder = end_of_child()
+    return _without_result(status, folder) if code is None else code
 
 
 def _command(parent: int) -> int:
@@ -113,9 +68,8 @@ class _Forwarding:
 
     def __call__(self, number: int, _: object) -> None:
         now = time.monotonic()
-        if now - self.last >= TOGETHER and _shared is not None:
-            # Before the signal, so that the child can tell it from one that reached both of us.
-            _shared[_FORWARDED] = min(_shared[_FORWARDED] + 1, 255)
+        if now - self.last >= TOGETHER:
+            count_forwarded()
         self.last = now
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.child, number)
@@ -140,14 +94,13 @@ def _follow(parent: int, seconds: float = 0.5) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _without_result(status: int) -> int:
+def _without_result(status: int, where: str) -> int:
     """Say how the child ended, and leave it in the run's folder. -> the exit code."""
     import json
     from pathlib import Path
 
     from covey.errors import CoveyError, record_exit, resume_command
 
-    assert _shared is not None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number:
         how = f"was killed by {signal.Signals(number).name} ({signal.strsignal(number)})"
@@ -159,9 +112,9 @@ def _without_result(status: int) -> int:
         if crashed
         else "the system does that when memory runs out, or somebody did"
     )
-    folder = Path(os.fsdecode(_shared[_FOLDER:].split(b"\0")[0]))
+    folder = Path(where)
     place = folder if folder.is_absolute() and folder.is_dir() else None
-    next_step = f". Go on from the last checkpoint with: {resume_command(place)}" if place else ""
+    next_step = f". Continue from the last checkpoint with: {resume_command(place)}" if place else ""
     error = CoveyError(f"the process {how} before it had a result: {why}{next_step}")
     error.code = CRASHED if crashed else 128 + number
     if place is not None:

@@ -75,7 +75,7 @@ class SamplingMask:
         return cls(ids, np.concatenate([np.zeros(0, np.int64), *ends]))
 
     def flat(self, start: int, stop: int, vocabulary: int) -> np.ndarray:
-        """Where the ids kept from place ``start`` to ``stop`` stand in a flat (stop - start, V) array.
+        """Where the ids kept from place ``start`` to ``stop`` are in a flat (stop - start, V) array.
 
         >>> SamplingMask.of([np.array([4]), np.array([0, 2])]).flat(1, 2, 10).tolist()
         [0, 2]
@@ -88,20 +88,42 @@ class SamplingMask:
 
 @dataclass(frozen=True)
 class Completion:
-    """What the sampler drew for a problem, token by token; never re-tokenized afterwards."""
+    """What followed a problem's prompt, token by token; never re-tokenized afterwards.
+
+    >>> call = Completion(np.array([5, 8, 9, 6]), np.zeros(4), "", "stop", sampled=np.array([1, 0, 0, 1]) > 0)
+    >>> call.length, call.tokens[call.drawn].tolist()
+    (2, [5, 6])
+    """
 
     tokens: np.ndarray
-    """(T,) int64: the sampled ids, the end-of-sequence token included when it was drawn."""
+    """(T,) int64: the ids, the end-of-sequence token included when it was drawn."""
     logprobs: np.ndarray
-    """(T,) float32, nats: of each token under the distribution it was drawn from."""
+    """(T,) float32, nats: of each token under the distribution it was drawn from; 0 of inserted ones."""
     text: str
     """The tokens decoded without special tokens: for rewards and for people, not for training."""
     finish: Literal["stop", "length"]
-    """``stop``: ended by itself. ``length``: cut at the token limit."""
+    """``stop``: ended by itself. ``length``: truncated at the token limit."""
     version: int = 0
     """Number of optimizer steps the sampling policy had seen."""
     sampling_mask: SamplingMask | None = None
-    """What could be drawn at each token; None where everything could."""
+    """What could be drawn at each token, at an inserted one itself; None where everything could."""
+    sampled: np.ndarray | None = None
+    """(T,) bool: the tokens that the model drew. The others were inserted (a tool's output, a turn of the
+    user): the model reads them, and they are neither trained nor counted. None: all were drawn."""
+
+    def __post_init__(self) -> None:
+        own = [self.tokens, self.logprobs, *([] if self.sampled is None else [self.sampled])]
+        assert len({len(values) for values in own}) == 1, "one value a token"
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """(T,) bool: ``sampled``, written out."""
+        return np.ones(len(self.tokens), bool) if self.sampled is None else self.sampled
+
+    @property
+    def length(self) -> int:
+        """How many tokens were drawn."""
+        return len(self.tokens) if self.sampled is None else int(self.sampled.sum())
 
 
 @dataclass(frozen=True)

@@ -139,3 +139,100 @@ def test_light_rooms_do_not_load_torch() -> None:
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# --- the house: what keeps a reader's trail whole -------------------------------------------------
+
+
+def modules() -> dict[str, ast.Module]:
+    """Every module of covey by its dotted name."""
+    names = {".".join(("covey", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in FILES}
+    return {name.removesuffix(".__init__"): ast.parse(path.read_text()) for name, path in names.items()}
+
+
+def public_names(tree: ast.Module) -> set[str]:
+    """Functions, classes, constants and aliases that a module defines at its top; no type variables."""
+    found = {
+        n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        if not (isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar(")):
+            found |= {t.id for t in targets if isinstance(t, ast.Name)}
+    return {name for name in found if not name.startswith("_")} - {"TYPE_CHECKING"}
+
+
+def defined_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Public names that stand for something in two modules or more, and where."""
+    places: dict[str, list[str]] = {}
+    for module, tree in trees.items():
+        for name in public_names(tree):
+            places.setdefault(name, []).append(module)
+    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
+
+
+def imported(tree: ast.Module, known: set[str]) -> set[str]:
+    """Modules of covey that a module names in any import: inside functions and for types only, too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            if any(f"{node.module}.{alias.name}" not in known for alias in node.names):
+                found.add(node.module)
+    return found & known
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Modules that are left when those that import nothing that is left are taken away, again and again."""
+    left = dict(imports)
+    while free := [m for m, names in left.items() if not names & (set(left) - {m})]:
+        for module in free:
+            del left[module]
+    return sorted(left)
+
+
+def test_one_name_stands_for_one_thing() -> None:
+    assert len(twice := defined_twice(modules())) < 10, twice
+
+
+def test_no_import_goes_round_in_a_circle_not_even_inside_functions() -> None:
+    trees = modules()
+    assert not circle({module: imported(tree, set(trees)) for module, tree in trees.items()})
+
+
+def test_values_are_typed() -> None:
+    texts = [p.read_text() for p in FILES]
+    assert sum(len(re.findall(r"\bAny\b", t)) for t in texts) < 150
+    assert not any("SimpleNamespace" in t for t in texts)
+
+
+def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
+    takers = {
+        path.relative_to(SOURCE).as_posix()
+        for path in FILES
+        for function in functions(ast.parse(path.read_text()))
+        for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        if argument.annotation is not None and re.search(r"\bRun\b", ast.unparse(argument.annotation))
+    }
+    loops = {f"training/{path.name}" for path in FILES if "\ndef train(run: Run" in path.read_text()}
+    assert takers <= {"training/setup.py", "training/pipeline.py", *loops}
+
+
+def test_training_holds_loops_and_little_else() -> None:
+    assert sum(len(p.read_text().splitlines()) for p in (SOURCE / "training").glob("*.py")) <= 1100
+
+
+def test_the_measures_of_the_house_see_what_they_should() -> None:
+    one = ast.parse("from covey.b import f\nX = 1\nT = TypeVar('T')\n_y = 2\ndef g(): ...")
+    two = ast.parse("class g: ...\ndef h():\n    import covey.a\nX: int = 2")
+    assert defined_twice({"covey.a": one, "covey.b": two}) == {
+        "X": ["covey.a", "covey.b"],
+        "g": ["covey.a", "covey.b"],
+    }
+    known = {"covey.a", "covey.b", "covey.c"}
+    assert imported(one, known) == {"covey.b"} and imported(two, known) == {"covey.a"}
+    assert circle({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == ["a", "b", "c"]
+    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []

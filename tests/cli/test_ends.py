@@ -1,4 +1,4 @@
-"""How `covey train` ends: exit codes, the last line, exit.json, and the command that goes on."""
+"""How `covey train` ends: exit codes, the last line, exit.json, and the command that continues."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_mistake_in_inject_is_answered(project: Path, capsys, inject: str) -> 
 
 def test_resume_gives_the_same_command_again(project: Path, capsys, monkeypatch) -> None:
     assert train(project, "--train.lr", "5e-4", "--inject", "step.sigterm@3") == 75
-    assert f"Go on with: covey resume {project / 'run'}" in capsys.readouterr().err
+    assert f"Continue with: covey resume {project / 'run'}" in capsys.readouterr().err
     monkeypatch.chdir(project.parent)  # from anywhere
     assert main(["resume", str(project / "run")]) == 0
     assert "resuming after step 2 of 4" in capsys.readouterr().out

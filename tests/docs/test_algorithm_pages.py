@@ -102,8 +102,8 @@ def logged() -> set[str]:
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     names |= set(Difficulty(3).metrics())
-    for file in ("metrics.py", "preference.py", "reward_model.py", "../rollout.py"):
-        text = (Path(covey.__file__).parent / "training" / file).read_text(encoding="utf-8")
+    for file in ("metrics.py", "rollout.py", "training/preference.py", "training/reward_model.py"):
+        text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
         names |= set(
             re.findall(r'"((?:rollout|optimizer|kl|entropy|update|preference|reward_model)/\w+)"', text)
         )

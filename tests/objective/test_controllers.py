@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from covey.objective.controllers import adaptive_entropy, adaptive_kl
+from covey.objective.algorithms import PRESETS, Entropy
+from covey.objective.controllers import (
+    Coefficients,
+    adaptive_entropy,
+    adaptive_kl,
+    first_coefficients,
+    next_coefficients,
+)
 from covey.objective.filters import informative, pass_rate_band
+from covey.objective.penalties import KL
 
 
 @pytest.mark.parametrize(
@@ -30,6 +40,19 @@ def test_adaptive_entropy_steps_towards_the_target_within_its_range() -> None:
     assert adaptive_entropy(0.0, 0.3, 0.2) == 0.0
     assert adaptive_entropy(0.1, 0.1, 0.2) == 0.1
     assert adaptive_entropy(0.01, 0.1, 0.2, step=0.5, highest=0.3) == 0.3
+
+
+def test_coefficients_follow_the_kl_of_a_completion_and_the_entropy_of_a_token() -> None:
+    kl = KL(coef=0.1, target=6.0, horizon=10_000)
+    algorithm = replace(PRESETS["grpo"], kl=kl, entropy=Entropy(coef=0.01, target=0.2))
+    now = first_coefficients(algorithm)
+    assert now == Coefficients(0.1, 0.01)
+    seen = {"kl/completion_k1": 60.0, "kl/token_k1": 0.1, "entropy": 0.1}
+    then = next_coefficients(now, algorithm, seen, completions=1000, level=None)
+    assert then == Coefficients(pytest.approx(0.102), pytest.approx(0.015))
+    assert next_coefficients(now, algorithm, {}, completions=1000, level=None) == now
+    level = replace(algorithm, kl=KL(coef=0.1))
+    assert next_coefficients(now, level, seen, completions=1000, level=2).kl == pytest.approx(0.15)
 
 
 def test_informative_compares_rewards_and_not_their_std() -> None:

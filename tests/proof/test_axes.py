@@ -17,9 +17,9 @@ import pytest
 from covey.console import RunConsole
 from covey.objective.algorithms import AXES, PRESETS
 from covey.objective.bound import data_names
+from covey.proof.check_run import check_run
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from covey.training.check_run import check_run
 from tests.proof.cases import TRAINABLE, Model, mixed, trained_and_repeated
 from tests.train.test_runs import metrics_of, start
 

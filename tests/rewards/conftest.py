@@ -12,6 +12,6 @@ from covey.sandbox.confine import Limits
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Limits:
     """Verifiers in children get a second."""
     limits = Limits(wall=2.0, cpu=1, memory=1 << 30)
-    monkeypatch.setattr(answers, "LIMITS", limits)
+    monkeypatch.setattr(answers, "SYMBOLIC_LIMITS", limits)
     monkeypatch.setattr(contract, "LIMITS", limits)
     return limits

@@ -9,8 +9,9 @@ import pytest
 from tests.fakes import completion
 
 from covey.errors import RewardError
+from covey.objective.diagnostics import score_metrics
+from covey.rewards.audit import PATIENCE, ask_canaries, canaries
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.rewards.canaries import PATIENCE, ask_canaries, canaries, score_metrics
 from covey.rewards.contract import Reward, reward
 from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem, Score

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from covey.errors import ConfigError, DataError, SandboxUnavailable
+from covey.rewards.audit import check_references
 from covey.rewards.base import load_rewards
 from covey.rewards.code import bad_tests, cases_of, code_tests, compiles, same_output
-from covey.rewards.preflight import check_references
 from covey.sandbox.base import Outcome, SandboxBackend
 from covey.sandbox.choice import choose
 from covey.sandbox.confine import Limits

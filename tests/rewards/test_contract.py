@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.fakes import completion
 
 from covey.errors import ConfigError, DataError
+from covey.rewards.audit import check_columns
 from covey.rewards.base import Reward, RewardError, load_rewards
 from covey.rewards.contract import reward
 from covey.rewards.groups import combine
-from covey.rewards.preflight import check_columns
 from covey.rewards.scorer import Scorer
 from covey.types import Problem, Score, StepRewards
 

@@ -379,7 +379,7 @@ def test_a_gold_that_hangs_takes_its_own_time_only(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(answers, "verifier_server", lambda _: Server())
     complaints = bad_references([{"answer": f"x+{n}"} for n in range(50)])
     assert [n for n, c in enumerate(complaints) if c] == [7]
-    assert sum(granted) <= 3 * answers.LIMITS.cpu
+    assert sum(granted) <= 3 * answers.SYMBOLIC_LIMITS.cpu
 
 
 def test_bad_references_are_found_before_training() -> None:

@@ -14,11 +14,10 @@ import pytest
 from tests.fakes import completion
 
 from covey.errors import RewardError
+from covey.rewards.audit import count_failures, rehearse
 from covey.rewards.base import load_rewards
-from covey.rewards.canaries import count_failures
 from covey.rewards.contract import Reward, reward
 from covey.rewards.groups import with_label_noise
-from covey.rewards.preflight import rehearse
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rewards.threads import Call
 from covey.signals import StopSignal

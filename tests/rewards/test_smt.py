@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from covey.rewards.audit import ask_canaries
 from covey.rewards.base import load_rewards
-from covey.rewards.canaries import ask_canaries
 from covey.rewards.scorer import Scorer
 from covey.rewards.smt import smt
 from covey.types import Problem

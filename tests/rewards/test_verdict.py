@@ -20,7 +20,7 @@ from covey.objective.diagnostics import group_metrics
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import reward
 from covey.rewards.groups import combine
-from covey.rollout import Rollouts
+from covey.rollout import Position, Rollouts
 from covey.sampling.base import SamplingParams
 from covey.types import Problem, Score
 
@@ -127,7 +127,7 @@ def test_the_order_of_rewards_changes_nothing_but_that_of_columns() -> None:
         )
         algorithm = build_algorithm({"name": "grpo", "filter": "mixed"})
         source = Rollouts(prompted(9), ScriptedSampler(answer), rewards, rollout, algorithm, seed=0)
-        batches = list(islice(source.after(0, {}, lambda *_: None), 3))
+        batches = list(islice(source.after(0, Position(), lambda *_: None), 3))
         measured = evaluate(
             prompted(4), ScriptedSampler(answer), rewards, SamplingParams(), 4, 0, lambda *_: None
         )

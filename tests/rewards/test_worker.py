@@ -15,10 +15,9 @@ import pytest
 from tests.fakes import completion
 
 from covey.errors import RewardError
+from covey.rewards.audit import ask_canaries, count_failures, rehearse
 from covey.rewards.base import load_rewards
-from covey.rewards.canaries import ask_canaries, count_failures
 from covey.rewards.contract import Reward
-from covey.rewards.preflight import rehearse
 from covey.rewards.scorer import Rewards, Scorer
 from covey.types import Problem, Score
 

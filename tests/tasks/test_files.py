@@ -1,4 +1,4 @@
-"""Files keep golds as they are written, and an error names file and line."""
+"""Files keep reference answers as they are written, and an error names file and line."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def test_a_json_list_is_rows_and_so_are_json_lines(tmp_path: Path) -> None:
         ("a.json", "", "no rows"),
         ("a.json", "[", "a.json: not valid JSON"),
         ("a.json", '[{"prompt": "1"}, 7]', "a.json: row 2: a row is a JSON object, this is a int"),
-        ("a.json", '[{"prompt": "1", "prompt": "2"}]', "a.json: 'prompt' stands twice in one object"),
-        ("a.jsonl", '{"prompt": "1", "gold": 1, "gold": 2}', "a.jsonl:1: 'gold' stands twice"),
-        ("a.jsonl", '{"prompt": [{"role": "user", "role": "x", "content": ""}]}', "'role' stands twice"),
+        ("a.json", '[{"prompt": "1", "prompt": "2"}]', "a.json: 'prompt' appears twice in one object"),
+        ("a.jsonl", '{"prompt": "1", "gold": 1, "gold": 2}', "a.jsonl:1: 'gold' appears twice"),
+        ("a.jsonl", '{"prompt": [{"role": "user", "role": "x", "content": ""}]}', "'role' appears twice"),
         ("a.jsonl", '{"prompt": "\\ud800 half"}', r"a.jsonl:1: half of a surrogate pair \(\\ud800\)"),
         ("a.jsonl", '{"prompt": "1", "gold": ["\\udfff"]}', "half of a surrogate pair"),
         ("a.csv", "prompt,gold,gold\n1,2,3\n", "2 columns are called 'gold'"),

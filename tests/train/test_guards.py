@@ -17,12 +17,12 @@ from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.fault_injection import Faults
+from covey.metrics import console_facts
 from covey.objective.controllers import raised
 from covey.rewards.base import RewardError
 from covey.runs.checkpoint import GuardMemory
 from covey.signals import StopSignal
 from covey.training.guards import Stop, Warn, judge_step, judge_update, kl_level
-from covey.training.metrics import console_facts
 from covey.training.run import RunOptions
 from covey.training.setup import set_up
 
@@ -370,4 +370,4 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     run.journal.folder.close()
     again = set_up(loaded, RunConsole(quiet=True), StopSignal())
     again.journal.folder.close()
-    assert again.state.position["refused"] == {"varied": 2}
+    assert again.state.position.refused == {"varied": 2}

@@ -214,6 +214,8 @@ def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
         trained(tmp_path, [PAIR, STEPS], "both")
     with pytest.raises(ConfigError, match="leave lora out"):
         trained(tmp_path, pair_rows(), "lora", lora={"rank": 2})
+    with pytest.raises(ConfigError, match="is a reward model, which writes nothing"):
+        start(tmp_path / "rl", model=str(run / "final"))
     save_policy(policy_of("qwen3"), tmp_path / "short")
     with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens, and the model reads 128"):
         trained(

@@ -42,7 +42,7 @@ def test_a_supervised_run_is_that_of_a_naive_float64_trainer(tmp_path: Path, mic
     weights = {n: w.clone().requires_grad_() for n, w in model.weights.items()}
     trainer, moving = shadow.Trainer(weights, {}), list(weights.values())
     adam = {"betas": (0.9, 0.999), "weight_decay": 0.0, "schedule": "constant", **train}
-    setting = shadow.Setting(model.shape, {}, adam, 1.0, 12, False, 1, 0)
+    setting = shadow.ShadowConfig(model.shape, {}, adam, 1.0, 12, False, 1, 0)
     for step, record in enumerate(metrics_of(tmp_path / "run")):
         losses, tokens = [], 0
         for row in (rows[i] for i in batch_rows(len(rows), 5, step, seed=0)):

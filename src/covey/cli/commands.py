@@ -16,8 +16,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from covey.console import Output, tolerant_output
 from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
-from covey.supervisor import CRASHED, works_in
-from covey.supervisor import main as supervised
+from covey.parent import CRASHED, works_in
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -68,13 +67,13 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
 
 @app.command(name="train")
 def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
-    """Train as a YAML file says. Run it again to go on after an interruption."""
+    """Train as a YAML file says. Run it again to continue after an interruption."""
     return _train(_start(config, settings), manner, as_json)
 
 
 @app.command(name="resume")
 def command_resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
-    """Go on with an interrupted run. Settings given here are changed; what that does is shown.
+    """Continue an interrupted run. Settings given here are changed; what that does is shown.
 
     :param run: The folder of the run.
     """
@@ -115,7 +114,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
             record_exit(home, known)
         if known.code == 75:
-            known = type(known)(f"{known}. Go on with: {resume_command(home)}")
+            known = type(known)(f"{known}. Continue with: {resume_command(home)}")
         raise known from None
     if (home / RECORD).exists():  # a finished run may lie where nothing can be written
         (home / RECORD).unlink()
@@ -157,8 +156,8 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
     """
     loaded = _load(config, settings, as_json, trained=True)
     from covey.console import RunConsole
-    from covey.training.check import check as measure
-    from covey.training.check_run import check_run
+    from covey.proof.check import check as measure
+    from covey.proof.check_run import check_run
 
     console = RunConsole(quiet=as_json)
     findings = [*(check_run(config, steps, console) if config.is_dir() else ()), *measure(loaded, console)]
@@ -322,13 +321,8 @@ def _tell(as_json: bool, lines: Iterable[str]) -> None:
         print(line, file=sys.stderr)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; a user's mistake ends in one message and an exit code, never a traceback.
-
-    Without ``arguments`` it runs the command line's, in a child.
-    """
-    if arguments is None:
-        return supervised()
+def main(arguments: Sequence[str]) -> int:
+    """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
     with tolerant_output():
         try:
             code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
@@ -367,7 +361,3 @@ def _exited(caught: SystemExit) -> CoveyError:
     )
     error.code = CRASHED
     return error
-
-
-if __name__ == "__main__":
-    sys.exit(main())

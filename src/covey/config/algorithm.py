@@ -31,7 +31,7 @@ from covey.objective.penalties import KL
 
 OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy"}
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy}
-FEW = 40
+FEW_WORDS = 40
 """So many valid words are listed where none is near."""
 
 
@@ -95,7 +95,7 @@ def _choice(axis: str, current: AnyBound | None, value: object, folder: Path) ->
     return Bound(function, checked_settings(f"algorithm.{axis}", function, settings))
 
 
-def _function(axis: str, named: str | Callable[..., Any], folder: Path) -> Callable[..., Any]:
+def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
     known = _names(axis)
     if callable(named) and named in known.values():
         return named
@@ -118,7 +118,7 @@ def _function(axis: str, named: str | Callable[..., Any], folder: Path) -> Calla
     return function
 
 
-def _own(function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+def _own(function: Callable[..., object], folder: Path) -> Callable[..., object]:
     """A function that Python gave, with its name in a config; an object that is called, as a function."""
     named = function if isfunction(function) else partial(function)
     vars(named).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
@@ -129,7 +129,7 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
     return {f.__name__: f for f in AXES[axis]}
 
 
-def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> Any:
+def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> KL | Entropy:
     """`kl` and `entropy` are records of plain settings; a bare number is their coefficient."""
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {"coef": value}
     record = current or kind()
@@ -145,7 +145,7 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path) ->
 
 
 def checked_settings(
-    where: str, function: Callable[..., Any], settings: Mapping[str, object]
+    where: str, function: Callable[..., object], settings: Mapping[str, object]
 ) -> dict[str, object]:
     """Settings validated against a function's keyword-only parameters and their types."""
     try:
@@ -216,4 +216,4 @@ def hint(word: str, known: Iterable[str]) -> str:
     words = sorted(map(str, known))
     if likely := near(word, words, 0.6):
         return meant(likely)
-    return f"; known: {', '.join(words)}" if len(words) <= FEW else ""
+    return f"; known: {', '.join(words)}" if len(words) <= FEW_WORDS else ""

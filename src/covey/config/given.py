@@ -139,7 +139,7 @@ AGAIN: Mapping[str, str] = {
 
 
 def refuse_lost(raw: Mapping[str, object]) -> None:
-    """Raise ConfigError if a recorded config stands for something that only Python had."""
+    """Raise ConfigError if a recorded config names something that only Python had."""
     lost = {k: [t.removeprefix(OBJECT) for t in _texts(v) if t.startswith(OBJECT)] for k, v in raw.items()}
     lost = {key: names for key, names in lost.items() if names}
     if lost:

@@ -60,7 +60,7 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
 
 
 def options(tokens: Sequence[str]) -> Iterable[Setting]:
-    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they stand."""
+    """`--a.b value`, `--a.b=value` and `--flag` pairs; values are YAML, but texts are taken as they are."""
     left = list(tokens)
     while left:
         token = left.pop(0)
@@ -77,7 +77,7 @@ def options(tokens: Sequence[str]) -> Iterable[Setting]:
         except yaml.YAMLError:
             value = text
         if isinstance(value, str) and text[0] not in "'\"":
-            value = text  # YAML would cut `a #1` and fold lines
+            value = text  # YAML would truncate `a #1` and fold lines
         yield Setting(key.replace("-", "_"), value, f"--{key}")
 
 

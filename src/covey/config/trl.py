@@ -7,7 +7,7 @@ difference. The names of the loss are read together, under TRL's defaults for th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from covey.errors import ConfigError
 
@@ -58,9 +58,9 @@ VALUES: Mapping[str, Mapping[str, str]] = {
 PER_UPDATE = frozenset({"max_steps", "save_steps", "eval_steps"})
 """Counted in optimizer steps by TRL, in rollout batches by covey: the same with one update per batch."""
 
-Loss: TypeAlias = Mapping[str, Any]
+TrlLoss: TypeAlias = Mapping[str, object]
 """Values of TRL's names of the loss, as YAML gives them."""
-LOSS: Loss = {
+LOSS: TrlLoss = {
     "loss_type": "dapo",
     "beta": 0.0,
     "epsilon": 0.2,
@@ -96,7 +96,7 @@ INSTEAD: Mapping[str, str] = {
         "bounded by train.tokens_per_micro_batch"
     ),
     "gradient_accumulation_steps": (
-        "write rollout.prompts_per_step for the size of a batch; it is cut by train.tokens_per_micro_batch "
+        "write rollout.prompts_per_step for the size of a batch; it is split by train.tokens_per_micro_batch "
         "without changing the result"
     ),
     "generation_batch_size": "write rollout.prompts_per_step and rollout.group_size",
@@ -106,12 +106,12 @@ INSTEAD: Mapping[str, str] = {
     "evaluation_strategy": "leave it out; eval.every says how often (0: before and after training only)",
     "do_eval": "leave it out; eval.every says how often",
     "eval_on_start": "leave it out; covey always measures before and after training",
-    "bf16": "write dtype: bfloat16, which stores the weights so, beside float32 ones that are trained",
+    "bf16": "write dtype: bfloat16, which stores the weights so, and trains a float32 copy",
     "torch_dtype": "write dtype",
     "use_cpu": "write device: cpu",
     "top_entropy_quantile": (
         "write algorithm: {select_tokens: {name: top_entropy, share: 0.2}, token_weights: "
-        "[selected_only]}, which takes the share of the whole update (TRL's is of each micro-batch)"
+        "[selected_only]}, a fraction of the whole update (TRL's is of each micro-batch)"
     ),
     "use_adaptive_entropy": (
         "write algorithm: {entropy: {target: 0.2}}, whose bonus fades out above the target (TRL's stops)"
@@ -139,7 +139,7 @@ INSTEAD: Mapping[str, str] = {
 _NO_VLLM = "completions are sampled by covey itself, with the trainer's own numbers"
 _ALWAYS = "metrics, completions and curves are always written to the run's folder"
 _ONE_PROCESS = "a run is one process on one device"
-_DATA_FLOW = "data is read whole, shuffled by the seed, and never cut by a loader"
+_DATA_FLOW = "data is read whole and shuffled by the seed; there is no loader"
 _FIXED = "it cannot be changed"
 
 ABSENT: Mapping[str, tuple[str, ...]] = {
@@ -232,7 +232,7 @@ def told(name: str) -> str:
     ("TRL's use_vllm is not", '')
     """
     if name in LOSS:
-        return f"TRL's {name} stands at the top of a config, in place of algorithm"
+        return f"TRL's {name} belongs at the top of a config, in place of algorithm"
     if name in SAME:
         return f"TRL's {name} is {SAME[name]} here"
     if name in INSTEAD:
@@ -250,7 +250,7 @@ def value_of(name: str, value: object) -> object:
     return known[value]
 
 
-def algorithm_of(given: Loss) -> dict[str, object]:
+def algorithm_of(given: TrlLoss) -> dict[str, object]:
     """TRL's loss as a config's `algorithm` block: the names given, TRL's defaults for the others.
 
     Raises ConfigError for what TRL itself would refuse or ignore, and for what covey cannot do exactly.
@@ -262,7 +262,7 @@ def algorithm_of(given: Loss) -> dict[str, object]:
     kind = loss["loss_type"]
     if kind == "bnpo":
         raise ConfigError(
-            "loss_type bnpo divides by the tokens of each micro-batch, so it depends on how a batch is cut; "
+            "loss_type bnpo divides by the tokens of each micro-batch, so it depends on the micro-batches; "
             "use loss_type: dapo, which divides by those of the whole update"
         )
     if not isinstance(kind, str) or kind not in _SURROGATES:
@@ -283,12 +283,12 @@ def algorithm_of(given: Loss) -> dict[str, object]:
     }
 
 
-def _clip(loss: Loss) -> dict[str, object]:
+def _clip(loss: TrlLoss) -> dict[str, object]:
     high = loss["epsilon"] if loss["epsilon_high"] is None else loss["epsilon_high"]
     return {"name": "clip", "clip_low": loss["epsilon"], "clip_high": high, "dual_clip": loss["delta"]}
 
 
-def _cispo(loss: Loss) -> dict[str, object]:
+def _cispo(loss: TrlLoss) -> dict[str, object]:
     cap = loss["epsilon_high"]
     if cap is None:
         raise ConfigError(
@@ -298,12 +298,12 @@ def _cispo(loss: Loss) -> dict[str, object]:
     return {"name": "cispo", "cap": cap}
 
 
-def _sapo(loss: Loss) -> dict[str, object]:
+def _sapo(loss: TrlLoss) -> dict[str, object]:
     up, down = loss["sapo_temperature_pos"], loss["sapo_temperature_neg"]
     return {"name": "sapo", "tau_up": up, "tau_down": down}
 
 
-def _vespo(loss: Loss) -> dict[str, object]:
+def _vespo(loss: TrlLoss) -> dict[str, object]:
     signs = {"up": "pos", "down": "neg"}
     powers = {f"k_{ours}": loss[f"vespo_k_{theirs}"] for ours, theirs in signs.items()}
     return {
@@ -314,7 +314,7 @@ def _vespo(loss: Loss) -> dict[str, object]:
 
 
 _CLIPPED = (_clip, ("epsilon", "epsilon_high", "delta"))
-_SURROGATES: Mapping[str, tuple[Callable[[Loss], dict[str, object]], tuple[str, ...]]] = {
+_SURROGATES: Mapping[str, tuple[Callable[[TrlLoss], dict[str, object]], tuple[str, ...]]] = {
     "grpo": _CLIPPED,
     "dr_grpo": _CLIPPED,
     "dapo": _CLIPPED,
@@ -336,7 +336,7 @@ _REDUCTIONS = {
 }
 
 
-def _advantage(loss: Loss) -> dict[str, object]:
+def _advantage(loss: TrlLoss) -> dict[str, object]:
     scale = loss["scale_rewards"]
     scale = ("none", "group")[scale] if isinstance(scale, bool) else scale
     aggregation = loss["multi_objective_aggregation"]
@@ -354,31 +354,31 @@ def _advantage(loss: Loss) -> dict[str, object]:
     return known[scale]
 
 
-def _ratio(loss: Loss) -> str:
+def _ratio(loss: TrlLoss) -> str:
     kind, level = loss["loss_type"], loss["importance_sampling_level"]
     if level not in ("token", "sequence"):
         raise ConfigError(f"importance_sampling_level: {level!r} is none of TRL's: token, sequence")
     if kind == "vespo":
         if level != "token":
             raise ConfigError(
-                "loss_type vespo weighs by sequence itself; leave importance_sampling_level out"
+                "loss_type vespo weights by sequence itself; leave importance_sampling_level out"
             )
         return "response"
     return str(level)
 
 
-def _kl(loss: Loss, given: Loss) -> dict[str, object] | None:
+def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
     beta, corrected = loss["beta"], loss["use_bias_correction_kl"]
     synced = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(given)
     if synced and not loss["sync_ref_model"]:
         raise ConfigError(f"{min(synced)} has no effect without sync_ref_model: true")
     if beta == 0 or beta is None:
         if loss["sync_ref_model"]:
-            raise ConfigError("sync_ref_model: with beta 0 there is no reference to renew; set beta")
+            raise ConfigError("sync_ref_model: with beta 0 there is no reference to refresh; set beta")
         return None
     if corrected and loss["loss_type"] == "vespo":
         raise ConfigError(
-            "beta with loss_type vespo: TRL weighs the KL by token ratios there, covey by the response's; "
+            "beta with loss_type vespo: TRL weights the KL by token ratios there, covey by the response's; "
             "set use_bias_correction_kl: false"
         )
     kl = {"estimator": "k3", "coef": beta, "place": "loss", "level": "token"}
@@ -388,12 +388,12 @@ def _kl(loss: Loss, given: Loss) -> dict[str, object] | None:
     return kl
 
 
-def _entropy(loss: Loss) -> dict[str, object] | None:
+def _entropy(loss: TrlLoss) -> dict[str, object] | None:
     if loss["entropy_coef"] == 0 or loss["entropy_coef"] is None:
         return None
     if _REDUCTIONS[str(loss["loss_type"])] != "token_mean":
         raise ConfigError(
             f"entropy_coef with loss_type {loss['loss_type']}: TRL's bonus is a mean over tokens, covey's is "
-            "weighed as the loss is; use loss_type dapo, or algorithm: {entropy: {coef: ...}}"
+            "weighted as the loss is; use loss_type dapo, or algorithm: {entropy: {coef: ...}}"
         )
     return {"coef": loss["entropy_coef"]}

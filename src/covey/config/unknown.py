@@ -1,4 +1,4 @@
-"""What is said about a key that is no setting: the name it stands for, or up to three likely ones."""
+"""What is said about a key that is no setting: the name it means, or up to three likely ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from covey.config import trl
 
 LIKELY = 0.7
 """How alike two names must be, 0 to 1, for the one to be suggested for the other."""
-MOST = 3
+MOST_GUESSES = 3
 
 
 def explained(path: str, value: object, known: Sequence[str]) -> str:
@@ -30,13 +30,13 @@ def explained(path: str, value: object, known: Sequence[str]) -> str:
 
 def meant(names: Sequence[str]) -> str:
     """'; did you mean a, b or c?', nothing where nothing is likely."""
-    *others, last = names[:MOST] or ("",)
+    *others, last = names[:MOST_GUESSES] or ("",)
     return f"; did you mean {' or '.join([', '.join(others), last] if others else [last])}?" if last else ""
 
 
 def near(word: str, known: Sequence[str], likely: float = LIKELY) -> list[str]:
     """Names alike enough to be meant, and nearly as much so as the likeliest, which comes first."""
-    found = get_close_matches(word, known, n=MOST, cutoff=likely)
+    found = get_close_matches(word, known, n=MOST_GUESSES, cutoff=likely)
     alike = {name: SequenceMatcher(a=name, b=word).ratio() for name in found}
     return [name for name in found if alike[name] > alike[found[0]] - 0.1]
 

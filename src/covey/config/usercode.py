@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from covey.errors import ConfigError
 
@@ -16,7 +15,7 @@ IMPORTING: list[Path] = []
 """Files of the user that are being executed for their functions."""
 
 
-def load_function(spec: str, folder: Path) -> Callable[..., Any]:
+def load_function(spec: str, folder: Path) -> Callable[..., object]:
     """The function ``spec`` names, its file relative to ``folder`` (that of the config).
 
     Raises ConfigError naming the file, the function or the line that failed to import.

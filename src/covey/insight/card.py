@@ -115,7 +115,7 @@ def _inputs(example: Problem) -> str:
     )
 
 
-def _metadata(loaded: Loaded, adapter: bool) -> dict[str, object]:
+def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
     """The card's head, as the hub reads it."""
     config = loaded.config
     of_base = _head_of(_name(loaded), loaded.folder)

@@ -37,7 +37,7 @@ def _row(folder: Path) -> tuple[str, ...]:
         after, gained = found[-1].summary(), gains(found[0], found[-1])["sampled"]
         accuracy = (str(after["greedy"]), str(after["pass@1"]), _points(gained))
     last: Mapping[str, Any] = metrics[-1] if metrics else {}
-    told = [text.format(last[name]) for name, text in MEASURED.items() if last.get(name) is not None]
+    told = [text.format(last[name]) for name, text in MEASURED.items() if last.get(name)]
     told += [
         f"{name.split('/')[1]} {last[name]:.2f}"
         for name in last

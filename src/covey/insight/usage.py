@@ -9,7 +9,7 @@ from pathlib import Path
 
 from covey.types import Messages, Problem
 
-SHORT = 200
+SHORT_PROMPT = 200
 LOOKED_AT = 256
 """Problems among which a simple example is looked for."""
 ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -23,7 +23,7 @@ def example_of(problems: Sequence[Problem]) -> Problem:
 
 def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, object]) -> str:
     """The `covey sample` line for a prompt, safe to paste into bash or zsh."""
-    system, text = spoken(prompt)
+    system, text = last_turn(prompt)
     words = ["covey sample", shell_word(str(model))]
     if not isinstance(prompt, str):
         words.append("--chat")
@@ -38,7 +38,7 @@ def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, o
     return " ".join([*words, *before, f"'{text}'" if quoted == text else quoted])
 
 
-def spoken(prompt: str | Messages) -> tuple[str, str]:
+def last_turn(prompt: str | Messages) -> tuple[str, str]:
     """(system message or "", last user's message) of a chat; ("", text) of a text."""
     if isinstance(prompt, str):
         return "", prompt
@@ -68,9 +68,9 @@ def _escaped(character: str) -> str:
 
 def _simple(problem: Problem) -> bool:
     prompt = problem.prompt
-    system, text = spoken(prompt)
+    system, text = last_turn(prompt)
     alone = isinstance(prompt, str) or len(prompt) == 1 + bool(system)
-    return alone and (system + text).isprintable() and 0 < len(text) <= SHORT
+    return alone and (system + text).isprintable() and 0 < len(text) <= SHORT_PROMPT
 
 
 def _text(message: Mapping[str, object]) -> str:

@@ -25,7 +25,7 @@ class Verdict:
     sentence: str
 
 
-def judge(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
+def judge_run(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
     """Compare accuracy, greedy and sampled, and reward on the same held-out problems, one by one.
 
     Accuracy decides. Where it says nothing, because it is all or nothing on both sides or its intervals
@@ -43,7 +43,7 @@ def judge(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
 
 def change(before: Evaluation, after: Evaluation) -> Word:
     """The verdict's word."""
-    return judge(before, after, 0.0).word
+    return judge_run(before, after, 0.0).word
 
 
 def _by_accuracy(up: list[str], down: list[str]) -> tuple[Word, str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 
-def _imported(name: str) -> Callable[..., Any]:
+def _imported(name: str) -> Callable[..., object]:
     from covey.learned import reward_models
 
     return getattr(reward_models, name)

@@ -70,9 +70,9 @@ def _layer_numbers(s: Shape) -> int:
 
 
 def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
-    """An update's memory beside weights, gradient and optimizer, for a micro-batch of ``tokens``.
+    """An update's memory besides weights, gradient and optimizer, for a micro-batch of ``tokens``.
 
-    Beside what the layers leave behind: what passes through one layer, forward and back, about 4 F + 6 D +
+    Besides what the layers leave behind: what passes through one layer, forward and back, about 4 F + 6 D +
     4 (H + 2 K) E numbers a token as measured (with ``recompute`` also the layer's own, built anew), and the
     logits of a chunk, of which torch's head holds four copies.
     """

@@ -13,7 +13,7 @@ from covey.config.schema import Train
 from covey.errors import ConfigError
 
 
-def adamw(masters: Sequence[Tensor], train: Train) -> torch.optim.Optimizer:
+def build_optimizer(masters: Sequence[Tensor], train: Train) -> torch.optim.Optimizer:
     """The optimizer a config asks for. Raises ConfigError where its library is missing."""
     settings: dict[str, Any] = {"lr": train.lr, "betas": train.betas, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
@@ -28,7 +28,7 @@ def adamw(masters: Sequence[Tensor], train: Train) -> torch.optim.Optimizer:
 
 
 class Optimizer:
-    """Applies accumulated gradients. bfloat16 weights are kept beside a float32 copy, because
+    """Applies accumulated gradients. bfloat16 weights are accompanied by a float32 copy, because
     steps of 1e-6 vanish in their rounding.
     """
 
@@ -36,7 +36,7 @@ class Optimizer:
         self.parameters = list(parameters)
         self.train = train
         self.masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self.parameters]
-        self.adam = adamw(self.masters, train)
+        self.adam = build_optimizer(self.masters, train)
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""

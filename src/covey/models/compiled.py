@@ -52,7 +52,7 @@ class CompiledOps:
         return _apply(_SiluMul, both)
 
 
-class Context:
+class AutogradContext:
     """Autograd's context: what a function keeps of its forward pass for the backward pass.
 
     A plain instance takes its place where no gradient is wanted.
@@ -83,7 +83,7 @@ def _apply(function: type[torch.autograd.Function], *arguments: object) -> Any:
     """Run a function; where no gradient is wanted, without autograd's overhead, which slows decoding."""
     if torch.is_grad_enabled():
         return function.apply(*arguments)
-    return function.forward(Context(), *arguments)
+    return function.forward(AutogradContext(), *arguments)
 
 
 def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | None:
@@ -105,13 +105,13 @@ def add_gradient(parameter: Tensor, add: Callable[[Tensor], None]) -> Tensor | N
 
 class _LinearFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, x: Tensor, layer: FusedLinear, *_: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, x: Tensor, layer: FusedLinear, *_: Tensor) -> Tensor:
         ctx.layer = layer
         ctx.save_for_backward(x)
         return layer.product_once(x)
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
         into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
@@ -122,12 +122,12 @@ class _LinearFunction(torch.autograd.Function):
 
 class _Embed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, tokens: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, tokens: Tensor, weight: Tensor) -> Tensor:
         ctx.tokens, ctx.weight = tokens, weight
         return weight[tokens]
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = grad.contiguous()
 
         def add(into: Tensor) -> None:
@@ -139,7 +139,7 @@ class _Embed(torch.autograd.Function):
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+        ctx: AutogradContext, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         total, normed = torch.empty_like(x), torch.empty_like(x)
         call("add_norm", x, delta, weight, eps, total, normed, *x.shape, dtype=x.dtype)
@@ -148,7 +148,7 @@ class _AddNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
-    def backward(ctx: Context, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, into_total: Tensor, into_normed: Tensor) -> tuple[Tensor | None, ...]:
         total, weight = ctx.saved_tensors
         dx, dw = torch.empty_like(total), torch.zeros(len(weight))
         arguments = (total, weight, ctx.eps, into_total.contiguous(), into_normed.contiguous(), dx, dw)
@@ -159,7 +159,12 @@ class _AddNorm(torch.autograd.Function):
 class _SplitHeads(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context, qkv: Tensor, qw: Tensor | None, kw: Tensor | None, heads: Heads, rotation: Rotation
+        ctx: AutogradContext,
+        qkv: Tensor,
+        qw: Tensor | None,
+        kw: Tensor | None,
+        heads: Heads,
+        rotation: Rotation,
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, (h, k, e) = len(qkv), heads[:3]
         q, key, value = (qkv.new_empty(tokens, n, e) for n in (h, k, k))
@@ -170,7 +175,7 @@ class _SplitHeads(torch.autograd.Function):
         return q, key, value
 
     @staticmethod
-    def backward(ctx: Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv, qw, kw = ctx.saved_tensors
         dqkv, dqw, dkw = torch.empty_like(qkv), torch.zeros(ctx.sizes[3]), torch.zeros(ctx.sizes[3])
         inputs = (qkv, qw, kw, ctx.eps, *ctx.rotation)
@@ -183,7 +188,7 @@ class _SplitHeads(torch.autograd.Function):
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    def forward(ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
         tokens, h, e = q.shape
         out, levels = torch.empty_like(q), torch.empty(tokens, h)
         spans, scale = sequences.spans, e**-0.5
@@ -194,7 +199,7 @@ class _Attend(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, levels = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
         groups = ctx.sequences.groups
@@ -205,14 +210,14 @@ class _Attend(torch.autograd.Function):
 
 class _SiluMul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Context, both: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, both: Tensor) -> Tensor:
         out = both.new_empty(len(both), both.shape[1] // 2)
         call("silu_mul", both, out, *out.shape, dtype=both.dtype)
         ctx.save_for_backward(both)
         return out
 
     @staticmethod
-    def backward(ctx: Context, grad: Tensor) -> Tensor:
+    def backward(ctx: AutogradContext, grad: Tensor) -> Tensor:
         (both,) = ctx.saved_tensors
         into = torch.empty_like(both)
         call("silu_mul_back", both, grad.contiguous(), into, *grad.shape, dtype=both.dtype)
@@ -231,7 +236,7 @@ def score_compiled(
 class _ScoreFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Context,
+        ctx: AutogradContext,
         hidden: Tensor,
         layer: FusedLinear,
         targets: Tensor,
@@ -252,7 +257,7 @@ class _ScoreFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Context, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
+        ctx: AutogradContext, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
         hidden, targets, entropy, buffer = ctx.saved_tensors
         weight = ctx.weight

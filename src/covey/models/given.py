@@ -19,7 +19,7 @@ from covey.config.given import GivenModel
 from covey.errors import ConfigError
 from covey.models.pretrained import check_finite, pretrained
 
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -32,10 +32,10 @@ def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokeniz
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(f"tokenizer: a {type(tokenizer).__name__} is no tokenizer of transformers")
-    if strange := [name for name, p in model.named_parameters() if p.dtype not in DTYPES or p.is_meta]:
+    if strange := [name for name, p in model.named_parameters() if p.dtype not in DTYPE_NAMES or p.is_meta]:
         raise ConfigError(
             f"model: {strange[0]} of {given.name} is {model.get_parameter(strange[0]).dtype}, or not loaded; "
-            f"weights have to be {' or '.join(DTYPES.values())}"
+            f"weights have to be {' or '.join(DTYPE_NAMES.values())}"
         )
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"model: no weight of {given.name} is to be trained (requires_grad)")

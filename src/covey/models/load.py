@@ -23,6 +23,7 @@ from covey.machine import available_memory
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
+from covey.models.reward_model import is_reward_model
 from covey.models.tiny import build_model, build_tokenizer
 
 transformers.utils.logging.disable_progress_bar()
@@ -39,7 +40,7 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     if isinstance(config.model, GivenModel):
         model, tokenizer = checked_model(config.model)
         own = model.dtype
-        if loaded.before is not None:  # a run that goes on here may have done that stage elsewhere
+        if loaded.before is not None:  # a run that continues here may have done that stage elsewhere
             take_weights(config.model, loaded.before / "final")
     elif config.model == "tiny":
         tokenizer = build_tokenizer(texts)
@@ -90,6 +91,11 @@ def model_files(name: str, folder: Path) -> dict[str, Path]:
 
 def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = source_of(name, folder)
+    if is_reward_model(Path(source)):
+        raise ConfigError(
+            f"model: {source} is a reward model, which writes nothing; name it in rewards: "
+            f"[{{reward_model: {{model: {name}}}}}], or train it further with method: reward_model"
+        )
     cached = unreachable(source)
     try:
         tokenizer = pretrained_tokenizer(source, local_files_only=cached)

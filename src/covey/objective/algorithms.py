@@ -360,7 +360,7 @@ PRESETS: Mapping[str, Algorithm] = {
         reduce=reductions.token_mean,
     ),
     "gpg": _REINFORCE.variant(
-        "GPG, arXiv 2504.02546: centred, scaled up by the share of groups with a signal.",
+        "GPG, arXiv 2504.02546: centred, scaled up by the fraction of groups with a signal.",
         advantage=advantages.group_centered,
         whiten=advantages.valid_group_scale,
         reduce=reductions.token_mean,

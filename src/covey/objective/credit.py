@@ -76,7 +76,7 @@ def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor, *, outcome: NonNe
     """A_t = V(prefix with token t) - V(prefix before it) + outcome (r_i - mean(r)).
 
     (G,), (G, T), (G, T) -> (G, T). The group's own completions form the tree, so no extra rollouts: the
-    credit of a completion stands where it leaves its siblings, and sums to r_i - mean(r) unless it is
+    credit of a completion is where it leaves its siblings, and sums to r_i - mean(r) unless it is
     another one's beginning. TEMPO, 2509.18314, adds these differences to the outcome's (``outcome`` 1).
     """
     shifted = centered(rewards)

@@ -1,4 +1,4 @@
-"""What a step looked like, in numbers: computed besides the loss, never in it, without gradient.
+"""What a step looked like, in numbers: computed next to the loss, never in it, without gradient.
 
 ``token_stats`` reads a micro-batch, ``token_metrics`` sums up those of a step, ``group_metrics`` reads
 the scored groups. Log-probs, entropy and KL are in nats. docs/metrics.md
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -138,7 +139,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Rewards, dead groups, lengths, truncation and texts of a step's groups."""
     rewards = np.concatenate([g.rewards for g in groups])
     correct = np.concatenate([g.correct for g in groups])
-    lengths = np.array([len(c.tokens) for g in groups for c in g.completions])
+    lengths = np.array([c.length for g in groups for c in g.completions])
     truncated = np.array([c.finish == "length" for g in groups for c in g.completions])
     dead = [g for g in groups if g.dead]
     metrics = {
@@ -184,12 +185,25 @@ def agreement(groups: Sequence[Group], name: str) -> float:
     return float(every.mean()) if len(every) else math.nan
 
 
+def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Fractions of each reward's statuses other than `ok`, means of its metrics, and what users logged."""
+    metrics: dict[str, float] = {}
+    for name in groups[0].scores:
+        scores = [score for group in groups for score in group.scores[name]]
+        statuses = Counter(s.status for s in scores if s.status != "ok")
+        metrics |= {f"reward/{name}/{status}": n / len(scores) for status, n in sorted(statuses.items())}
+        for metric in sorted({m for s in scores for m in s.metrics}):
+            values = [s.metrics[metric] for s in scores if metric in s.metrics]
+            metrics[f"reward/{name}/{metric}"] = float(np.mean(values))
+    return metrics | {f"user/{name}": float(np.mean(v)) for name, v in sorted(logged.items()) if v}
+
+
 def sampled_entropy(groups: Sequence[Group]) -> float:
     """-log p of the sampled tokens, mean over all of them: the entropy they were drawn with, unbiased.
 
     It needs no forward pass, so that completions without advantage count too.
     """
-    drawn = np.concatenate([c.logprobs for g in groups for c in g.completions])
+    drawn = np.concatenate([c.logprobs[c.drawn] for g in groups for c in g.completions])
     return 0.0 - float(drawn.mean(dtype=np.float64)) if len(drawn) else 0.0
 
 

@@ -19,7 +19,7 @@ def informative(rewards: Tensor) -> bool:
 
 
 def mixed(correct: Tensor) -> bool:
-    """Whether some completions are right and some wrong: 0 < number right < G, as DAPO prints it.
+    """Whether some completions are correct and some incorrect: 0 < number correct < G, as DAPO prints it.
 
     Drops groups that only differ by their format or length, and all where no reward passes .5.
     """

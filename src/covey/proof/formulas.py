@@ -1,6 +1,6 @@
 """The formulas of every axis, once more, for one group or one completion at a time.
 
-A completion is a row of T tokens, without padding. ``Row`` holds what is known of it; every function
+A completion is a row of T sampled tokens, without padding. ``Row`` holds what is known of it; every function
 takes the rows it speaks about and the settings of its axis, as a config spells them out.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Settings = Mapping[str, Any]
+AxisSettings = Mapping[str, Any]
+"""As config.yaml and config.json spell them out."""
 FAR = 20.0
 """Log-ratios are bounded here, as the documentation of the ratios says."""
 
@@ -26,6 +27,8 @@ class Row:
 
     prompt: list[int]
     tokens: list[int]
+    drawn: list[int]
+    """The places of its T tokens among ``tokens``; the others were inserted, and are only read."""
     sampled: Tensor
     """(T,) float64: log-probs as the sampler recorded them."""
     reward: float
@@ -82,7 +85,7 @@ def sibling_zscores(values: Sequence[float], eps: float) -> list[float]:
     return scores
 
 
-def by_component(rows: Sequence[Row], score: Any) -> list[float]:
+def by_component(rows: Sequence[Row], score: Callable[[list[float]], list[float]]) -> list[float]:
     """Every reward function's values scored on their own, then summed by weight."""
     totals = [0.0] * len(rows)
     for name, weight in rows[0].weights.items():
@@ -93,22 +96,22 @@ def by_component(rows: Sequence[Row], score: Any) -> list[float]:
     return totals
 
 
-def length_weighted(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
+def _length_weighted(rows: Sequence[Row], rewards: Sequence[float]) -> list[float]:
     """r - sum |y| r / sum |y| over trained tokens. OPO."""
-    lengths = [len(row.tokens) * row.trained for row in rows]
+    lengths = [len(row.drawn) * row.trained for row in rows]
     baseline = math.fsum(n * r for n, r in zip(lengths, rewards, strict=True)) / max(sum(lengths), 1)
     if not sum(lengths):
         baseline = mean(rewards)
     return [r - baseline for r in rewards] if len(set(rewards)) > 1 else [0.0] * len(rows)
 
 
-def mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
+def _mean_normalized(rewards: Sequence[float], eps: float) -> list[float]:
     """(r - mean) / (mean + eps), 0 where the mean is not positive. MaxRL."""
     centre = mean(rewards)
     return [(r - centre) / (centre + eps) if centre > 0 else 0.0 for r in rewards]
 
 
-def process_zscore(rows: Sequence[Row], s: Settings) -> list[Tensor]:
+def _process_zscore(rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     """All step rewards of the group z-scored together, then credited to the tokens of the steps."""
     values = [value for row in rows for _, _, value in row.steps or ()]
     scores = iter(zscores(values, s["ddof"], s["eps"]) if values else ())
@@ -125,11 +128,11 @@ def process_zscore(rows: Sequence[Row], s: Settings) -> list[Tensor]:
             }
             advantage[start:end] = credit[s["credit"]]
             start = end
-        advantages.append(advantage)
+        advantages.append(advantage[row.drawn])
     return advantages
 
 
-def prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -> list[Tensor]:
+def _prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -> list[Tensor]:
     """V(prefix with the token) - V(prefix before), V the mean reward of the completions sharing it."""
 
     def value(prefix: list[int]) -> float:
@@ -140,49 +143,55 @@ def prefix_tree(rows: Sequence[Row], rewards: Sequence[float], outcome: float) -
     for row, reward in zip(rows, rewards, strict=True):
         values = [value(row.tokens[:t]) for t in range(len(row.tokens) + 1)]
         whole = outcome * (reward - mean(rewards))
-        advantages.append(torch.tensor([b - a + whole for a, b in pairwise(values)]).double())
+        gains = torch.tensor([b - a + whole for a, b in pairwise(values)]).double()
+        advantages.append(gains[row.drawn])
     return advantages
 
 
-def optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
+def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
     """r - sum_i r_i W_it / sum_i W_it, W the summed squared norm of the score of the tokens so far."""
-    energies = [(1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained for row in rows]
+    energies = []
+    for row in rows:
+        energy = (1 - 2 * row.old.exp() + row.collision).clamp(min=0).cumsum(0) * row.trained
+        energies.append(dict(zip(row.drawn, energy.tolist(), strict=True)))
     shifted = [r - mean(rewards) for r in rewards]
     advantages = []
     for row, own in zip(rows, shifted, strict=True):
-        advantage = torch.zeros(len(row.tokens), dtype=torch.float64)
-        for t in range(len(row.tokens)):
-            there = [i for i, other in enumerate(rows) if other.trained and t < len(other.tokens)]
-            total = math.fsum(float(energies[i][t]) for i in there)
-            pulled = math.fsum(shifted[i] * float(energies[i][t]) for i in there)
-            advantage[t] = own - (pulled / max(total, 1e-12) if len(there) > 1 else 0.0)
+        advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
+        for place, t in enumerate(row.drawn):
+            there = [i for i, other in enumerate(rows) if other.trained and t in energies[i]]
+            total = math.fsum(energies[i][t] for i in there)
+            pulled = math.fsum(shifted[i] * energies[i][t] for i in there)
+            advantage[place] = own - (pulled / max(total, 1e-12) if len(there) > 1 else 0.0)
         advantages.append(advantage)
     return advantages
 
 
-def advantages(name: str, rows: Sequence[Row], rewards: Sequence[float], s: Settings) -> list[Any]:
+def advantages(
+    name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
+) -> Sequence[float | Tensor]:
     """One group's advantages under the estimator of that name. Raises KeyError for an unknown one."""
     size = len(rows)
-    table: Mapping[str, Callable[[], list[Any]]] = {
+    table: Mapping[str, Callable[[], Sequence[float | Tensor]]] = {
         "reward": lambda: list(rewards),
         "group_centered": lambda: [r - mean(rewards) for r in rewards],
         "group_zscore": lambda: zscores(rewards, s["ddof"], s["eps"]),
         "leave_one_out": lambda: [(r - mean(rewards)) * size / max(size - 1, 1) for r in rewards],
         "leave_one_out_zscore": lambda: sibling_zscores(rewards, s["eps"]),
-        "length_weighted": lambda: length_weighted(rows, rewards),
-        "mean_normalized": lambda: mean_normalized(rewards, s["eps"]),
+        "length_weighted": lambda: _length_weighted(rows, rewards),
+        "mean_normalized": lambda: _mean_normalized(rewards, s["eps"]),
         "greedy_baseline": lambda: [0.0 if math.isnan(g := row.greedy or 0.0) else r - g
                                     for row, r in zip(rows, rewards, strict=True)],
         "component_zscore": lambda: by_component(rows, lambda v: zscores(v, s["ddof"], s["eps"])),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),
-        "process_zscore": lambda: process_zscore(rows, s),
-        "prefix_tree": lambda: prefix_tree(rows, rewards, s["outcome"]),
-        "optimal_token_baseline": lambda: optimal_token_baseline(rows, rewards),
+        "process_zscore": lambda: _process_zscore(rows, s),
+        "prefix_tree": lambda: _prefix_tree(rows, rewards, s["outcome"]),
+        "optimal_token_baseline": lambda: _optimal_token_baseline(rows, rewards),
     }  # fmt: skip
     return table[name]()
 
 
-def whitened(name: str, rows: Sequence[Row], s: Settings) -> list[Tensor]:
+def whitened(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     """The second step, over the trained completions of the whole batch."""
     own = [float(row.advantage.mean()) for row in rows]
     tokens = torch.cat([row.advantage for row in rows]).tolist()
@@ -207,7 +216,7 @@ def whitened(name: str, rows: Sequence[Row], s: Settings) -> list[Tensor]:
 # --- the loss of one completion: (T,) in, (T,) out ------------------------------------------------
 
 
-def ratio(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """pi / pi_old, at the level of the axis."""
     moved = (logprobs - row.old).clamp(-FAR, FAR)
     if name == "on_policy":
@@ -228,7 +237,7 @@ def ratio(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     raise KeyError(name)
 
 
-def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """The loss of each token before weights; what is under .detach() is a weight on log pi."""
     advantage, up = row.advantage, row.advantage > 0
     if name == "unclipped":
@@ -270,7 +279,7 @@ def divergence(name: str, d: Tensor) -> Tensor:
     return table[name]
 
 
-def correction(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """The importance correction for a sampler that disagrees with the trainer. Detached."""
     gap = (row.old - row.sampled).clamp(-FAR, FAR)
     level = gap.sum().expand_as(gap).clamp(-FAR, FAR) if s.get("level") == "sequence" else gap
@@ -290,7 +299,7 @@ def correction(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     raise KeyError(name)
 
 
-def multiplier(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
+def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
     """Factors on the policy term of each token. Detached."""
     if name == "selected_only":
         return row.marked.double()
@@ -300,11 +309,12 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
         return (row.old.exp() < s["below"]).double()
     if name == "future_influence":
         moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
-        decay, running = 0.5 ** (1 / s["half_life"]), 0.0
+        decay, running, later = 0.5 ** (1 / s["half_life"]), 0.0, row.drawn[-1]
         influence = torch.zeros_like(moved)
         for t in reversed(range(len(moved))):
-            own = float(moved[t])
-            running = decay * running + (own if math.exp(own) <= s["outlier"] else 0.0)
+            own, distance = float(moved[t]), later - row.drawn[t]
+            later = row.drawn[t]
+            running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
             factor = min(max(math.exp(running), s["low"]), s["high"])
             risky = float(row.advantage[t]) < 0 and math.exp(own) > s["safety"]
             influence[t] = min(factor, 1.0) if risky else factor
@@ -312,7 +322,7 @@ def multiplier(name: str, logprobs: Tensor, row: Row, s: Settings) -> Tensor:
     raise KeyError(name)
 
 
-def marks(name: str, rows: Sequence[Row], s: Settings) -> list[Tensor]:
+def marks(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     """Which tokens of an optimizer step are singled out, from what was known when it began."""
     if name == "top_entropy":
         return _largest([row.old_entropy for row in rows], None, s["share"])
@@ -339,18 +349,18 @@ def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: fl
     return [a & (v >= candidates[count - 1] - 1e-9) for v, a in zip(values, among, strict=True)]
 
 
-def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: Settings) -> float:
+def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: AxisSettings) -> float:
     """How much one token of this completion weighs in the loss of the optimizer step."""
     trained = [r for r in step if r.trained]
     if name == "token_mean":
-        return 1 / sum(len(r.tokens) for r in trained)
+        return 1 / sum(len(r.drawn) for r in trained)
     if name == "sequence_mean":
-        return 1 / (len(trained) * len(row.tokens))
+        return 1 / (len(trained) * len(row.drawn))
     if name == "sequence_sum":
         return 1 / len(trained)
     if name == "constant_length":
         return 1 / (len(trained) * (s["length"] or max_tokens))
     if name == "prompt_mean":
-        siblings = sum(len(r.tokens) for r in trained if r.group == row.group)
+        siblings = sum(len(r.drawn) for r in trained if r.group == row.group)
         return 1 / (len({r.group for r in trained}) * siblings)
     raise KeyError(name)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 
 from covey.errors import ConfigError
 from covey.proof import shadow
-from covey.proof.formulas import Row
+from covey.proof.formulas import AxisSettings, Row
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Agreement:
 
 
 def replay(
-    folder: Path, model: shadow.Weights, architecture: Mapping[str, Any], steps: int
+    folder: Path, model: shadow.NamedWeights, architecture: AxisSettings, steps: int
 ) -> Iterator[Agreement]:
     """Repeat the first steps of a recorded stage from the weights it began with.
 
@@ -74,7 +73,7 @@ def replay(
         )
 
 
-def read_setting(folder: Path, architecture: Mapping[str, Any]) -> shadow.Setting:
+def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfig:
     """What of a run's config moves the weights. Raises ConfigError for what the shadow cannot repeat."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     if config["method"] != "rl":
@@ -84,7 +83,7 @@ def read_setting(folder: Path, architecture: Mapping[str, Any]) -> shadow.Settin
     if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
         raise ConfigError(f"{folder}: the replay knows neither guards.kl_action raise_coef nor 8-bit moments")
     rollout = config["rollout"]
-    return shadow.Setting(
+    return shadow.ShadowConfig(
         architecture,
         config["algorithm"],
         config["train"],
@@ -107,10 +106,13 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]]
         if line["trained"]:
             span = slice(*_span(arrays["ends"], place))
             prompt = slice(*_span(arrays["prompt_ends"], line["group"]))
+            drawn = np.arange(span.stop - span.start)
+            drawn = drawn[arrays["sampled"][span]] if "sampled" in arrays else drawn
             row = Row(
                 prompt=arrays["prompt_tokens"][prompt].tolist(),
                 tokens=arrays["tokens"][span].tolist(),
-                sampled=torch.from_numpy(arrays["logprobs"][span]).double(),
+                drawn=drawn.tolist(),
+                sampled=torch.from_numpy(arrays["logprobs"][span][drawn]).double(),
                 reward=_number(line["reward"]),
                 components={k: _number(v) for k, v in line["components"].items()},
                 weights=line["weights"],
@@ -120,7 +122,7 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]]
                 greedy=line["greedy_reward"],
                 group=line["group"],
             )
-            rows.append((row, torch.from_numpy(arrays["advantages"][span]).double()))
+            rows.append((row, torch.from_numpy(arrays["advantages"][span][drawn]).double()))
     return rows, len(arrays["prompt_ends"])
 
 
@@ -145,7 +147,7 @@ def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _weights(
-    folder: Path, done: int, found: shadow.Weights, start: shadow.Weights, last: bool
+    folder: Path, done: int, found: shadow.NamedWeights, start: shadow.NamedWeights, last: bool
 ) -> dict[str, float]:
     """The shadow's weights beside those that were saved after ``done`` steps, if they were."""
     where = folder / ("final" if last else f"checkpoints/step_{done:06d}")
@@ -160,7 +162,7 @@ def _weights(
     return {"weights": float(gap.abs().max()), "course": float(gap.norm() / way.norm().clamp(min=1e-30))}
 
 
-def _saved(folder: Path, trained: Sequence[str]) -> shadow.Weights:
+def _saved(folder: Path, trained: Sequence[str]) -> shadow.NamedWeights:
     """The weights under training as a folder holds them; nothing where there is no such folder."""
     adapter = next(folder.glob("**/adapter_model.safetensors"), None)
     if adapter is not None:

@@ -9,29 +9,28 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from covey.proof import formulas
-from covey.proof.formulas import Row
+from covey.proof.formulas import AxisSettings, Row
 
-Weights = dict[str, Tensor]
+NamedWeights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Setting:
+class ShadowConfig:
     """What of the config moves the weights."""
 
-    model: Mapping[str, Any]
+    model: AxisSettings
     """The model's own config.json: layers, heads, rotary base, ..."""
-    algorithm: Mapping[str, Any]
+    algorithm: AxisSettings
     """Every axis: {name, settings...}, as config.yaml spells them out."""
-    train: Mapping[str, Any]
+    train: AxisSettings
     temperature: float
     max_tokens: int
     mask_truncated: bool
@@ -45,12 +44,12 @@ class Setting:
 class Trainer:
     """The state of training: weights under training, AdamW's moments, the coefficients that move."""
 
-    weights: Weights
-    reference: Weights
+    weights: NamedWeights
+    reference: NamedWeights
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
-    first: Weights = field(default_factory=dict)
-    second: Weights = field(default_factory=dict)
+    first: NamedWeights = field(default_factory=dict)
+    second: NamedWeights = field(default_factory=dict)
     applied: int = 0
     """Optimizer steps that AdamW has made."""
     updates: int = 0
@@ -89,7 +88,7 @@ def rotated(x: Tensor, base: float) -> Tensor:
     return x * cos + turned * sin
 
 
-def logits(w: Weights, model: Mapping[str, Any], tokens: Sequence[int]) -> Tensor:
+def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int]) -> Tensor:
     """A decoder of the Llama family on one sequence. (T,) ids -> (T, V)."""
 
     def linear(x: Tensor, name: str) -> Tensor:
@@ -118,39 +117,39 @@ def logits(w: Weights, model: Mapping[str, Any], tokens: Sequence[int]) -> Tenso
     return normed(x, w["model.norm.weight"], eps) @ w[head].T
 
 
-def effective(w: Weights, name: str) -> Tensor:
+def effective(w: NamedWeights, name: str) -> Tensor:
     """A weight with its low-rank update, where there is one: W + scale * B A."""
     a, b = name.replace(".weight", ".lora_A"), name.replace(".weight", ".lora_B")
     return w[name] + w["lora_scale"] * (w[b] @ w[a]) if a in w else w[name]
 
 
-def rotary_base(model: Mapping[str, Any]) -> float:
+def rotary_base(model: AxisSettings) -> float:
     """The base of the rotary angles, wherever a version of the format writes it."""
     return float((model.get("rope_parameters") or model).get("rope_theta", 10_000.0))
 
 
-def used(weights: Weights, setting: Setting) -> Weights:
+def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
     """The weights as the model computes with them; the gradient passes through the rounding."""
     if not setting.rounded:
         return weights
     return {name: w + (w.bfloat16().double() - w).detach() for name, w in weights.items()}
 
 
-def distribution(weights: Weights, setting: Setting, row: Row) -> Tensor:
-    """log pi over the vocabulary at each token of a completion, as it was sampled. (T, V)."""
+def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
+    """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
     every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]])
-    scaled = every[len(row.prompt) - 1 :] / setting.temperature
+    scaled = every[len(row.prompt) - 1 :][row.drawn] / setting.temperature
     if row.kept is not None:
         left = torch.full_like(scaled, -math.inf)
-        for t, kept in enumerate(row.kept):
-            left[t, torch.tensor(kept)] = 0.0
+        for t, place in enumerate(row.drawn):
+            left[t, torch.tensor(row.kept[place])] = 0.0
         scaled = scaled + left
     return scaled.log_softmax(-1)
 
 
 def picked(log_pi: Tensor, row: Row) -> Tensor:
     """The log-probs of the tokens themselves. (T, V) -> (T,)."""
-    return log_pi.gather(1, torch.tensor(row.tokens)[:, None])[:, 0]
+    return log_pi.gather(1, torch.tensor(row.tokens)[row.drawn, None])[:, 0]
 
 
 def entropy(log_pi: Tensor) -> Tensor:
@@ -161,7 +160,7 @@ def entropy(log_pi: Tensor) -> Tensor:
 # --- one step: rewards -> advantages -> updates ---------------------------------------------------
 
 
-def step(trainer: Trainer, setting: Setting, rows: Sequence[Row], number: int) -> Done:
+def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> Done:
     """Repeat training step ``number`` on its recorded completions; moves ``trainer``."""
     with torch.no_grad():
         look(trainer, setting, rows, number)
@@ -171,28 +170,31 @@ def step(trainer: Trainer, setting: Setting, rows: Sequence[Row], number: int) -
         for row in rows:
             row.old = row.sampled
     done = Done(rows, before, [], [], [])
-    for update, minibatch in enumerate(minibatches(setting, rows, number)):
+    for update, minibatch in enumerate(update_parts(setting, rows, number)):
         mark(setting, minibatch)
         unmoved = update == 0 and setting.algorithm["old"] == "trainer"
         apply(trainer, setting, minibatch, number, unmoved, done)
     return done
 
 
-def look(trainer: Trainer, setting: Setting, rows: Sequence[Row], number: int) -> None:
+def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: int) -> None:
     """Everything frozen that formulas ask for: log-probs of the old policy and the reference."""
     longest = max((len(row.tokens) for row in rows), default=0)
-    noise = torch.from_numpy(uniforms(key(setting.seed, "noise", number), len(rows) * longest)).double()
+    noise = torch.from_numpy(
+        splitmix_uniforms(stream_key(setting.seed, "noise", number), len(rows) * longest)
+    ).double()
     for place, row in enumerate(rows):
         log_pi = distribution(trainer.weights, setting, row)
-        row.trained = not (math.isnan(row.reward) or (setting.mask_truncated and row.truncated))
+        unscored = math.isnan(row.reward)
+        row.trained = bool(row.drawn) and not (unscored or (setting.mask_truncated and row.truncated))
         row.old, row.old_entropy = picked(log_pi, row), entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
-        row.noise = noise[place * longest :][: len(row.tokens)]
+        row.noise = noise[place * longest :][: len(row.tokens)][row.drawn]
         if setting.algorithm["kl"]:
             row.reference = picked(distribution(trainer.reference, setting, row), row)
 
 
-def give_advantages(trainer: Trainer, setting: Setting, rows: Sequence[Row]) -> None:
+def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]) -> None:
     """Rewards -> one advantage a token: KL in the reward, the group's estimator, the batch's."""
     kl, axes = setting.algorithm["kl"], setting.algorithm
     in_reward = kl and kl["place"] == "reward"
@@ -208,7 +210,7 @@ def give_advantages(trainer: Trainer, setting: Setting, rows: Sequence[Row]) -> 
         if judged:
             given = formulas.advantages(axes["advantage"]["name"], judged, rewards, axes["advantage"])
             for row, value in zip(judged, given, strict=True):
-                row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.tokens)).clone()
+                row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
     trained = [row for row in rows if row.trained]
     if in_reward and kl["level"] == "token":
         for row in trained:
@@ -220,26 +222,26 @@ def give_advantages(trainer: Trainer, setting: Setting, rows: Sequence[Row]) -> 
             row.advantage = advantage
     for row in rows:
         if not row.trained:
-            row.advantage = torch.zeros(len(row.tokens), dtype=torch.float64)
+            row.advantage = torch.zeros(len(row.drawn), dtype=torch.float64)
 
 
-def behind(setting: Setting, row: Row) -> Tensor:
+def behind(setting: ShadowConfig, row: Row) -> Tensor:
     """The old log-probs, by whose record they are."""
     return row.sampled if setting.algorithm["old"] == "sampler" else row.old
 
 
-def minibatches(setting: Setting, rows: Sequence[Row], number: int) -> Iterator[list[Row]]:
+def update_parts(setting: ShadowConfig, rows: Sequence[Row], number: int) -> Iterator[list[Row]]:
     """Whole groups in the keyed order of the step, in nearly equal parts, one part an update."""
     groups = sorted({row.group for row in rows})
     for epoch in range(setting.train["inner_epochs"]):
-        seed = key(setting.seed, "minibatches", number, epoch)
+        seed = stream_key(setting.seed, "minibatches", number, epoch)
         order = np.random.Generator(np.random.PCG64(seed)).permutation(len(groups))
         for part in np.array_split(order, setting.train["updates_per_batch"]):
             if len(part):
                 yield [row for place in part for row in rows if row.group == groups[place]]
 
 
-def mark(setting: Setting, minibatch: Sequence[Row]) -> None:
+def mark(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
     """Single out tokens of the update, where the algorithm does."""
     axis, trained = setting.algorithm["select_tokens"], [row for row in minibatch if row.trained]
     if axis and trained:
@@ -248,7 +250,7 @@ def mark(setting: Setting, minibatch: Sequence[Row]) -> None:
 
 
 def row_loss(
-    trainer: Trainer, setting: Setting, row: Row, minibatch: Sequence[Row], unmoved: bool, done: Done
+    trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], unmoved: bool, done: Done
 ) -> Tensor:
     """A completion's share of the loss of an update; what controllers follow is noted in ``done``."""
     axes, kl = setting.algorithm, setting.algorithm["kl"]
@@ -266,15 +268,15 @@ def row_loss(
     for factor in axes["token_weights"]:
         value = value * formulas.multiplier(factor["name"], logprobs, row, factor)
     if kl and kl["place"] == "loss":
-        value = value + trainer.kl_coef * penalty(trainer, setting, row, log_pi, logprobs, rho)
+        value = value + trainer.kl_coef * kl_cost(trainer, setting, row, log_pi, logprobs, rho)
     if axes["entropy"]:
         value = value - trainer.entropy_coef * entropy(log_pi)
     weight = formulas.token_weight(axes["reduce"]["name"], row, minibatch, setting.max_tokens, axes["reduce"])
     return weight * value.sum()
 
 
-def penalty(
-    trainer: Trainer, setting: Setting, row: Row, log_pi: Tensor, logprobs: Tensor, rho: Tensor
+def kl_cost(
+    trainer: Trainer, setting: ShadowConfig, row: Row, log_pi: Tensor, logprobs: Tensor, rho: Tensor
 ) -> Tensor:
     """KL to the reference at each token, with the gradient the config asks for."""
     kl = setting.algorithm["kl"]
@@ -293,7 +295,7 @@ def penalty(
 
 
 def apply(
-    trainer: Trainer, setting: Setting, minibatch: Sequence[Row], number: int, unmoved: bool, done: Done
+    trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], number: int, unmoved: bool, done: Done
 ) -> None:
     """One update. Without a completion that pulls there is none, and the norm is 0."""
     axes = setting.algorithm
@@ -317,10 +319,10 @@ def apply(
 
 
 @torch.no_grad()
-def adamw(trainer: Trainer, setting: Setting, gradient: Weights, norm: float, number: int) -> None:
+def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, number: int) -> None:
     """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
     train, trainer.applied = setting.train, trainer.applied + 1
-    lr, (beta1, beta2) = learning_rate(train, number), train["betas"]
+    lr, (beta1, beta2) = rate_at(train, number), train["betas"]
     scale = min(1.0, train["grad_clip"] / (norm + 1e-6))
     for name, raw in gradient.items():
         g, w = raw * scale, trainer.weights[name]
@@ -331,7 +333,7 @@ def adamw(trainer: Trainer, setting: Setting, gradient: Weights, norm: float, nu
         w.copy_(w * (1 - lr * train["weight_decay"]) - lr * first / (second.sqrt() + 1e-8))
 
 
-def learning_rate(train: Mapping[str, Any], number: int) -> float:
+def rate_at(train: AxisSettings, number: int) -> float:
     """Of step ``number``, counted from 0: a linear warm-up that begins above 0, then the schedule."""
     lr, warm, steps = train["lr"], train["warmup_steps"], train["steps"]
     if number < warm:
@@ -341,7 +343,7 @@ def learning_rate(train: Mapping[str, Any], number: int) -> float:
     return float(lr * falls[train["schedule"]])
 
 
-def steer(trainer: Trainer, setting: Setting, done: Done, groups: int) -> None:
+def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> None:
     """The coefficients and the reference follow what a step has shown; ``groups`` were sampled."""
     kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
     before, every = trainer.updates, kl["refresh_every"] if kl else None
@@ -362,13 +364,13 @@ def steer(trainer: Trainer, setting: Setting, done: Done, groups: int) -> None:
 # --- keyed randomness, as docs/reliability.md describes it ----------------------------------------
 
 
-def key(*parts: int | str) -> int:
+def stream_key(*parts: int | str) -> int:
     """blake2b over the parts' Python forms, joined by the unit separator; 8 bytes, little end first."""
     text = "\x1f".join(map(repr, parts)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def uniforms(stream: int, count: int) -> np.ndarray:
+def splitmix_uniforms(stream: int, count: int) -> np.ndarray:
     """The first numbers of a key's stream: SplitMix64, the top 23 bits. (count,) float32 in [0, 1)."""
     words = 1 << 64
     drawn = np.zeros(count, np.float32)

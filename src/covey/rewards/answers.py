@@ -23,9 +23,9 @@ from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.types import Score, Status
 
-LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
+SYMBOLIC_LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
-AT_ONCE = 50
+PER_PROCESS = 50
 """Reference answers that one subprocess checks, in twice the time of one."""
 ASKED: Once[Outcome] = Once(2048, kept=lambda result: result.kind != "lost")
 """Outcomes of subprocesses: equal answers to a problem cost one subprocess, also when its time ran out."""
@@ -60,30 +60,30 @@ def bad_references(
     rows: Sequence[Mapping[str, object]], percent: Percent = "ignored", **_: object
 ) -> list[str | None]:
     """Reference answers that no answer can equal: empty, or neither number nor word nor formula."""
-    golds = [reference_of(row["answer"]) for row in rows]
-    read = [_read_reference(gold, percent) for gold in golds]
+    references = [reference_of(row["answer"]) for row in rows]
+    read = [_read_reference(reference, percent) for reference in references]
     wrong = [found if isinstance(found, str) else None for found in read]
     formulas = [i for i, found in enumerate(read) if isinstance(found, Node) and not _is_plain(found)]
     if formulas and not has_algebra():
         needs = "the reference answer is a formula; comparing it needs SymPy: pip install 'covey[math]'"
         return [needs if i in formulas else w for i, w in enumerate(wrong)]
-    for start in range(0, len(formulas), AT_ONCE):
-        some = formulas[start : start + AT_ONCE]
-        for i, readable in zip(some, _readable([golds[i] for i in some]), strict=True):
-            wrong[i] = None if readable else f"the reference answer cannot be read: {golds[i][:60]!r}"
+    for start in range(0, len(formulas), PER_PROCESS):
+        some = formulas[start : start + PER_PROCESS]
+        for i, readable in zip(some, _readable([references[i] for i in some]), strict=True):
+            wrong[i] = None if readable else f"the reference answer cannot be read: {references[i][:60]!r}"
     return wrong
 
 
 @lru_cache(4096)
-def _read_reference(gold: str, percent: Percent) -> Node | str:
+def _read_reference(reference: str, percent: Percent) -> Node | str:
     """A reference answer's structure, or what is wrong with it."""
-    shown = repr(gold[:60])
-    if not gold:
+    shown = repr(reference[:60])
+    if not reference:
         return "the reference answer is empty"
-    if too_large(gold) or monstrous(cleaned := clean(gold, percent)):
+    if too_large(reference) or monstrous(cleaned := clean(reference, percent)):
         return f"the reference answer is too large: {shown}"
     node = parse(cleaned)
-    if gold == "NA" or node.text.casefold().strip(" .?!") in NO_ANSWER:
+    if reference == "NA" or node.text.casefold().strip(" .?!") in NO_ANSWER:
         return f"the reference answer is no answer: {shown}"
     if any(map(_is_sentence, _texts(node))):
         return f"the reference answer is a sentence, no answer: {shown}"
@@ -108,14 +108,16 @@ def _is_sentence(text: str) -> bool:
     return len(words) > 2 and sum(len(word) > 1 for word in words) > 1
 
 
-def _readable(golds: list[str]) -> list[bool]:
+def _readable(references: list[str]) -> list[bool]:
     """Whether each can be parsed; one that takes its subprocess down is found by asking one by one."""
-    more = min(2, len(golds))
-    limits = Limits(LIMITS.wall * more, LIMITS.cpu * more, LIMITS.memory)
-    result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:readable", golds, limits=limits)
+    more = min(2, len(references))
+    limits = Limits(SYMBOLIC_LIMITS.wall * more, SYMBOLIC_LIMITS.cpu * more, SYMBOLIC_LIMITS.memory)
+    result = verifier_server(SYMBOLIC).call(f"{SYMBOLIC}:readable", references, limits=limits)
     if result.kind == "ok":
         return list(result.value)
-    return [False] if len(golds) == 1 else [r for gold in golds for r in _readable([gold])]
+    return (
+        [False] if len(references) == 1 else [r for reference in references for r in _readable([reference])]
+    )
 
 
 def _counterexample(_: Mapping[str, object], rule: Rule = "boxed", **__: object) -> str:
@@ -145,29 +147,35 @@ def math_answer(
     with `hundredths` it equals 0.5. Of the fraction ``second`` of all answers math-verify is asked as well;
     how often it disagrees is logged, its opinion never paid.
     """
-    gold = reference_of(answer)
-    score = _judged(gold, extract(completion, rule), percent)
+    reference = reference_of(answer)
+    score = _judged(reference, extract(completion, rule), percent)
     found = score.extracted
     asked = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
     if (
         found is None
         or not asked
-        or zlib.crc32(f"{gold}\0{found}".encode(errors="replace")) >= second * 2**32
+        or zlib.crc32(f"{reference}\0{found}".encode(errors="replace")) >= second * 2**32
     ):
         return score
-    other = _ask("second_opinion", gold, found)
+    other = _ask("second_opinion", reference, found)
     if other.kind != "ok":
         return score
     return replace(score, metrics={"second_disagrees": float(other.value != (score.value == 1.0))})
 
 
-def _judged(gold: str, found: str | None, percent: Percent) -> Score:
+def _judged(reference: str, found: str | None, percent: Percent) -> Score:
     """What an extracted answer is worth."""
     if found is None:
         return Score(0.0, "no_answer")
-    if found.isascii() and found.isdigit() and gold.isascii() and gold.isdigit() and len(found) <= 400:
-        return Score(float(int(found) == int(gold)), extracted=found)
-    ours = _read_reference(gold, percent)
+    if (
+        found.isascii()
+        and found.isdigit()
+        and reference.isascii()
+        and reference.isdigit()
+        and len(found) <= 400
+    ):
+        return Score(float(int(found) == int(reference)), extracted=found)
+    ours = _read_reference(reference, percent)
     if isinstance(ours, str):
         return Score(None, "bad_reference", found, detail=ours)
     if too_large(found) or monstrous(cleaned := clean(found, percent)):
@@ -177,33 +185,34 @@ def _judged(gold: str, found: str | None, percent: Percent) -> Score:
     if equal is not None:
         score = Score(float(equal), extracted=found)
     else:
-        score = _by_algebra(gold, found, ours, percent)
+        score = _by_algebra(reference, found, ours, percent)
     if score.value == 0.0 and score.status in ("ok", "unparsable") and _hedges(ours, theirs, found):
         return replace(score, status="ambiguous")
     return score
 
 
-def _hedges(gold: Node, answer: Node, found: str) -> bool:
+def _hedges(reference: Node, answer: Node, found: str) -> bool:
     """Whether an incorrect answer names several values for one, or takes back what it says."""
-    several = answer.kind in ("list", "set") and gold.kind in ("leaf", "text", "chain")
+    several = answer.kind in ("list", "set") and reference.kind in ("leaf", "text", "chain")
     return several or any(word in HEDGES for word in re.findall(r"[^\W\d_]+", found.casefold()))
 
 
-def _ask(function: str, gold: str, found: str, *more: str) -> Outcome:
+def _ask(function: str, reference: str, found: str, *more: str) -> Outcome:
     """What a function of ``symbolic`` returns for a pair. Each pair is asked about once."""
     server = verifier_server(SYMBOLIC)
-    question = (function, gold, found, *more)
+    question = (function, reference, found, *more)
     return ASKED.get(
-        question, lambda: server.call(f"{SYMBOLIC}:{function}", gold, found, *more, limits=LIMITS)
+        question,
+        lambda: server.call(f"{SYMBOLIC}:{function}", reference, found, *more, limits=SYMBOLIC_LIMITS),
     )
 
 
-def _by_algebra(gold: str, found: str, ours: Node, percent: Percent) -> Score:
+def _by_algebra(reference: str, found: str, ours: Node, percent: Percent) -> Score:
     if not has_algebra():
         if _is_plain(ours):
             return Score(0.0, "unparsable", found, detail="only covey[math] could read it")
         return Score(None, "not_applicable", found, detail="the reference answer needs covey[math]")
-    result = _ask("equal", gold, found, percent)
+    result = _ask("equal", reference, found, percent)
     if result.kind != "ok":
         return unfinished(result, found)
     verdicts: dict[object, tuple[float, Status]] = {

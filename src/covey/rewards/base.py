@@ -121,7 +121,8 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     gate = settings.pop("gated_by", None)
     reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
     accepts_all = any(p.kind is p.VAR_KEYWORD for p in reward.parameters.values())
-    if not (reward.per_sample or accepts_all or {"completions", "completion_ids"} & set(reward.parameters)):
+    of_group = {"completions", "completion_ids", "sampled_ids"} & set(reward.parameters)
+    if not (reward.per_sample or accepts_all or of_group):
         raise ConfigError(
             f"rewards: {reward.name} takes neither `completions` (all of a group) nor `completion` (one)"
         )

@@ -1,4 +1,4 @@
-"""Whether an answer equals the reference answer (gold): by structure first, number by number, type by type.
+"""Whether an answer equals the reference answer: by structure first, number by number, type by type.
 
 Three-valued: None means that only algebra can tell. Who knows algebra (``symbolic``, in a subprocess)
 passes a ``leaf`` that decides; the exact one here knows numbers and words.
@@ -18,68 +18,70 @@ INFINITY = Node("leaf", r"\infty"), Node("leaf", r"-\infty")
 ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
 
 
-def compare(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
+def compare(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
     """Whether two structures are equal; None if that needs algebra."""
-    gold, answer = _plain(gold), _plain(answer)
-    names = _unknown(gold), _unknown(answer)
+    reference, answer = _plain(reference), _plain(answer)
+    names = _unknown(reference), _unknown(answer)
     if all(names) and names[0] != names[1]:
         return False
-    gold, answer = _solutions(gold, names[0]), _solutions(answer, names[1])
-    if gold.kind == answer.kind == "chain":
-        return _chains(gold, answer, leaf)
-    if "chain" in (gold.kind, answer.kind):
-        return _against_chain(gold, answer, leaf)
-    if gold.kind in ("leaf", "text") and answer.kind in ("leaf", "text"):
-        return _leaves(gold, answer, leaf)
-    kinds = {gold.kind, answer.kind}
-    if kinds <= {"list", "()"} and gold.kind != answer.kind:
-        return _in_order(gold.parts, answer.parts, leaf)  # 3,1 for (3,1)
-    if gold.kind == answer.kind and gold.kind in ORDERED:
-        return gold.marks == answer.marks and _in_order(gold.parts, answer.parts, leaf)
+    reference, answer = _solutions(reference, names[0]), _solutions(answer, names[1])
+    if reference.kind == answer.kind == "chain":
+        return _chains(reference, answer, leaf)
+    if "chain" in (reference.kind, answer.kind):
+        return _against_chain(reference, answer, leaf)
+    if reference.kind in ("leaf", "text") and answer.kind in ("leaf", "text"):
+        return _leaves(reference, answer, leaf)
+    kinds = {reference.kind, answer.kind}
+    if kinds <= {"list", "()"} and reference.kind != answer.kind:
+        return _in_order(reference.parts, answer.parts, leaf)  # 3,1 for (3,1)
+    if reference.kind == answer.kind and reference.kind in ORDERED:
+        return reference.marks == answer.marks and _in_order(reference.parts, answer.parts, leaf)
     if kinds <= {"list", "set"} or kinds == {"union"}:
-        if all(map(_assigned, gold.parts)) and not any(map(_assigned, answer.parts)):
-            return _in_order(gold.parts, answer.parts, leaf)  # x=1, y=2 is not 2, 1
-        return _in_any_order(gold.parts, answer.parts, leaf)
+        if all(map(_assigned, reference.parts)) and not any(map(_assigned, answer.parts)):
+            return _in_order(reference.parts, answer.parts, leaf)  # x=1, y=2 is not 2, 1
+        return _in_any_order(reference.parts, answer.parts, leaf)
     if "leaf" in kinds and kinds & {"matrix", "union"}:
-        return leaf(gold, answer)  # a sum of matrices
-    comma = next((n for n in (gold, answer) if n.kind == "list" and re.fullmatch(r"\d+,\d+", n.text)), None)
+        return leaf(reference, answer)  # a sum of matrices
+    comma = next(
+        (n for n in (reference, answer) if n.kind == "list" and re.fullmatch(r"\d+,\d+", n.text)), None
+    )
     if comma is not None:  # 3,14 where commas are decimal points
         point = Node("leaf", comma.text.replace(",", "."))
-        return compare(point, answer, leaf) if comma is gold else compare(gold, point, leaf)
+        return compare(point, answer, leaf) if comma is reference else compare(reference, point, leaf)
     return False
 
 
-def exact(gold: Node, answer: Node) -> bool | None:
+def exact(reference: Node, answer: Node) -> bool | None:
     """The leaf that knows numbers and words, and gives up on the rest."""
-    a, b = value(gold.text), value(answer.text)
+    a, b = value(reference.text), value(answer.text)
     if a is not None and b is not None:
-        return close(gold.text, a, answer.text, b)
-    if "text" in (gold.kind, answer.kind):
-        return _folded(gold.text) == _folded(answer.text)
-    same = gold.text.replace(" ", "") == answer.text.replace(" ", "")
-    return True if same and balanced(gold.text) else None
+        return close(reference.text, a, answer.text, b)
+    if "text" in (reference.kind, answer.kind):
+        return _folded(reference.text) == _folded(answer.text)
+    same = reference.text.replace(" ", "") == answer.text.replace(" ", "")
+    return True if same and balanced(reference.text) else None
 
 
-def close(gold_text: str, gold: Fraction, answer_text: str, answer: Fraction) -> bool:
+def close(reference_text: str, reference: Fraction, answer_text: str, answer: Fraction) -> bool:
     """Equal; or the one is a decimal to which the other rounds.
 
-    A gold decimal may be met more exactly if it has 3 digits or more; an answer's decimals stand for
-    an exact gold only if there are 10 or more.
+    A decimal reference may be met more exactly if it has 3 digits or more; an answer's decimals stand for
+    an exact reference only if there are 10 or more.
 
     >>> close("3.14", Fraction("3.14"), "22/7", Fraction(22, 7))
     True
     >>> close("0.5", Fraction(1, 2), ".46", Fraction("0.46"))
     False
     """
-    if gold == answer:
+    if reference == answer:
         return True
-    golds, theirs = decimals(gold_text), decimals(answer_text)
+    ours, theirs = decimals(reference_text), decimals(answer_text)
     half = None
-    if golds is not None and significant(gold_text) >= 3 and (theirs is None or theirs > golds):
-        half = golds
-    elif golds is None and theirs is not None and significant(answer_text) >= 10:
+    if ours is not None and significant(reference_text) >= 3 and (theirs is None or theirs > ours):
+        half = ours
+    elif ours is None and theirs is not None and significant(answer_text) >= 10:
         half = theirs
-    return half is not None and 2 * abs(gold - answer) <= Fraction(1, 10**half)
+    return half is not None and 2 * abs(reference - answer) <= Fraction(1, 10**half)
 
 
 def decimals(text: str) -> int | None:
@@ -94,7 +96,7 @@ def significant(text: str) -> int:
 
 
 def balanced(text: str) -> bool:
-    """Whether the braces close; what was cut or lost some is no formula."""
+    """Whether the braces close; what was truncated is no formula."""
     return text.count("{") == text.count("}") and text.count("(") == text.count(")")
 
 
@@ -126,31 +128,31 @@ def _name(chain: Node) -> str:
     return re.sub(r"\(.*\)$", "", chain.parts[0].text.replace(" ", ""))
 
 
-def _marks_agree(gold: Node, answer: Node) -> bool:
+def _marks_agree(reference: Node, answer: Node) -> bool:
     """Units and bases: `5` for `5 cm`, but no `m` for `cm`; a base has to be there, as have phrases."""
-    ours, theirs = gold.marks, answer.marks
+    ours, theirs = reference.marks, answer.marks
     strict = any(" " in mark for mark in (*theirs, *(m for m in ours if m.startswith("base "))))
     return ours == theirs or not (strict or (ours and theirs))
 
 
-def _leaves(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
-    if not _marks_agree(gold, answer):
+def _leaves(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
+    if not _marks_agree(reference, answer):
         return False
     if not balanced(answer.text):
         return False
-    known = exact(gold, answer)
-    return leaf(gold, answer) if known is None else known
+    known = exact(reference, answer)
+    return leaf(reference, answer) if known is None else known
 
 
-def _in_order(golds: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
-    if len(golds) != len(answers):
+def _in_order(references: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
+    if len(references) != len(answers):
         return False
-    return _all([compare(g, a, leaf) for g, a in zip(golds, answers, strict=True)])
+    return _all([compare(g, a, leaf) for g, a in zip(references, answers, strict=True)])
 
 
-def _in_any_order(golds: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
+def _in_any_order(references: Sequence[Node], answers: Sequence[Node], leaf: Leaf) -> bool | None:
     """Every one of them has an equal on the other side."""
-    table = [[compare(gold, answer, leaf) for answer in answers] for gold in golds]
+    table = [[compare(reference, answer, leaf) for answer in answers] for reference in references]
     rows = (*table, *zip(*table, strict=True))
     return _all([True if True in row else None if None in row else False for row in rows])
 
@@ -185,31 +187,33 @@ def _consistent(node: Node, leaf: Leaf) -> bool | None:
     return _in_order(parts[1:], parts[:-1], leaf)
 
 
-def _against_chain(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
+def _against_chain(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
     """A value or an interval against relations."""
     if answer.kind == "chain":
         if (found := _assigned(answer)) is not None:
-            return _all([compare(gold, found, leaf), _consistent(answer, leaf)])
+            return _all([compare(reference, found, leaf), _consistent(answer, leaf)])
         between = as_interval(answer)
-        return compare(gold, between, leaf) if between and gold.kind != "leaf" else False
-    found = _assigned(gold) or as_interval(gold)
+        return compare(reference, between, leaf) if between and reference.kind != "leaf" else False
+    found = _assigned(reference) or as_interval(reference)
     return compare(found, answer, leaf) if found else False
 
 
-def _chains(gold: Node, answer: Node, leaf: Leaf) -> bool | None:
-    ours, theirs = _assigned(gold), _assigned(answer)
-    if ours and theirs and _name(gold) == _name(answer):
+def _chains(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
+    ours, theirs = _assigned(reference), _assigned(answer)
+    if ours and theirs and _name(reference) == _name(answer):
         return _all([compare(ours, theirs, leaf), _consistent(answer, leaf)])
-    ranges = as_interval(gold), as_interval(answer)
-    if ranges[0] and ranges[1] and not ours and _variable(gold) == _variable(answer):
+    ranges = as_interval(reference), as_interval(answer)
+    if ranges[0] and ranges[1] and not ours and _variable(reference) == _variable(answer):
         return compare(ranges[0], ranges[1], leaf)
     backwards = Node("chain", "", answer.parts[::-1], tuple(FLIPPED.get(m, m) for m in answer.marks[::-1]))
-    results = [_in_order(gold.parts, a.parts, leaf) for a in (answer, backwards) if a.marks == gold.marks]
+    results = [
+        _in_order(reference.parts, a.parts, leaf) for a in (answer, backwards) if a.marks == reference.marks
+    ]
     if True in results:
         return True
     return (
-        leaf(gold, answer)
-        if len(gold.marks) == len(answer.marks) == 1
+        leaf(reference, answer)
+        if len(reference.marks) == len(answer.marks) == 1
         else None
         if None in results
         else False

@@ -32,7 +32,7 @@ from covey.sandbox.confine import Limits
 from covey.types import Completion, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
-GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", *FROM_TRAINER}
+GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "sampled_ids", *FROM_TRAINER}
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "solution_str", "ground_truth", "data_source", "extra_info"
 }  # fmt: skip
@@ -44,6 +44,8 @@ MARK = "__covey_reward__"
 """Attribute of a function that holds what it declares."""
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Of a verifier in a subprocess."""
+FULL = 1.0 - 1e-9
+"""A score from here on pays in full."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -194,7 +196,7 @@ class Reward:
 
     def arguments(
         self, problem: Problem, completions: Sequence[Completion], context: Context
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """What a call gets: only what the signature accepts. Settings win over columns."""
         texts = [_as_prompted(problem, c.text) for c in completions]
         if self.per_sample:
@@ -216,6 +218,8 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
+        if "sampled_ids" in self.parameters:
+            available["sampled_ids"] = [c.tokens[c.drawn].tolist() for c in completions]
         if "token_ends" in self.parameters:
             ends = [token_ends(c.tokens.tolist(), context.decode) for c in completions]
             available["token_ends"] = ends[0] if self.per_sample else ends
@@ -247,7 +251,7 @@ class Reward:
             raise self.broken(
                 problem, f"returned the status {score.status!r}; there are {', '.join(get_args(Status))}"
             )
-        given: Any = score.value
+        given: object = score.value
         try:
             if isinstance(given, StepRewards):
                 starts = (0, *(end + 1 for end in given.ends))
@@ -342,7 +346,7 @@ def own_copy(value: Any) -> Any:
     return value.copy() if kind is np.ndarray else value
 
 
-def _step(step: Sequence[Any]) -> tuple[int, int, float]:
+def _step(step: Sequence[float]) -> tuple[int, int, float]:
     first, after, value = step
     if not math.isfinite(value):
         raise ValueError(f"a step with {_shown(value)}; finite numbers are expected")

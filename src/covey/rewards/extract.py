@@ -35,7 +35,7 @@ def extract(completion: TextOrMessages, rule: Rule) -> str | None:
     True
     """
     answer = after_reasoning(text_of(completion))
-    found = None if answer is None else RULES[rule](answer)
+    found = None if answer is None else EXTRACTORS[rule](answer)
     return found.strip() if found is not None and visible(found) else None
 
 
@@ -110,7 +110,7 @@ def code_block(text: str, language: str) -> str | None:
     return found
 
 
-RULES: Mapping[str, Callable[[str], str | None]] = {
+EXTRACTORS: Mapping[str, Callable[[str], str | None]] = {
     "boxed": boxed,
     "answer_tag": lambda text: tagged(text, "answer"),
     "hash4": hash4,

@@ -1,14 +1,13 @@
-"""Judging answers to reasoning-gym's tasks with its own scorers, in a sandbox, right or wrong."""
+"""Judging answers to reasoning-gym's tasks with its own scorers, in a sandbox: correct or incorrect."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from covey.errors import SandboxUnavailable
 from covey.rewards.answers import FORMS
-from covey.rewards.contract import ISOLATED, LIMITS, reward, unfinished
+from covey.rewards.contract import FULL, ISOLATED, LIMITS, reward, unfinished
 from covey.rewards.extract import Rule, TextOrMessages, extract
 from covey.sandbox.base import SandboxBackend
 from covey.sandbox.process import ProcessSandbox
@@ -20,7 +19,6 @@ EXECUTING = {
 }  # fmt: skip
 """Tasks whose scorers evaluate the answer as Python. There it can touch nothing, but it could still
 talk its way to a verdict; so it may hold no names but short ones and those of the oracle."""
-FULL = 1.0 - 1e-9
 MAX_ANSWER = 4_000
 
 
@@ -34,7 +32,7 @@ MAX_ANSWER = 4_000
 )
 def gym_answer(
     completion: TextOrMessages,
-    gym: Mapping[str, Any],
+    gym: Mapping[str, object],
     *,
     sandbox: SandboxBackend,
     answer: str | None = None,

@@ -1,4 +1,7 @@
-"""Rewards that shape length and repetition. They see the whole group; L is a length in tokens."""
+"""Rewards that shape length and repetition. They see the whole group; L is a length in tokens.
+
+They are given the tokens that the model drew, so that inserted ones do not count.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from covey.rewards.extract import Rule, TextOrMessages, extract, text_of
 
 
 @reward(concurrent=True, format_only=True)
-def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, **_: object) -> list[float]:
+def soft_overlong(sampled_ids: list[list[int]], *, limit: int, buffer: int, **_: object) -> list[float]:
     """0 up to ``limit - buffer`` tokens, falling linearly to -1 at ``limit``, -1 beyond.
 
     DAPO, arXiv 2503.14476, equation 13.
@@ -21,12 +24,12 @@ def soft_overlong(completion_ids: list[list[int]], *, limit: int, buffer: int, *
     """
     if not 0 < buffer <= limit:
         raise ConfigError(f"soft_overlong: buffer {buffer} has to lie between 1 and limit {limit}")
-    return [max(-1.0, min(0.0, (limit - buffer - len(ids)) / buffer)) for ids in completion_ids]
+    return [max(-1.0, min(0.0, (limit - buffer - len(ids)) / buffer)) for ids in sampled_ids]
 
 
 @reward(concurrent=True, format_only=True)
 def cosine_length(
-    completion_ids: list[list[int]],
+    sampled_ids: list[list[int]],
     *,
     limit: int,
     short: float = 1.0,
@@ -46,12 +49,12 @@ def cosine_length(
     if limit < 1:
         raise ConfigError(f"cosine_length: limit {limit} must be at least 1 token")
     end = long if exceeded is None else exceeded
-    turns = [math.cos(math.pi * len(ids) / limit) if len(ids) < limit else None for ids in completion_ids]
+    turns = [math.cos(math.pi * len(ids) / limit) if len(ids) < limit else None for ids in sampled_ids]
     return [end if turn is None else long + (short - long) * (1 + turn) / 2 for turn in turns]
 
 
 @reward(concurrent=True, format_only=True)
-def short_in_group(completion_ids: list[list[int]], **_: object) -> list[float]:
+def short_in_group(sampled_ids: list[list[int]], **_: object) -> list[float]:
     """1/2 for the shortest of the group to -1/2 for the longest; 0 for all if they are equal.
 
     Kimi k1.5, arXiv 2501.12599, section 2.3.3. Meant for correct answers.
@@ -59,13 +62,13 @@ def short_in_group(completion_ids: list[list[int]], **_: object) -> list[float]:
     >>> short_in_group([[0], [0] * 2, [0] * 3])
     [0.5, 0.0, -0.5]
     """
-    lengths = [len(ids) for ids in completion_ids]
+    lengths = [len(ids) for ids in sampled_ids]
     span = max(lengths) - min(lengths)
     return [0.5 - (n - min(lengths)) / span if span else 0.0 for n in lengths]
 
 
 @reward(concurrent=True, format_only=True)
-def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: object) -> list[float]:
+def repetition(sampled_ids: list[list[int]], *, n: int = 4, **_: object) -> list[float]:
     """Minus the fraction of n-grams of tokens that occurred before: 0 without repetition, towards -1.
 
     After arXiv 2502.03373, C.2, as a fraction of the completion.
@@ -75,7 +78,7 @@ def repetition(completion_ids: list[list[int]], *, n: int = 4, **_: object) -> l
     """
     if n < 1:
         raise ConfigError(f"repetition: n {n} must be at least 1")
-    grams = [[tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)] for ids in completion_ids]
+    grams = [[tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)] for ids in sampled_ids]
     return [len(set(g)) / len(g) - 1 if g else 0.0 for g in grams]
 
 

@@ -14,11 +14,11 @@ import re
 MAX_EXPONENT, MAX_FACTORIAL, MAX_NUMBER = 10_000, 2_000, 100_000
 """The last one counts digits."""
 SUSPECT = re.compile(r"[!^]|choose|binom|Gamma|Γ")
-TOKEN = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|\S")
+TERM = re.compile(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|\S")
 OPENING = {"{": "}", "(": ")", "[": "]", "\ue001": "\ue002", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
 CONSTANTS = {"e": math.e, r"\pi": math.pi}
 TIMES, OVER = {"*", r"\cdot", r"\times", r"\ast"}, {"/", r"\div"}
-UNKNOWN = math.nan
+UNKNOWN_SIZE = math.nan
 
 
 class _Beyond(Exception):
@@ -34,7 +34,7 @@ def monstrous(cleaned: str) -> bool:
     if SUSPECT.search(cleaned) is None:
         return False
     digits = re.sub(r"\ue000|(?<=\d),(?=\d{3}(?!\d))", "", cleaned)
-    reader = _Reader(TOKEN.findall(digits))
+    reader = _Reader(TERM.findall(digits))
     try:
         while reader.left:
             reader.sum()
@@ -83,7 +83,7 @@ class _Reader:
         if divide or self.next() in TIMES:
             self.take()
             if not self.next() or self.next() in OPENING.values():
-                return UNKNOWN
+                return UNKNOWN_SIZE
             factor = self.signed() * self.factor()
         else:
             factor = self.factor()
@@ -99,7 +99,7 @@ class _Reader:
             elif piece == "_":
                 self.signed()
                 self.atom()
-                found = UNKNOWN
+                found = UNKNOWN_SIZE
             else:
                 found = _power(found, self.signed() * self.factor())
         return found
@@ -112,7 +112,7 @@ class _Reader:
             while self.next() and self.next() in ",;&=<>":  # several values are no number
                 self.take()
                 self.sum()
-                found = UNKNOWN
+                found = UNKNOWN_SIZE
             self.take()
             return found
         if piece == r"\frac":
@@ -126,11 +126,11 @@ class _Reader:
             return _factorial(self.atom() - 1)
         if piece[:1].isdigit() or (piece[:1] == "." and len(piece) > 1):
             return float(piece)
-        return CONSTANTS.get(piece, UNKNOWN)
+        return CONSTANTS.get(piece, UNKNOWN_SIZE)
 
 
 def _divided(a: float, b: float) -> float:
-    return a / b if b else UNKNOWN
+    return a / b if b else UNKNOWN_SIZE
 
 
 def _power(base: float, exponent: float) -> float:
@@ -138,7 +138,7 @@ def _power(base: float, exponent: float) -> float:
         raise _Beyond
     size = abs(base)
     if not size or math.isnan(size) or math.isnan(exponent):
-        return UNKNOWN if size else 0.0
+        return UNKNOWN_SIZE if size else 0.0
     if math.isfinite(size) and abs(exponent) * abs(math.log10(size)) > MAX_NUMBER:
         raise _Beyond
     if math.isinf(size) and abs(exponent) > 1:  # more than 300 digits, and again to a power
@@ -158,7 +158,7 @@ def _factorial(n: float) -> float:
     except OverflowError:
         return math.inf
     except ValueError:
-        return UNKNOWN
+        return UNKNOWN_SIZE
 
 
 def _binomial(n: float, k: float) -> float:
@@ -166,6 +166,6 @@ def _binomial(n: float, k: float) -> float:
     if fewer > MAX_EXPONENT or (math.isinf(n) and not math.isnan(k)):
         raise _Beyond
     if math.isnan(fewer) or fewer < 0:
-        return UNKNOWN
+        return UNKNOWN_SIZE
     digits = (math.lgamma(n + 1) - math.lgamma(fewer + 1) - math.lgamma(n - fewer + 1)) / math.log(10)
     return 10**digits if digits < 300 else math.inf

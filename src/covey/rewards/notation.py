@@ -24,11 +24,13 @@ FOREIGN = re.compile("([⁰¹²³⁴-⁹⁺⁻]+)|([₀-₉]+)|([¼-¾⅐-⅞])"
 """Raised and lowered digits and fractions in one character, which NFKC would join to their neighbours."""
 THOUSANDS, OPEN, CLOSE, ROW = "\ue000", "\ue001", "\ue002", "\ue003"
 """Stand for a separator of digits, for braces of a set, and for the end of a matrix row."""
-RESERVED = str.maketrans(
+OWN_SIGNS = str.maketrans(
     {"⟨": r"\langle ", "⟩": r"\rangle ", **dict.fromkeys((THOUSANDS, OPEN, CLOSE, ROW), "?")}
 )
 """Our own signs, where a text holds them already."""
-WORDS = re.compile(r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|mbox|hbox|math(?:rm|bf|it|sf))\s*\{([^{}]*)\}")
+TEXT_COMMAND = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|mbox|hbox|math(?:rm|bf|it|sf))\s*\{([^{}]*)\}"
+)
 END = r"(?![a-zA-Z])"
 REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), by)
@@ -67,12 +69,12 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
     )
 ]
 PERCENT = re.compile(r"⟨percent⟩(?! ?[\d.])")
-NUMBER = re.compile(
+NUMERAL = re.compile(
     rf"([-+]?)([1-9]\d{{0,2}}(?:[,{THOUSANDS}]\d{{3}})+|\d+)?(\.\d+)?(?:[eE]([-+]?\d{{1,3}})|/(\d+))?"
 )
 FRACTION = re.compile(r"([-+]?)(\d*)\\frac\{(-?)(\d+)\}\{(\d+)\}")
 REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
-TOKEN = re.compile(
+LATEX_TOKEN = re.compile(
     r"\\(?:begin|end)\{[a-z]+\*?\}|\\[a-zA-Z]+|⟨[^⟩]*⟩|(?<![a-zA-Z])(?:and|or)(?![a-z])|.", re.DOTALL
 )
 OPENING, CLOSING = {"(", "[", "{", OPEN}, {")", "]", "}", CLOSE}
@@ -83,7 +85,7 @@ MEASURED = re.compile(
     r"([^⟨⟩]*[^⟨⟩ ]) ?⟨([^⟩]+)⟩ ?(?:\^ ?\{?([23])\}?)?"
     r"|([-+.,/\d ]*\d) ([^\W\d_]{2,}(?:[ /][^\W\d_]+)*)(?: ?\^ ?\{?([23])\}?)?"
 )
-WORD = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
+WORD_GROUP = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
 BASED = re.compile(r"([0-9A-Fa-f]+)_ ?\{? ?([2-9]|[12]\d|3[0-6]) ?\}?")
 PLUS_MINUS = re.compile(rf"±|\\pm{END}")
 MATRIX = re.compile(
@@ -129,7 +131,7 @@ def number(text: str) -> Fraction | None:
 def value(cleaned: str) -> Fraction | None:
     """``number`` of a text that is clean already."""
     plain = cleaned if ", " in cleaned else cleaned.replace(" ", "")
-    if match := NUMBER.fullmatch(plain):
+    if match := NUMERAL.fullmatch(plain):
         sign, whole, decimals, exponent, below = match.groups()
         if not (whole or decimals) or (below and not int(below)):
             return None
@@ -161,8 +163,8 @@ def clean(text: str, percent: Percent = "ignored") -> str:
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", FOREIGN.sub(_plain_digits, text)).translate(SIGNS)
-        text = INVISIBLE.sub("", text).translate(RESERVED)
-    text = " ".join(WORDS.sub(_words, text).split())
+        text = INVISIBLE.sub("", text).translate(OWN_SIGNS)
+    text = " ".join(TEXT_COMMAND.sub(_words, text).split())
     for pattern, by in REWRITES:
         text = pattern.sub(by, text)
     if percent == "ignored":
@@ -227,7 +229,7 @@ def parse(text: str) -> Node:
 def _leaf(text: str) -> Node:
     if text.startswith("⟨") and text.endswith("⟩") and text.count("⟨") == 1:
         return Node("text", text[1:-1])
-    if WORD.fullmatch(text):
+    if WORD_GROUP.fullmatch(text):
         return Node("text", text)
     if match := MEASURED.fullmatch(text):
         return _measured(match[1] or match[4], match[2] or match[5], match[3] or match[6] or "")
@@ -261,7 +263,7 @@ def _plus_minus(text: str) -> list[str] | None:
 def _tokens(text: str) -> Iterator[tuple[str, int]]:
     """Tokens with the depth of brackets they are in."""
     depth = 0
-    for token in TOKEN.findall(text):
+    for token in LATEX_TOKEN.findall(text):
         if token in CLOSING or token.startswith(r"\end"):
             depth -= 1
         yield token, depth

@@ -11,9 +11,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from covey.config.usercode import load_function
 from covey.errors import CoveyError
@@ -23,7 +22,50 @@ from covey.sandbox.wire import decode_value
 from covey.types import Problem
 
 
-def serve_user(setup: Mapping[str, Any]) -> None:
+class UserSetup(TypedDict):
+    """What a worker is told once: where the user's function is, and how it is to be called."""
+
+    function: str
+    """What the process runs: ``serve_user``, as module:name."""
+    spec: str
+    base: str
+    reward: str
+    folder: str
+    path: list[str]
+    settings: object
+    """Encoded (``wire``)."""
+    config_folder: NotRequired[str]
+    sandbox: NotRequired[tuple[str, str]]
+    """Its name and URL."""
+
+
+class CallRequest(TypedDict):
+    """One call of the function."""
+
+    id: NotRequired[int]
+    """The link numbers its requests; a reply bears the number of its request."""
+    problem: str
+    arguments: object
+    """Encoded (``wire``)."""
+    count: int
+    step: int
+    seconds: float
+
+
+class CallReply(TypedDict, total=False):
+    """How a call went: scores, or why there are none."""
+
+    id: int
+    scores: list[dict[str, Any]]
+    logged: dict[str, list[float]]
+    late: bool
+    refused: str
+    code: int
+    raised: str
+    trace: str
+
+
+def serve_user(setup: UserSetup) -> None:
     """Call a user's reward function as often as the other side asks, until it is gone."""
     with contextlib.suppress(OSError):
         os.chdir(setup["folder"])
@@ -44,19 +86,19 @@ def serve_user(setup: Mapping[str, Any]) -> None:
     if reward.is_async:
         threading.Thread(target=loop.run_forever, daemon=True).start()
 
-    def reply(request: Mapping[str, Any], answer: Mapping[str, object]) -> None:
+    def reply(request: CallRequest, answer: CallReply) -> None:
         with writing:
             send(CHANNEL, {"id": request["id"], **answer})
 
-    async def later(request: Mapping[str, Any]) -> None:
+    async def later(request: CallRequest) -> None:
         reply(request, await answered_later(reward, request))
 
-    def now(request: Mapping[str, Any]) -> None:
+    def now(request: CallRequest) -> None:
         reply(request, answered(reward, request))
 
     while True:
         try:
-            request = receive(CHANNEL)
+            request: CallRequest = receive(CHANNEL)
         except EOFError:
             return
         if reward.is_async:
@@ -67,8 +109,8 @@ def serve_user(setup: Mapping[str, Any]) -> None:
             now(request)
 
 
-def _settings(setup: Mapping[str, Any]) -> dict[str, Any]:
-    settings = decode_value(setup["settings"])
+def _settings(setup: UserSetup) -> dict[str, object]:
+    settings: dict[str, object] = decode_value(setup["settings"])
     if "config_folder" in setup:
         settings["config_folder"] = Path(setup["config_folder"])
     if "sandbox" in setup:
@@ -78,7 +120,7 @@ def _settings(setup: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def answered(reward: Reward, request: Mapping[str, Any]) -> dict[str, object]:
+def answered(reward: Reward, request: CallRequest) -> CallReply:
     """A call of a reward function and its outcome, as plain values."""
     context = Context(request["step"])
     try:
@@ -88,7 +130,7 @@ def answered(reward: Reward, request: Mapping[str, Any]) -> dict[str, object]:
         return {**_failure(reward, error), "logged": context.logged}
 
 
-async def answered_later(reward: Reward, request: Mapping[str, Any]) -> dict[str, object]:
+async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
     """The same of an async function; ``late`` if it took too long."""
     context = Context(request["step"])
     clock = asyncio.timeout(request["seconds"])
@@ -97,20 +139,20 @@ async def answered_later(reward: Reward, request: Mapping[str, Any]) -> dict[str
             returned = await reward.function(**_arguments(reward, request, context))
         return {"scores": _scores(reward, request, returned), "logged": context.logged}
     except BaseException as error:
-        failure = {"late": True} if clock.expired() else _failure(reward, error)
+        failure: CallReply = {"late": True} if clock.expired() else _failure(reward, error)
         return {**failure, "logged": context.logged}
 
 
-def _arguments(reward: Reward, request: Mapping[str, Any], context: Context) -> dict[str, Any]:
+def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[str, object]:
     return {**decode_value(request["arguments"]), **context.provided(reward), **own_copy(reward.settings)}
 
 
-def _scores(reward: Reward, request: Mapping[str, Any], returned: object) -> list[dict[str, object]]:
+def _scores(reward: Reward, request: CallRequest, returned: object) -> list[dict[str, Any]]:
     scores = reward.scores(Problem(request["problem"], ""), returned, request["count"])
     return [{**vars(s), "metrics": dict(s.metrics)} for s in scores]
 
 
-def _failure(reward: Reward, error: BaseException) -> dict[str, object]:
+def _failure(reward: Reward, error: BaseException) -> CallReply:
     if isinstance(error, CoveyError):
         return {"refused": str(error), "code": error.code}
     return {"raised": described(error, reward.file), "trace": trace_of(error)}

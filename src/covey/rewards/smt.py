@@ -13,9 +13,9 @@ from covey.sandbox.client import verifier_server
 from covey.types import Score, Status
 
 HERE = "covey.rewards.smt"
-WORDS = {"true": True, "false": False}
+BOOLEANS = {"true": True, "false": False}
 Ask = Literal["equivalent", "witness"]
-VERDICTS: Mapping[str, tuple[float | None, Status]] = {
+SCORES: Mapping[str, tuple[float | None, Status]] = {
     "yes": (1.0, "ok"), "no": (0.0, "ok"), "unreadable": (0.0, "unparsable"),
     "undecided": (0.0, "timeout"), "bad reference": (None, "bad_reference"),
 }  # fmt: skip
@@ -55,7 +55,7 @@ def smt(
     result = server.call(f"{HERE}:z3_verdict", declarations, formula, found, ask, limits=LIMITS)
     if result.kind != "ok":
         return unfinished(result, found[:500])
-    return Score(*VERDICTS[result.value], found[:500])
+    return Score(*SCORES[result.value], found[:500])
 
 
 def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
@@ -78,7 +78,7 @@ def z3_verdict(declarations: str, formula: str, answer: str, ask: Ask) -> str:
         if rest or len(given) < len(found) or not constants.keys() <= given.keys():
             return "unreadable"
         try:
-            pairs = [(c, c.sort().cast(WORDS.get(given[n], given[n]))) for n, c in constants.items()]
+            pairs = [(c, c.sort().cast(BOOLEANS.get(given[n], given[n]))) for n, c in constants.items()]
         except z3.Z3Exception:
             return "unreadable"  # a fraction for a whole number
         claim = z3.substitute(expected, *pairs)

@@ -30,10 +30,10 @@ STARTS: Mapping[SplitRule, re.Pattern[str]] = {
     "code_blocks": re.compile(r"^(?=```\w)|^```[ \t]*\n", re.MULTILINE),
 }
 """What stands between two steps."""
-MOST = 200
+MOST_STEPS = 200
 """Steps of a completion; what follows belongs to the last one."""
 ANNOTATION = re.compile(r"<<([^<>=]{1,200})=([^<>=]{1,60})>>")
-TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
+ARITHMETIC_TOKEN = re.compile(r"\s*(\d[\d,]*\.?\d*|\.\d+|[-+*/x×÷()%$])")
 
 
 def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
@@ -44,7 +44,7 @@ def split(text: str, how: SplitRule = "paragraphs") -> list[Span]:
     ['1. add\n', '2. divide']
     """
     ends = [m.end() for m in STARTS[how].finditer(text) if 0 < m.end() < len(text)]
-    edges = [0, *ends[: MOST - 1], len(text)]
+    edges = [0, *ends[: MOST_STEPS - 1], len(text)]
     return [(a, b) for a, b in pairwise(edges) if text[a:b].strip()]
 
 
@@ -97,7 +97,7 @@ def step_labels(
     split_by: SplitRule = "lines",
     total: Total = "min",
 ) -> Score:
-    r"""Labels that people gave to steps, from a column: {text of a step: -1 wrong, 0 neutral, 1 right}.
+    r"""Labels that people gave to steps, from a column: {text of a step: -1 incorrect, 0 neutral, 1 correct}.
 
     A step is looked up by its text, white space aside. One that nobody has labelled says nothing, and a
     completion without a labelled one is not judged.
@@ -116,7 +116,7 @@ def step_labels(
 def score_steps(
     spans: Sequence[Span], values: Sequence[float | None], token_ends: Sequence[int], total: Total
 ) -> Score:
-    """Steps from 0, wrong, to 1, right, None where nothing is known -> what a process reward returns.
+    """Steps from 0, incorrect, to 1, correct, None where nothing is known -> what a process reward returns.
 
     Its value is the least of the known ones (`min`), their mean or the `last`. As step rewards they
     lie between -1 and 1, unknown ones at 0.
@@ -145,7 +145,7 @@ def is_correct(expression: str, result: str) -> bool:
 
 def calculated(expression: str) -> Fraction | None:
     """The value of + - * / and parentheses over decimal numbers; None for anything else."""
-    found = TOKEN.findall(expression)
+    found = ARITHMETIC_TOKEN.findall(expression)
     if "".join(found) != "".join(expression.split()) or len(found) > 60:
         return None
     tokens = [t for t in found if t != "$"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 from latex2sympy2_extended import latex2sympy
@@ -19,6 +19,8 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from covey.rewards.compare import balanced, compare, decimals, significant
 from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, Percent, read, value
 
+Formula: TypeAlias = Any
+"""One of sympy, which declares no types: an expression, a relation or a matrix."""
 POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"]))
 DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
 FACTORS = re.compile(r"((?:^|(?<=[-+*/=(,{\s]))\d+|\)) ?(?=[({])")
@@ -40,13 +42,13 @@ class Unreadable(ValueError):
     """A text that is no formula."""
 
 
-def equal(gold: str, answer: str, percent: Percent = "ignored") -> str:
-    """`equal`, `different`, or which side is `unreadable`: `gold` or `answer`."""
+def equal(reference: str, answer: str, percent: Percent = "ignored") -> str:
+    """`equal`, `different`, or which side is `unreadable`: `reference` or `answer`."""
     unreadable: list[str] = []
 
     def leaf(ours: Node, theirs: Node) -> bool | None:
         expressions = []
-        for side, node in (("gold", ours), ("answer", theirs)):
+        for side, node in (("reference", ours), ("answer", theirs)):
             try:
                 expressions.append(expression(node.text))
             except Unreadable:
@@ -54,22 +56,22 @@ def equal(gold: str, answer: str, percent: Percent = "ignored") -> str:
                 return False
         return agree(expressions[0], expressions[1], ours.text, theirs.text)
 
-    if compare(read(gold, percent), read(answer, percent), leaf):
+    if compare(read(reference, percent), read(answer, percent), leaf):
         return "equal"
     return unreadable[0] if unreadable else "different"
 
 
-def second_opinion(gold: str, answer: str) -> bool:
+def second_opinion(reference: str, answer: str) -> bool:
     """What math-verify says. Its own time limits are off: they rely on signals, and this is a child."""
     from math_verify import parse, verify
 
-    golds, answers = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (gold, answer))
-    return bool(verify(golds, answers, timeout_seconds=None))
+    references, answers = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (reference, answer))
+    return bool(verify(references, answers, timeout_seconds=None))
 
 
-def readable(golds: Sequence[str]) -> list[bool]:
-    """Which golds are numbers, words or formulas."""
-    return [_readable(read(gold)) for gold in golds]
+def readable(references: Sequence[str]) -> list[bool]:
+    """Which references are numbers, words or formulas."""
+    return [_readable(read(reference)) for reference in references]
 
 
 def _readable(node: Node) -> bool:
@@ -84,7 +86,7 @@ def _readable(node: Node) -> bool:
     return True
 
 
-def expression(text: str) -> Any:
+def expression(text: str) -> Formula:
     """A clean text as a SymPy object. Raises Unreadable."""
     if (known := value(text)) is not None:
         return sympy.Rational(known)
@@ -103,41 +105,41 @@ def expression(text: str) -> Any:
     return found
 
 
-def agree(gold: Any, answer: Any, gold_text: str = "", answer_text: str = "") -> bool:
+def agree(reference: Formula, answer: Formula, reference_text: str = "", answer_text: str = "") -> bool:
     """Whether two SymPy objects are the same thing."""
     kinds = (sympy.core.relational.Relational, sympy.MatrixBase, sympy.Expr)
-    if hasattr(gold, "doit") and not isinstance(gold, kinds[0]):
-        gold, answer = gold.doit(), answer.doit()
-    kind = next((k for k in kinds if isinstance(gold, k)), None)
+    if hasattr(reference, "doit") and not isinstance(reference, kinds[0]):
+        reference, answer = reference.doit(), answer.doit()
+    kind = next((k for k in kinds if isinstance(reference, k)), None)
     if kind is None or not isinstance(answer, kind):
-        return bool(gold == answer)
+        return bool(reference == answer)
     if kind is kinds[0]:
-        return _relations_agree(gold, answer)
+        return _relations_agree(reference, answer)
     if kind is kinds[1]:
-        return gold.shape == answer.shape and all(map(agree, gold, answer))
-    if gold == answer:
+        return reference.shape == answer.shape and all(map(agree, reference, answer))
+    if reference == answer:
         return True
-    ratio = _compare_values(gold, answer, _tolerance(gold_text, answer_text))
-    return ratio if ratio is not None else bool(sympy.simplify(gold - answer) == 0)
+    ratio = _compare_values(reference, answer, _tolerance(reference_text, answer_text))
+    return ratio if ratio is not None else bool(sympy.simplify(reference - answer) == 0)
 
 
-def _tolerance(gold: str, answer: str) -> Fraction:
-    """Half a unit of the last digit where the gold is a decimal number with 3 digits or more."""
-    for text, least in ((gold, 3), (answer, 10)):
+def _tolerance(reference: str, answer: str) -> Fraction:
+    """Half a unit of the last digit where the reference is a decimal number with 3 digits or more."""
+    for text, least in ((reference, 3), (answer, 10)):
         places = decimals(text)
         if places is not None and re.fullmatch(r"-?[\d.]+", text) and significant(text) >= least:
             return Fraction(1, 2 * 10**places)
     return Fraction(0)
 
 
-def _compare_values(gold: Any, answer: Any, tolerance: Fraction) -> bool | None:
+def _compare_values(reference: Formula, answer: Formula, tolerance: Fraction) -> bool | None:
     """Agreement at every point that both have a value at; None if there are too few."""
-    names = sorted({s.name for s in gold.free_symbols | answer.free_symbols})
-    difference, tried = gold - answer, 0
+    names = sorted({s.name for s in reference.free_symbols | answer.free_symbols})
+    difference, tried = reference - answer, 0
     for place in range(len(POINTS) if names else 1):
         at = {n: sympy.Rational(POINTS[(place + k) % len(POINTS)]) + k for k, n in enumerate(names)}
         at["i"] = sympy.I
-        a, b, apart = (_value(formula, at) for formula in (gold, answer, difference))
+        a, b, apart = (_value(formula, at) for formula in (reference, answer, difference))
         if a is None or b is None or apart is None:
             if not names and (a is None) != (b is None):
                 return False
@@ -148,7 +150,7 @@ def _compare_values(gold: Any, answer: Any, tolerance: Fraction) -> bool | None:
     return True if tried >= (2 if names else 1) else None
 
 
-def _vanishes(difference: Any, at: Mapping[str, Any], scale: Any) -> bool:
+def _vanishes(difference: Formula, at: Mapping[str, Formula], scale: Formula) -> bool:
     """Whether 200 digits of a difference leave nothing of it, before and after it is expanded."""
     there = difference.subs({s: at[s.name] for s in difference.free_symbols})
     for form in (there, sympy.expand(there)):
@@ -159,7 +161,7 @@ def _vanishes(difference: Any, at: Mapping[str, Any], scale: Any) -> bool:
     return True
 
 
-def _value(formula: Any, at: Mapping[str, Any]) -> Any:
+def _value(formula: Formula, at: Mapping[str, Formula]) -> Formula:
     """A formula's value at a point; None where it has none."""
     try:
         found = sympy.N(formula.subs({s: at[s.name] for s in formula.free_symbols}), 15, maxn=200)
@@ -168,17 +170,17 @@ def _value(formula: Any, at: Mapping[str, Any]) -> Any:
     return found if found.is_number and found.is_finite else None
 
 
-def _relations_agree(gold: Any, answer: Any) -> bool:
+def _relations_agree(reference: Formula, answer: Formula) -> bool:
     """`a < b` and `c < d` say the same if b - a is a positive multiple of d - c."""
-    sides = [r.lhs - r.rhs for r in (gold, answer)]
+    sides = [r.lhs - r.rhs for r in (reference, answer)]
     if sides[0] == 0 or sides[1] == 0:
-        return bool(gold == answer)
+        return bool(reference == answer)
     ratio = sympy.simplify(sides[0] / sides[1])
     if not ratio.is_number or ratio == 0:
         return False
-    if gold.rel_op in ("==", "!="):
-        return bool(gold.rel_op == answer.rel_op)
-    return bool((answer.rel_op if ratio > 0 else answer.reversed.rel_op) == gold.rel_op)
+    if reference.rel_op in ("==", "!="):
+        return bool(reference.rel_op == answer.rel_op)
+    return bool((answer.rel_op if ratio > 0 else answer.reversed.rel_op) == reference.rel_op)
 
 
 def warm_up() -> None:

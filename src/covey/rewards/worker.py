@@ -24,6 +24,7 @@ from typing import Any
 
 from covey.errors import RewardError
 from covey.rewards.contract import FROM_TRAINER, SERVING, Context, Reward
+from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.threads import Call
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
@@ -37,7 +38,7 @@ IMPORT_SECONDS = 600.0
 """What importing the user's file may take."""
 ASYNC_CALLS = 256
 """Calls of an async function that are under way at once."""
-PLAIN = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict}
+PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict}
 """What arrives in the other process as the very value that was sent."""
 
 
@@ -79,17 +80,12 @@ class Worker:
             self.links.append(Link(self._setup()))
             return self.links[0]
 
-    def _setup(self) -> dict[str, object]:
+    def _setup(self) -> UserSetup:
         reward = self.reward
         assert reward.home is not None
         settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
-        special: dict[str, object] = {}
-        if "config_folder" in reward.settings:
-            special["config_folder"] = str(reward.settings["config_folder"])
-        if (sandbox := reward.settings.get("sandbox")) is not None:
-            special["sandbox"] = [sandbox.name, getattr(sandbox, "url", "")]
         spec, base = reward.home
-        return {
+        setup: UserSetup = {
             "function": f"{SERVING}:serve_user",
             "spec": spec,
             "base": base,
@@ -97,8 +93,12 @@ class Worker:
             "folder": str(Path.cwd()),
             "path": sys.path,
             "settings": self._sendable(settings, "setting"),
-            **special,
         }
+        if "config_folder" in reward.settings:
+            setup["config_folder"] = str(reward.settings["config_folder"])
+        if (sandbox := reward.settings.get("sandbox")) is not None:
+            setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""))
+        return setup
 
     def _sendable(self, values: Mapping[str, object], what: str) -> object:
         for name, value in values.items():
@@ -120,7 +120,7 @@ class Worker:
 
         Raises TimeoutError, Failed, or RewardError if the function breaks its contract.
         """
-        message = {
+        message: CallRequest = {
             "problem": problem.id,
             "arguments": self._sendable(arguments, "column"),
             "count": count,
@@ -142,7 +142,7 @@ class Worker:
                 return self._scores(reply, context, seconds)
         raise AssertionError
 
-    def _scores(self, reply: Mapping[str, Any], context: Context, seconds: float) -> list[Score]:
+    def _scores(self, reply: CallReply, context: Context, seconds: float) -> list[Score]:
         for name, values in reply.get("logged", {}).items():
             for value in values:
                 context.log_metric(name, value)
@@ -160,8 +160,8 @@ class Worker:
 class Link:
     """One process of a worker: requests go out, answers come back in any order."""
 
-    def __init__(self, setup: Mapping[str, object]) -> None:
-        self.waiting: dict[int, Future[Any]] = {}
+    def __init__(self, setup: UserSetup) -> None:
+        self.waiting: dict[int, Future[CallReply]] = {}
         self.numbers = itertools.count()
         self.gone: str | None = None
         """Why it answers no more."""
@@ -178,9 +178,9 @@ class Link:
             raise RewardError(f"reward {setup['reward']}: {setup['spec']} cannot be imported: {why}")
         threading.Thread(target=self._listen, name="reward answers", daemon=True).start()
 
-    def ask(self, message: Mapping[str, object]) -> Future[Any]:
+    def ask(self, message: CallRequest) -> Future[CallReply]:
         """Send a request; its answer will be there. Raises Failed if the process has ended."""
-        future = Future[Any]()
+        future = Future[CallReply]()
         with self.lock:
             if self.gone is not None:
                 raise Failed(self.gone)
@@ -193,6 +193,7 @@ class Link:
         return future
 
     def _listen(self) -> None:
+        reply: CallReply | None
         while isinstance(reply := self.child.receive(), dict):
             future = self.waiting.pop(reply["id"], None)
             if future is not None:
@@ -226,13 +227,13 @@ def rebuilt(fields: Mapping[str, Any]) -> Score:
 
 def _odd(value: object) -> str | None:
     """The name of a type in a value that would not arrive as what it is."""
-    if type(value) not in PLAIN:
+    if type(value) not in PLAIN_TYPES:
         return type(value).__name__
     if isinstance(value, dict):
         return _odd([*value, *value.values()])
     if isinstance(value, list | tuple | set | frozenset):
         kinds = {type(v) for v in value}
-        if kinds <= PLAIN and not kinds & {list, tuple, set, frozenset, dict}:
+        if kinds <= PLAIN_TYPES and not kinds & {list, tuple, set, frozenset, dict}:
             return None
         return next((odd for v in value if (odd := _odd(v)) is not None), None)
     return None

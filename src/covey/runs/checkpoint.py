@@ -1,11 +1,10 @@
-"""Checkpoints: a model folder with the trainer's state beside it, complete or absent."""
+"""Checkpoints: a model folder with the trainer's state, complete or absent."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -14,6 +13,8 @@ from covey.fault_injection import Faults
 from covey.integrity import read_record, sealed
 from covey.learner.learner import Learner
 from covey.models.policy import save_policy
+from covey.objective.controllers import Coefficients
+from covey.rollout import Position
 from covey.runs.atomic import committed_folder
 from covey.runs.folder import Logged, RunFolder
 
@@ -31,21 +32,13 @@ class GuardMemory:
 
 
 @dataclass(frozen=True)
-class Coefficients:
-    """Weights in the loss that follow what the steps show."""
-
-    kl: float = 0.0
-    entropy: float = 0.0
-
-
-@dataclass(frozen=True)
 class State:
     """What a checkpoint holds in addition to weights and optimizer; the rest follows from the config."""
 
     step: int = 0
     """Steps done."""
-    position: dict[str, Any] = field(default_factory=dict)
-    """Of the last rollout batch: see ``Rollouts.after``."""
+    position: Position = field(default_factory=Position)
+    """Of the last rollout batch."""
     updates: int = 0
     """Optimizer steps that were applied."""
     coefficients: Coefficients = field(default_factory=Coefficients)

@@ -1,4 +1,4 @@
-"""Going on under other settings, or on another machine: what differs, and whether exactness survives."""
+"""Continuing under other settings, or on another machine: what differs, and whether exactness survives."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.types import VERSION
 
-Verdict = Literal["safe", "breaks exactness", "refused"]
+Safety = Literal["safe", "breaks exactness", "refused"]
 
-VERDICTS: tuple[tuple[str, Verdict], ...] = (
+SAFETY: tuple[tuple[str, Safety], ...] = (
     ("output", "safe"),
     ("train.save_every", "safe"),
     ("train.keep", "safe"),
@@ -53,7 +53,7 @@ PACKAGES = (
     "numpy", "tokenizers", "safetensors", "jinja2", "peft", "bitsandbytes", "math-verify", "jsonschema",
     "z3-solver", "reasoning-gym", "py3langid",
 )  # fmt: skip
-"""Libraries beside torch and transformers whose version may change what a run does."""
+"""Libraries besides torch and transformers whose version may change what a run does."""
 ENVIRONMENT = (
     "covey",
     "python",
@@ -67,7 +67,7 @@ ENVIRONMENT = (
     "data",
     "reference",
 )
-"""What the bits of a run depend on beside its config. Threads count where torch's own kernels are used."""
+"""What the bits of a run depend on besides its config. Threads count where torch's own kernels are used."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Difference:
     """One setting or fact that is not what it was."""
 
     name: str
-    before: Any
-    now: Any
-    verdict: Verdict
+    before: object
+    now: object
+    verdict: Safety
 
     def __str__(self) -> str:
         return f"{self.name} is {self.before} there, {self.now} here ({self.verdict})"
@@ -91,8 +91,8 @@ class Changed(Difference):
         return f"{self.name} {self.now} since the run began ({self.verdict})"
 
 
-def verdict(key: str, schedule: str = "") -> Verdict:
-    """What a change of a setting does to a run that goes on; ``schedule`` of the learning rate.
+def verdict(key: str, schedule: str = "") -> Safety:
+    """What a change of a setting does to a run that continues; ``schedule`` of the learning rate.
 
     >>> verdict("train.keep"), verdict("train.lr"), verdict("data.task")
     ('safe', 'breaks exactness', 'refused')
@@ -101,7 +101,7 @@ def verdict(key: str, schedule: str = "") -> Verdict:
     """
     if key == "train.steps" and schedule == "constant":
         return "safe"  # nothing else asks how many steps there will be
-    return next(v for pattern, v in VERDICTS if fnmatch(key, pattern))
+    return next(v for pattern, v in SAFETY if fnmatch(key, pattern))
 
 
 def changed_settings(loaded: Loaded) -> list[Difference]:
@@ -117,7 +117,7 @@ def changed_settings(loaded: Loaded) -> list[Difference]:
 
 
 def refuse_other_config(loaded: Loaded, changes: bool) -> None:
-    """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, go on."""
+    """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
     found = changed_settings(loaded)
     refused = [d for d in found if d.verdict == "refused"]
     harmful = [d for d in found if d.verdict != "safe"]
@@ -125,7 +125,7 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
         remedy = (
             "Choose another --output, or remove that folder to start afresh"
             if refused
-            else "Choose another --output, or go on with these changes by `covey resume "
+            else "Choose another --output, or continue with these changes by `covey resume "
             f"{loaded.config.output} ...`"
         )
         raise ConfigError(
@@ -134,8 +134,8 @@ def refuse_other_config(loaded: Loaded, changes: bool) -> None:
         )
 
 
-def environment(loaded: Loaded) -> dict[str, Any]:
-    """What the numbers of a run depend on beside its config."""
+def environment(loaded: Loaded) -> dict[str, object]:
+    """What the numbers of a run depend on besides its config."""
     config = loaded.config
     device = pick_device(config.device)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32

@@ -17,7 +17,6 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = ("trainer.json", "optimizer.safetensors")
-"""Files that every checkpoint has, beside those of the model."""
+"""Files that every checkpoint has, besides those of the model."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,13 @@ class RunFolder:
         """Give the lock back."""
         self._lock.close()
 
-    def append(self, stream: str, record: Mapping[str, Any]) -> None:
+    def append(self, stream: str, record: Mapping[str, object]) -> None:
         """Add one JSON line to a stream. Non-finite numbers become null."""
         line = json.dumps({k: _plain(v) for k, v in record.items()}, ensure_ascii=False)
         with (self.path / stream).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def read(self, stream: str) -> list[dict[str, Any]]:
+    def read(self, stream: str) -> list[dict[str, object]]:
         """All records of a stream."""
         return read_stream(self.path, stream)
 
@@ -119,8 +118,8 @@ class RunFolder:
         return complaints
 
     def rewind(self, logged: Logged, step: int) -> int:
-        """Forget what was logged after a checkpoint: cut the streams, drop later rollouts; make blank what
-        is damaged. -> how many files of earlier rollouts are gone.
+        """Forget what was logged after a checkpoint: truncate the streams, drop later rollouts; blank what is
+        damaged. -> how many files of earlier rollouts are gone.
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
@@ -168,13 +167,14 @@ class RunFolder:
                 "sample": sample,
                 "trained": number < len(trained),
                 **_row(groups[number], sample),
-                "advantage": float(advantage.mean()) if len(advantage) else 0.0,
+                "advantage": float(advantage[c.drawn].mean()) if c.length else 0.0,
             }
-            for (number, sample), advantage in zip(places, advantages, strict=True)
+            for (number, sample), c, advantage in zip(places, completions, advantages, strict=True)
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
         kept = SamplingMask.join(masks)
+        all_drawn = all(c.sampled is None for c in completions)
         arrays = _npz(
             prompt_tokens=np.concatenate([g.prompt for g in groups]),
             prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
@@ -183,6 +183,7 @@ class RunFolder:
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
             **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
+            **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
         )
         write_file(name.with_suffix(".npz"), arrays)
         write_file(name.with_suffix(".jsonl"), text)
@@ -218,7 +219,7 @@ def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
     return None, complaints
 
 
-def read_stream(folder: Path, stream: str) -> list[dict[str, Any]]:
+def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
     """What a run has logged so far; it may be at work, so a line may be half written.
 
     Raises CheckpointError naming the line that is none of a log.
@@ -235,7 +236,7 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, Any]]:
     return records
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> dict[str, object] | None:
     """A line of a stream; None if it is damaged."""
     try:
         record = json.loads(line)
@@ -251,7 +252,7 @@ def _blanked(content: bytes) -> bytes:
     return (b"\n".join(readable) + b"\n")[-len(content) :] if content else b""
 
 
-def _row(group: Group, sample: int) -> dict[str, Any]:
+def _row(group: Group, sample: int) -> dict[str, object]:
     """What the log says of one completion."""
     completion = group.completions[sample]
     return {
@@ -280,7 +281,7 @@ def _steps(group: Group, sample: int) -> list[list[float]] | None:
     return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

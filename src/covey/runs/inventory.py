@@ -14,7 +14,6 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from covey import types
 from covey.config.given import GivenModel
@@ -28,7 +27,7 @@ from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
 
 OURS = Path(types.__file__).resolve().parent
-LEARNED = "covey.learned.reward_models"
+LEARNED_MODULE = "covey.learned.reward_models"
 LIBRARIES = tuple(
     Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")
 )
@@ -46,7 +45,7 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     elif model != "tiny":
         files |= _of_model("model", model, loaded.folder)
     for reward in rewards:
-        if inspect.unwrap(reward.function).__module__ == LEARNED:
+        if inspect.unwrap(reward.function).__module__ == LEARNED_MODULE:
             files |= _of_model(reward.name, reward.settings["model"], loaded.folder)
     digests = {name: digest_of(path) for name, path in sorted(files.items())}
     return digests | given | {"covey's own code": _own_code()}
@@ -65,7 +64,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]
     return said
 
 
-def sources(functions: Iterable[Callable[..., Any]], folder: Path) -> set[Path]:
+def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Path]:
     """The files of users' functions, and those of their project that they import: as their text says,
     or, whatever way it was imported, because it is loaded and lies beside them.
     """
@@ -82,7 +81,7 @@ def sources(functions: Iterable[Callable[..., Any]], folder: Path) -> set[Path]:
     return {p for p in known | beside if p.is_file()}
 
 
-def _begin(function: Callable[..., Any], folder: Path) -> Iterator[Path]:
+def _begin(function: Callable[..., object], folder: Path) -> Iterator[Path]:
     """The file a config names, and the one that defines the function."""
     spec = getattr(function, "__covey_name__", "")
     if ":" in spec:
@@ -91,7 +90,7 @@ def _begin(function: Callable[..., Any], folder: Path) -> Iterator[Path]:
         yield path
 
 
-def _file(function: Callable[..., Any]) -> Path | None:
+def _file(function: Callable[..., object]) -> Path | None:
     """Where a function of the user's is defined; None of covey's own, or where there is no file."""
     function = inspect.unwrap(getattr(function, "func", function))
     name = getattr(function, "__module__", None) or type(function).__module__

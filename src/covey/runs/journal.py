@@ -55,7 +55,7 @@ class Journal:
         self.folder.write_rollouts(step, rollout.groups, trained_advantages(batch), rollout.filtered)
         groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
-        self.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
+        self.clock.count("rollout", sum(c.length for g in groups for c in g.completions))
         self.clock.count("update", int(batch.mask.sum()) * epochs)
         return self.log(step, metrics)
 

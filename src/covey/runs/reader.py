@@ -19,7 +19,9 @@ BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """How a stage's record begins to name what an earlier stage has left."""
 
 
-def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None) -> Loaded:
+def load_run(
+    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
+) -> Loaded:
     """The config of a run, or of a pipeline's last stage, with the model it ended with.
 
     While it has not ended, that is the newest checkpoint. Overrides and values win, also for `model`. Raises
@@ -40,7 +42,7 @@ def load_run(folder: Path, overrides: Sequence[str] = (), values: Mapping[str, A
 
 
 def load_recorded(
-    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
+    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
 ) -> Loaded:
     """The config a run was started with. Raises ConfigError where there is no run."""
     recorded = recorded_settings(folder)
@@ -117,8 +119,8 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
-            f"{why}. The record of the run's settings is damaged: put the file back, or remove it to go on "
-            "without a comparison"
+            f"{why}. The record of the run's settings is damaged: put the file back, or remove it to "
+            "continue without a comparison"
         )
     return recorded
 
@@ -131,4 +133,6 @@ def read_environment(output: Path) -> dict[str, Any] | None:
     path = output / "env.json"
     if not path.exists():
         return None
-    return read_record(path, dict[str, Any], "Put the file back, or remove it to go on without a comparison")
+    return read_record(
+        path, dict[str, Any], "Put the file back, or remove it to continue without a comparison"
+    )

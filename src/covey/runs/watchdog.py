@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from covey.errors import STALLED, CoveyError, record_exit, resume_command
-from covey.supervisor import leave
+from covey.parent import leave
 
 STACKS = "stacks.txt"
 
@@ -59,7 +59,7 @@ class Watchdog:
     def _end(self) -> None:
         error = CoveyError(
             f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); what every "
-            f"thread was doing is in {self.folder / STACKS}. Go on from the last "
+            f"thread was doing is in {self.folder / STACKS}. Continue from the last "
             f"checkpoint with: {resume_command(self.folder)}"
         )
         error.code = STALLED

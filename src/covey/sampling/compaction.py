@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeVar
 
-Row = TypeVar("Row")
+SlotRow = TypeVar("SlotRow")
 
 
 class Compaction(NamedTuple):
@@ -27,7 +27,7 @@ class Compaction(NamedTuple):
         sources = [slot for slot in range(remaining, running) if slot not in evicted]
         return cls(sources, [slot for slot in evicted if slot < remaining], remaining)
 
-    def apply(self, rows: Sequence[Row]) -> list[Row]:
+    def apply(self, rows: Sequence[SlotRow]) -> list[SlotRow]:
         """A list with one row per slot, compacted.
 
         >>> Compaction.after([1, 3], running=5).apply("abcde")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from covey.errors import SandboxUnavailable
 from covey.sandbox import portable
@@ -29,10 +28,14 @@ class Chosen:
     sandbox: SandboxBackend
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """For the run's record."""
         sandbox = self.sandbox
-        found = {"backend": sandbox.name, "layers": sandbox.layers, "passed_over": dict(self.passed_over)}
+        found: dict[str, object] = {
+            "backend": sandbox.name,
+            "layers": sandbox.layers,
+            "passed_over": dict(self.passed_over),
+        }
         if sandbox.name == "landlock":
             found["visible"] = VISIBLE
         return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})

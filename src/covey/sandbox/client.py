@@ -30,7 +30,7 @@ from covey.sandbox.driver import READY
 from covey.sandbox.server import LONGEST_WAIT, Job
 from covey.sandbox.wire import BadFrame, frame, read_frame
 
-START = """
+START_CODE = """
 import importlib, json, sys, types
 options = json.loads(sys.argv[1])
 package = types.ModuleType("covey")  # the real one loads the whole library
@@ -42,7 +42,7 @@ sys.path += options["path"]
 from covey.sandbox.server import serve
 serve(int(sys.argv[2]), options)
 """
-ENVIRONMENT = {
+CLEAN_ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/nonexistent",
     "LANG": "C.UTF-8",
@@ -89,7 +89,7 @@ class ForkServer:
             "path": [*installed(), *path],
             "confined": confined,
         }
-        self.environment = ENVIRONMENT if confined else {"PYTHONHASHSEED": "0", **os.environ}
+        self.environment = CLEAN_ENVIRONMENT if confined else {"PYTHONHASHSEED": "0", **os.environ}
         self.flags = ["-s", "-P", "-S", "-B"] if confined else ["-P"]
         self.prefix = list(prefix)
         self.layers: list[str] = []
@@ -112,7 +112,7 @@ class ForkServer:
             self.control, theirs = socket.socketpair()
             # A virtual environment is found by the link that python was started through.
             program = os.path.realpath(sys.executable) if self.options["confined"] else sys.executable
-            python = [program, *self.flags, "-c", START]
+            python = [program, *self.flags, "-c", START_CODE]
             command = [*self.prefix, *python, json.dumps(self.options), str(theirs.fileno())]
             with theirs, tempfile.TemporaryFile() as complaints:
                 self.process = subprocess.Popen(

@@ -45,7 +45,7 @@ def receive(descriptor: int) -> Any:
     return read_frame(lambda n: os.read(descriptor, n), MAX_FRAME)
 
 
-def failure(error: BaseException) -> dict[str, str]:
+def failure(error: BaseException) -> dict[str, object]:
     """An exception as a message, short."""
     try:
         text = str(error)[:500]
@@ -103,7 +103,7 @@ def _calls() -> None:
             return
         try:
             args, settings = decode_value(request["args"]), decode_value(request["settings"])
-            reply = {"value": encode_value(function(*args, **settings))}
+            reply: dict[str, object] = {"value": encode_value(function(*args, **settings))}
         except BaseException as error:
             reply = failure(error)
         send(CHANNEL, {**reply, "id": request["id"]})
@@ -168,7 +168,7 @@ class StandIn:
         except Exception as error:
             raise BadReply(f"not a value: {type(error).__name__}") from None
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, object]:
         """The next message of the candidate."""
         try:
             reply = receive(PEER)
@@ -197,12 +197,12 @@ def _check() -> None:
         loaded = candidate.answer()
         if "error" in loaded:
             raise BadReply(f"{loaded['error']}: {loaded.get('text')}")
-        namespace: dict[str, Any] = {"__name__": "test"}
+        namespace: dict[str, object] = {"__name__": "test"}
         exec(compile(setup["setup"], "setup.py", "exec"), namespace)
         namespace.update({setup["entry"]: candidate, "candidate": candidate})
         exec(compile(setup["test"], "test.py", "exec"), namespace)
-        if callable(namespace.get("check")):
-            namespace["check"](candidate)
+        if callable(check := namespace.get("check")):
+            check(candidate)
         send(CHANNEL, {"passed": True, "calls": candidate.calls})
     except BaseException as error:
         send(CHANNEL, {"passed": False, "calls": candidate.calls, **failure(error)})

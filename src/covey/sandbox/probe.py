@@ -13,7 +13,7 @@ from pathlib import Path
 from covey.sandbox.base import SandboxBackend
 from covey.sandbox.confine import Limits
 
-LIMITS = Limits(wall=20.0, cpu=10, memory=512 << 20)
+PROBE_LIMITS = Limits(wall=20.0, cpu=10, memory=512 << 20)
 ATTACKS = """
 import json, sys
 setup = json.loads(sys.stdin.read())
@@ -68,7 +68,7 @@ sys.stdout.write("probed " + json.dumps(done))
 def holes(sandbox: SandboxBackend) -> list[str]:
     """What a program can do in the sandbox that it should not; ['does not run'] if nothing works."""
     with _bait() as (setup, witness):
-        result = sandbox.script(ATTACKS, json.dumps(setup), LIMITS)
+        result = sandbox.script(ATTACKS, json.dumps(setup), PROBE_LIMITS)
         output = str(result.value or "")
         if result.kind != "ok" or not output.startswith("probed "):
             return [f"does not run: {result.kind} {result.text}".strip()]

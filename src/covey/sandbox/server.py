@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ class Server:
                 self._kill(pid)
 
 
-def serve(descriptor: int, options: dict[str, Any]) -> None:
+def serve(descriptor: int, options: Mapping[str, Any]) -> None:
     """Prepare as ``options`` say, report, and run. Called by the client's start-up line."""
     control = socket.socket(fileno=descriptor)
     try:
@@ -204,7 +205,7 @@ def serve(descriptor: int, options: dict[str, Any]) -> None:
         confinement = Confinement(*(options[name] for name in names))
         if confinement.ruleset is not None:
             confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, 100)
-        report: dict[str, Any] = {"layers": confinement.layers}
+        report: dict[str, object] = {"layers": confinement.layers}
     except BaseException as error:
         report = {"error": f"{type(error).__name__}: {error}"}
     control.sendall(json.dumps(report).encode() + b"\n")

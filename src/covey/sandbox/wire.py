@@ -19,7 +19,7 @@ BIG = 1 << 53
 DEPTH = 99
 FRAME_DEPTH = DEPTH + 10
 """Of a frame: an encoded value and the message around it. Deeper ones make recursion fail."""
-TAGGED: dict[type, tuple[str, Callable[[Any], Any]]] = {
+TAGGED: dict[type, tuple[str, Callable[[Any], object]]] = {
     int: ("i", hex),
     float: ("f", repr),
     bytes: ("b", bytes.hex),
@@ -30,7 +30,7 @@ TAGGED: dict[type, tuple[str, Callable[[Any], Any]]] = {
     dict: ("d", lambda value: [[k, v] for k, v in value.items()]),
 }
 """What JSON cannot write: its tag, and the plain value it is written as."""
-MAKERS: dict[str, Callable[[Any], Any]] = {
+DECODERS: dict[str, Callable[[Any], object]] = {
     "i": lambda text: int(text, 16),
     "f": float,
     "b": bytes.fromhex,
@@ -93,7 +93,7 @@ def _exactly(read: Callable[[int], bytes], size: int) -> bytes:
     return b"".join(parts)
 
 
-def encode_value(value: Any, depth: int = DEPTH) -> Any:
+def encode_value(value: Any, depth: int = DEPTH) -> object:
     """A value as JSON that keeps its type. Raises ValueError if it is nested too deeply.
 
     >>> encode_value({1: (2, float("nan"))})
@@ -120,7 +120,7 @@ def encode_value(value: Any, depth: int = DEPTH) -> Any:
     return {"o": kind.__name__}
 
 
-def decode_value(data: Any) -> Any:
+def decode_value(data: object) -> Any:
     """The value that ``encode_value`` was given; an object of an unknown type becomes ``object()``.
 
     Only for children: sets and dicts built from hostile keys can be made slow.
@@ -130,7 +130,7 @@ def decode_value(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     ((tag, content),) = data.items()
-    return object() if tag == "o" else MAKERS[tag](decode_value(content))
+    return object() if tag == "o" else DECODERS[tag](decode_value(content))
 
 
 def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:

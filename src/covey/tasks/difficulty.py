@@ -14,7 +14,7 @@ from covey.rng import uniforms
 
 FORGETTING = 0.5
 """Weight of the newest pass rate in the remembered one."""
-UNKNOWN = 0.5
+UNTRIED = 0.5
 """Pass rate assumed of a problem that has not been tried."""
 LEAST = 0.05
 """Every problem keeps this share of the largest weight, so that none is lost for good."""
@@ -24,7 +24,7 @@ class Difficulty:
     """Remembered pass rates of a fixed list of problems."""
 
     def __init__(self, count: int) -> None:
-        self.rates = np.full(count, UNKNOWN)
+        self.rates = np.full(count, UNTRIED)
         self.tried = np.zeros(count, dtype=np.int64)
 
     def update(self, index: int, pass_rate: float) -> None:
@@ -56,11 +56,11 @@ class Difficulty:
             **dict(zip(names, shares.tolist(), strict=True)),
         }
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, tuple[float, int]]:
         """As JSON: the problems tried, by number."""
-        return {str(i): [float(self.rates[i]), int(self.tried[i])] for i in np.flatnonzero(self.tried)}
+        return {str(i): (float(self.rates[i]), int(self.tried[i])) for i in np.flatnonzero(self.tried)}
 
-    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+    def load(self, state: Mapping[str, tuple[float, int]]) -> None:
         """Restore ``state``."""
         for index, (rate, tried) in state.items():
             self.rates[int(index)], self.tried[int(index)] = rate, int(tried)

@@ -8,7 +8,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from covey.config.given import GivenRows
 from covey.config.schema import Data
@@ -16,9 +16,14 @@ from covey.errors import DataError
 from covey.tasks.examples import with_prompt
 from covey.types import Messages, Problem
 
+NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
+"""Line or row number from 1, row."""
 LONGEST_PROMPT = 4 << 20
 """Bytes. Tokenizing more takes minutes, and no model reads as much."""
-RESERVED = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+RESERVED = {
+    *("prompts", "completions", "completion_ids", "sampled_ids"),
+    *("trainer_state", "log_extra", "log_metric"),
+}
 """Names the reward functions already use."""
 TEMPLATE_COLUMNS = ("tools", "documents")
 """Columns that are arguments of the chat template, each a list of objects."""
@@ -47,7 +52,7 @@ def given_problems(given: GivenRows, data: Data) -> list[Problem]:
     return problems
 
 
-def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def rows(file: Path) -> NumberedRows:
     """(line or row number from 1, row) of a .jsonl, .json, .csv or .parquet file."""
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if not file.is_file():
@@ -57,7 +62,7 @@ def rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     yield from readers[file.suffix](file)
 
 
-def _jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _jsonl(file: Path) -> NumberedRows:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -65,7 +70,7 @@ def _jsonl(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, _row(_parsed(line, f"{file}:{number}"), f"{file}:{number}")
 
 
-def _json(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json(file: Path) -> NumberedRows:
     """A list of objects, or objects a line each."""
     content = file.read_bytes().removeprefix(BOM_UTF8)
     if not content.lstrip().startswith(b"["):
@@ -79,7 +84,7 @@ def _parsed(text: str | bytes, where: str) -> Any:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         if len(found := dict(pairs)) < len(pairs):
             twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-            raise DataError(f"{where}: {twice!r} stands twice in one object; remove one of them")
+            raise DataError(f"{where}: {twice!r} appears twice in one object; remove one of them")
         return found
 
     try:
@@ -102,8 +107,8 @@ def _row(row: object, where: str) -> dict[str, Any]:
     return dict(row)
 
 
-def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    # Every value stays the text it is: a gold of 007 must not become 7.
+def _csv(file: Path) -> NumberedRows:
+    # Every value stays the text it is: a reference answer of 007 must not become 7.
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         try:
@@ -116,7 +121,7 @@ def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise DataError(f"{file}:{reader.line_num}: not valid CSV: {error}") from None
 
 
-def _parquet(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _parquet(file: Path) -> NumberedRows:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:

@@ -14,8 +14,8 @@ from covey.tasks.generated import TEST_SHARE, Split, split_of
 from covey.types import Problem
 
 PREFIX = "gym:"
-REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
-LIMITS = Limits(wall=1800.0, cpu=1800, memory=8 << 30, output=1 << 30)
+GYM_REWARDS = ({"gym_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
+GYM_LIMITS = Limits(wall=1800.0, cpu=1800, memory=8 << 30, output=1 << 30)
 INSTRUCTION = "{}\nThink first, inside <think></think>; then give the final answer inside <answer></answer>."
 
 
@@ -29,7 +29,7 @@ def gym_problems(task: str, split: Split, size: int) -> list[Problem]:
     name, seed = task.removeprefix(PREFIX), key("gym", task) % 2**31
     offered = 4 * (TEST_SHARE if split == "test" else 1) * size + 64
     server = verifier_server(ISOLATED, "reasoning_gym")
-    made = server.call(f"{ISOLATED}:gym_items", name, seed, offered, limits=LIMITS)
+    made = server.call(f"{ISOLATED}:gym_items", name, seed, offered, limits=GYM_LIMITS)
     if made.kind != "ok":
         raise ConfigError(f"data.task: {task}: {made.text}")
     problems: dict[str, Problem] = {}

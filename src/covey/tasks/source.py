@@ -75,7 +75,7 @@ def load_problems(loaded: Loaded) -> Source:
         raise ConfigError("data: give either task or train, not both")
     if data.task is not None and data.task.startswith(gym.PREFIX):
         train = gym.gym_problems(data.task, "train", data.train_size)
-        return Source(train, gym.gym_problems(data.task, "test", data.test_size), gym.REWARDS)
+        return Source(train, gym.gym_problems(data.task, "test", data.test_size), gym.GYM_REWARDS)
     if data.task is not None:
         if data.task not in TASKS:
             raise ConfigError(f"data.task: {data.task!r} is unknown; known: {', '.join(sorted(TASKS))}")

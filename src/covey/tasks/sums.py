@@ -26,7 +26,7 @@ def worked(terms: list[int], modulus: int) -> dict[str, object]:
 
 
 def last_digit(rng: random.Random) -> dict[str, object]:
-    """Four digits to add, each partial sum cut to its last digit."""
+    """Four digits to add, each partial sum reduced to its last digit."""
     return worked([rng.randint(0, 9) for _ in range(4)], modulus=10)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import DataError
-from covey.objective.diagnostics import group_metrics
-from covey.rewards.canaries import score_metrics
+from covey.objective.diagnostics import group_metrics, score_metrics
 from covey.rollout import Rollouts
 from covey.runs.atomic import write_file
 from covey.runs.harvest import Row, as_jsonl, kept_of, pairs_of, sampled_groups

@@ -43,7 +43,7 @@ def judge_update(
         return memory, None
     return memory, Stop(
         f"step {step}: the loss or gradient of {bad} updates in a row was not finite; the batches are in the "
-        "folder skipped/ of the run. Lower train.lr or train.grad_clip, or mend the rewards if their values "
+        "folder skipped/ of the run. Lower train.lr or train.grad_clip, or fix the rewards if their values "
         "are huge (guards.bad_updates)"
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
@@ -19,8 +19,9 @@ from covey.insight.curve import write_curve
 from covey.insight.explain import explain, no_signal, settings_of
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
-from covey.insight.verdict import Verdict, judge
+from covey.insight.verdict import Verdict, judge_run
 from covey.integrity import damage, read_record, sealed
+from covey.learner.process import caller_restored
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.reward_model import is_reward_model
@@ -35,7 +36,7 @@ from covey.training import given, preference, reward_model, rl
 from covey.training.collect import KEEPS, collect, kept
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
-from covey.training.setup import caller_restored, set_up
+from covey.training.setup import set_up
 from covey.types import Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {
@@ -48,6 +49,7 @@ LOOPS: Mapping[str, Callable[[Run], None]] = {
 MODELLESS = (*KEEPS, "filter")
 """Methods that make examples: the model they sample from goes on to the stage after them."""
 RESULT = "result.json"
+ACCURACY = re.compile("held_out/.+/accuracy")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Result:
     """A prompt to try the model with, and in ``template`` what its chat template gets besides."""
     verdict: Verdict | None = None
     """None where there were no held-out problems."""
-    template: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def made(self) -> Path:
@@ -76,7 +78,7 @@ class Result:
             return "examples"
         return "reward model" if is_reward_model(self.made) else "model"
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """As JSON."""
         return {**asdict(self), "folder": str(self.folder)}
 
@@ -84,7 +86,7 @@ class Result:
 def run_pipeline(
     loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS
 ) -> list[Result]:
-    """Run all stages, each from the last one's final model, going on where an earlier try stopped.
+    """Run all stages, each from the last one's final model, continuing where an earlier try stopped.
 
     Raises Stopped, with everything saved, if a stop was requested.
     """
@@ -153,7 +155,7 @@ def _placed_reward(spec: object, known: Mapping[str, Path]) -> object:
 def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     """The result of a stage that has done all it is asked for, and whose model is there.
 
-    None where there is something left to do: to begin, to go on, to train more steps than were asked for
+    None where there is something left to do: to begin, to continue, to train more steps than were asked for
     before, or to write a model anew that is gone. Raises CheckpointError where that cannot be.
     """
     output, train = stage.config.output, stage.config.train
@@ -175,9 +177,11 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     if checkpoint is None:
         raise CheckpointError(
             f"{output} has ended after {result.steps} steps and {what}, but no checkpoint is left to "
-            "go on from. Begin a new run from its model, or put the checkpoint back"
+            "continue from. Begin a new run from its model, or put the checkpoint back"
         )
-    console.say(f"{output} has ended after {result.steps} steps and {what}: going on from {checkpoint.name}")
+    console.say(
+        f"{output} has ended after {result.steps} steps and {what}: continuing from {checkpoint.name}"
+    )
     return None
 
 
@@ -203,7 +207,9 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
 
 
 def _result(output: Path) -> Result:
-    return read_record(output / RESULT, Result, "Put it back, or remove it to go on from the last checkpoint")
+    return read_record(
+        output / RESULT, Result, "Put it back, or remove it to continue from the last checkpoint"
+    )
 
 
 def run_stage(
@@ -264,7 +270,7 @@ def ranked(run: Run) -> str:
     seen = [m for m in run.journal.folder.read("metrics.jsonl") if any(k.startswith("held_out/") for k in m)]
     if not run.held_out or not seen:
         return ""
-    shares = [v for k, v in seen[-1].items() if k.startswith("held_out/") and k.endswith("/accuracy")]
+    shares = [v for k, v in seen[-1].items() if ACCURACY.fullmatch(k) and isinstance(v, float)]
     asked = sum(len(p.answers) for p in run.held_out)
     paired = len(run.held_out[0].answers) == 2
     count = len(run.held_out) if paired else asked
@@ -282,7 +288,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         )
     run.learner.check_finite(str(folder / "final"))
     seconds = run.journal.clock.total()
-    verdict = judge(evaluations["before"], evaluations["after"], seconds) if evaluations else None
+    verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
     besides = ranked(run) or Trained.besides
     with committed_folder(folder / "final") as final:

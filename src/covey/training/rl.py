@@ -15,14 +15,14 @@ from covey.config.contradictions import updates_of
 from covey.config.schema import Config
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import OldLogprobs, old_logprob_source
+from covey.metrics import report_step, step_metrics
 from covey.models.logprobs import TokenScores
 from covey.objective.algorithms import Algorithm
+from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats, token_stats
 from covey.objective.loss import policy_loss
 from covey.rng import key, permutation, uniforms
 from covey.rollout import Rollouts
-from covey.runs.checkpoint import Coefficients
-from covey.training.metrics import report_step, step_metrics
 from covey.training.run import Run
 from covey.types import Group
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from covey.batching import Batch
 from covey.config.load import Loaded
@@ -18,16 +17,16 @@ from covey.fault_injection import Faults
 from covey.insight.explain import no_signal, settings_of
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
+from covey.objective.controllers import next_coefficients
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
-from covey.rollout import sampling_params
+from covey.rollout import Position, sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.folder import Logged
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
-from covey.training.coefficients import after
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
 
 
@@ -39,7 +38,7 @@ class RunOptions:
     """Refuse anything but an exact continuation."""
     changes: bool = False
     """Let settings be changed that end the exactness of a resumed run."""
-    start: Mapping[str, Any] = field(default_factory=dict)
+    start: Mapping[str, object] = field(default_factory=dict)
     """What `covey resume` needs to give the same command again: config and settings."""
     home: Path = Path()
     """The whole run's folder, where that is kept; stages have theirs inside."""
@@ -96,10 +95,10 @@ class Run:
             raise GuardStop(stop.why)
         return norm
 
-    def advance(self, step: int, position: Mapping[str, Any] | None = None) -> None:
+    def advance(self, step: int, position: Position | None = None) -> None:
         """A step is complete: from here on a resume begins after it."""
         self.watchdog.progress()
-        self.state = replace(self.state, step=step, position=dict(position or {}))
+        self.state = replace(self.state, step=step, position=position or Position())
         if why := self.journal.console.lost_output():
             self.journal.event(step, "output lost", because=why)
 
@@ -118,7 +117,7 @@ class Run:
         kl = metrics.get("kl/completion_k1", math.nan)
         completions = int(metrics["groups/count"]) * config.rollout.group_size
         level = kl_level(kl, config.guards) if raises else None
-        then = after(now, self.loaded.algorithm, metrics, completions, level)
+        then = next_coefficients(now, self.loaded.algorithm, metrics, completions, level)
         if raises and then.kl != now.kl:
             self.journal.event(step, "KL coefficient moved", coef=then.kl, kl=kl)
         self.state = replace(self.state, guards=memory, coefficients=then)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config
 from covey.console import RunConsole
-from covey.errors import RECORD, START, CheckpointError, DataError
+from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
-from covey.machine import available_threads
+from covey.learner.process import set_process
 from covey.models.load import device_memory, load_policy
 from covey.models.policy import Policy
 from covey.models.reference import Reference
+from covey.objective.controllers import first_coefficients
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
-from covey.rewards.preflight import check_columns, check_references, rehearse
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -36,8 +32,8 @@ from covey.runs.watchdog import Watchdog
 from covey.sampling.local import LocalSampler
 from covey.signals import StopSignal
 from covey.tasks.examples import Example
+from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
-from covey.training.coefficients import first
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
 
@@ -50,7 +46,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     config, algorithm = loaded.config, loaded.algorithm
     source = load_source(loaded)
     rewards = judges(loaded, source, options)
-    source = checked(source, rewards, config, console)
+    source = usable_problems(source, rewards, config, console)
     set_process(config)
     policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
@@ -78,11 +74,11 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
-        state=State(coefficients=first(algorithm)),
+        state=State(coefficients=first_coefficients(algorithm)),
     )
     try:
         connect(run)
-        resume(run, plan_memory(run))
+        resume_run(run, plan_memory(run))
     except BaseException:
         run.journal.folder.close()
         raise
@@ -130,35 +126,6 @@ def connect(run: Run) -> None:
         run.sampler.on_fewer = on_fewer
 
 
-def set_process(config: Config) -> None:
-    """Threads, seed and determinism, for the whole process: see ``caller_restored``."""
-    torch.set_num_threads(config.threads or available_threads())
-    torch.manual_seed(config.seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
-    # Every empty tensor here is written whole; torch does not declare the attribute's type.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-
-@contextmanager
-def caller_restored() -> Iterator[None]:
-    """Give the caller's process back what `set_up` sets for all of it: threads, seed, determinism."""
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    drawn, on_gpus = (
-        torch.get_rng_state(),
-        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-    )
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_deterministic_debug_mode(mode)
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
-        torch.set_rng_state(drawn)
-        if on_gpus:
-            torch.cuda.set_rng_state_all(on_gpus)
-
-
 def plan_memory(run: Run) -> dict[str, int]:
     """Report the memory forecast and pick a micro-batch size that fits. Returns bytes per component.
 
@@ -187,14 +154,14 @@ def plan_memory(run: Run) -> dict[str, int]:
     return roles
 
 
-def resume(run: Run, memory: Mapping[str, int]) -> None:
+def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, if there is one, and say what differs from the process that left it."""
     loaded, options, journal = run.loaded, run.options, run.journal
     folder, reference = journal.folder, run.learner.reference
     now = {
         **environment(loaded),
         "sandbox": run.rewards.sandbox,
-        "data": fingerprint((*run.train_set, *run.test_set)),
+        "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
         "files": inventory(loaded, run.rewards),
         "memory": memory,
@@ -221,55 +188,3 @@ def resume(run: Run, memory: Mapping[str, int]) -> None:
     if options.start:
         write_file(options.home / START, sealed(options.start))
     (folder.path / RECORD).unlink(missing_ok=True)
-
-
-def measurable(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
-    """The problems without those that nothing could judge. Raises DataError where that leaves too few."""
-    if config.method == "reward_model":
-        source = replace(source, test=[])  # it answers nothing that could be judged
-    elif not len(rewards):
-        console.say("no rewards are named: nothing judges held-out problems")
-        source = replace(source, test=[])
-    measured = source.test or source.held_out
-    for key, value, there in (
-        ("eval.every", config.eval.every, measured),
-        ("train.stop_at", config.train.stop_at, source.test),
-    ):
-        if value and not there:
-            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
-    return source
-
-
-def checked(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
-    """The problems that can be used, after every check that needs no model."""
-    source = measurable(source, rewards, config, console)
-    if not len(rewards):
-        return source
-    console.say(rewards.criterion)
-    everything = source.test if source.examples else source.train + source.test
-    check_columns(everything, rewards)
-    if rewards.sandbox and "not_blocked" in rewards.sandbox:
-        console.say(
-            f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
-        )
-    elif rewards.sandbox:
-        visible = rewards.sandbox.get("visible")
-        held = f"model code runs in the {rewards.sandbox['backend']} sandbox"
-        console.say(held + (f"; it can learn {visible}" if visible else ""))
-    if rewards.inline:
-        console.say(
-            f"{', '.join(rewards.inline)}: called in this process, where nothing can end a call that hangs "
-            "in C code (a pattern, say); one named as module.py:function gets a process of its own",
-            "yellow",
-        )
-    if rewards.noise and config.method == "rl":
-        console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    train, bad = source.train, dict[str, str]()
-    if everything:
-        rehearse(everything[0], rewards)
-    if not source.examples:
-        train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
-    test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
-    for row, why in {**bad, **bad_too}.items():
-        console.say(f"left out {row}: {why}", "yellow")
-    return replace(source, train=train, test=test)

@@ -11,16 +11,16 @@ from covey.batching import Batch, trained_advantages
 from covey.config.schema import Config, Train
 from covey.learner.schedule import learning_rate
 from covey.objective.algorithms import Algorithm
+from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import (
     TokenStats,
     gradient_shares,
     group_metrics,
     sampled_entropy,
+    score_metrics,
     token_metrics,
 )
-from covey.rewards.canaries import score_metrics
 from covey.rollout import RolloutBatch
-from covey.runs.checkpoint import Coefficients
 from covey.runs.journal import Journal
 from covey.types import Group
 
@@ -86,8 +86,8 @@ def _note_off_centre(
     group, total = found
     journal.say(
         f"algorithm.advantage {algorithm.advantage.name}: the advantages of a group do not sum to 0 "
-        f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every answer is pushed "
-        "the same way; if that is meant, nothing is wrong",
+        f"(problem {group.problem.id}: {total:.3g}). Without a baseline of the group every completion is "
+        "reinforced alike; if that is intended, all is well",
         "yellow",
     )
     journal.event(step, OFF_CENTRE, problem=group.problem.id, sum=total)
@@ -96,7 +96,7 @@ def _note_off_centre(
 def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     """Share of the sampled tokens that went through the update, and so into its metrics."""
     busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)
-    tokens = sum(len(c.tokens) for g in groups for c in g.completions)
+    tokens = sum(c.length for g in groups for c in g.completions)
     return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
 
 

@@ -1,27 +1,73 @@
-"""Whether rewards can still be trusted, asked in every step, and what the step's scores add up to.
+"""The audit of rewards: what can be wrong with them is found before a model is loaded, then in every step.
 
 A canary is a completion whose reward is known. A verifier that pays an incorrect one, or no longer pays
 a correct one, has been taken over or has broken; training against it would be worse than stopping.
+What attacks a reward on purpose is ``covey.stress``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from covey.errors import RewardError
-from covey.rewards.contract import Reward
-from covey.rewards.scorer import Scorer
+from covey.errors import DataError, RewardError
+from covey.rewards.contract import FULL, Reward
+from covey.rewards.scorer import Rewards, Scorer, completion_of
 from covey.types import Group, Problem
 
-FULL = 1.0 - 1e-9
+SHOWN = 5
+"""Bad rows that an error lists."""
 PATIENCE = 3
 WINDOW = 5
 """Steps over which scores that could not be made are counted."""
 Failures = Sequence[tuple[int, int]]
 """Of the last steps: scores that could not be made, and all scores."""
+
+
+def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
+    """Every row has what the rewards ask for. Raises DataError naming row and column."""
+    seen: set[tuple[str, ...]] = set()
+    for problem in problems:
+        columns = tuple(problem.columns)
+        if columns in seen:
+            continue
+        seen.add(columns)
+        for reward in rewards:
+            if complaint := reward.problem_with(columns):
+                raise DataError(
+                    f"{problem.id}: reward {reward.name} {complaint}; "
+                    f"the row has {', '.join(map(repr, columns)) or 'no columns'}"
+                )
+
+
+def check_references(
+    problems: Sequence[Problem], rewards: Rewards, most: float
+) -> tuple[list[Problem], dict[str, str]]:
+    """The problems whose reference answers can be met, and why the others cannot, by id.
+
+    Raises DataError where more than the fraction ``most`` is bad.
+    """
+    bad: dict[str, str] = {}
+    rows = [p.columns for p in problems]
+    for reward in rewards:
+        if reward.options.check_references is not None:
+            found = reward.options.check_references(rows, **reward.plain_settings)
+            for problem, complaint in zip(problems, found, strict=True):
+                if complaint:
+                    bad.setdefault(problem.id, f"{reward.name}: {complaint}")
+    if len(bad) > most * len(problems):
+        first = "".join(f"\n  {row}: {why}" for row, why in list(bad.items())[:SHOWN])
+        raise DataError(
+            f"{len(bad)} of {len(problems)} rows can never be answered correctly (scoring.max_bad_references "
+            f"allows {most:.0%}):{first}\nRepair these reference answers, or choose the rule and the "
+            "reward that fit them"
+        )
+    return [p for p in problems if p.id not in bad], bad
+
+
+def rehearse(problem: Problem, rewards: Rewards) -> None:
+    """Call the rewards on canned completions, so that a broken one fails now. Raises RewardError."""
+    canned = [completion_of(""), completion_of("<answer>0</answer>")]
+    rewards.score_group(problem, canned[0].tokens, canned, strict=True)
 
 
 def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -> dict[str, int]:
@@ -33,7 +79,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
     """
     counts = dict(refused)
     for reward in scorer.rewards:
-        for kind, text in canaries(reward, problem):
+        for kind, text in canaries(reward, problem) if not reward.options.format_only else ():
             score = scorer.score(reward, problem, text)
             if score.value is None:
                 continue
@@ -49,11 +95,11 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
 
 
 def canaries(reward: Reward, problem: Problem) -> Iterator[tuple[str, str]]:
-    """(`correct` or `incorrect`, completion) for a reward that says what must and must not be paid."""
+    """(`correct` or `incorrect`, completion) of a reward that declares what it must and must not pay."""
     makers = {"correct": reward.options.example, "incorrect": reward.options.counterexample}
     for kind, make in makers.items():
         text = make(problem.columns, **reward.plain_settings) if make is not None else None
-        if text is not None and not reward.options.format_only:
+        if text is not None:
             yield kind, text
 
 
@@ -62,7 +108,7 @@ def count_failures(
 ) -> list[tuple[int, int]]:
     """The failures of the last ``window`` steps, this one included.
 
-    Raises RewardError if scorer fails too often: in all of a step, or in more than the fraction
+    Raises RewardError if scoring fails too often: in all of a step, or in more than the fraction
     ``max_infra`` of a full window.
     """
     scores = [s for g in groups for own in g.scores.values() for s in own]
@@ -76,16 +122,3 @@ def count_failures(
             f"(scoring.max_infra {max_infra:g}); the last one: {failures[-1].detail or '?'}"
         )
     return recent
-
-
-def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Fractions of each reward's statuses other than `ok`, means of its metrics, and what users logged."""
-    metrics: dict[str, float] = {}
-    for name in groups[0].scores:
-        scores = [score for group in groups for score in group.scores[name]]
-        statuses = Counter(s.status for s in scores if s.status != "ok")
-        metrics |= {f"reward/{name}/{status}": n / len(scores) for status, n in sorted(statuses.items())}
-        for metric in sorted({m for s in scores for m in s.metrics}):
-            values = [s.metrics[metric] for s in scores if metric in s.metrics]
-            metrics[f"reward/{name}/{metric}"] = float(np.mean(values))
-    return metrics | {f"user/{name}": float(np.mean(v)) for name, v in sorted(logged.items()) if v}

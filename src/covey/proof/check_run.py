@@ -10,15 +10,15 @@ from torch import Tensor
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import ConfigError
+from covey.learner.process import caller_restored, set_process
 from covey.models.forward import supported
 from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.prompts import texts_of
+from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
 from covey.runs.reader import last_stage, load_recorded
 from covey.tasks.source import load_source
-from covey.training.check import CLOSE, SAME, Claim
-from covey.training.setup import caller_restored, set_process
 
 
 def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
@@ -47,9 +47,19 @@ def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
     where = f"in steps 0 to {agreements[-1].step}"
     claims = (
         ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),
-        ("the advantages follow from the recorded rewards", "advantages", "of the largest", SAME),
-        ("the gradients follow from the objective's formulas", "gradient", "of their norm", 10 * SAME),
-        ("the KL coefficient follows its controller", "kl_coef", "of it", SAME),
+        (
+            "the advantages follow from the recorded rewards",
+            "advantages",
+            "of the largest",
+            GRADIENT_ROUNDING,
+        ),
+        (
+            "the gradients follow from the objective's formulas",
+            "gradient",
+            "of their norm",
+            10 * GRADIENT_ROUNDING,
+        ),
+        ("the KL coefficient follows its controller", "kl_coef", "of it", GRADIENT_ROUNDING),
         ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
     )
     findings = []

@@ -19,14 +19,15 @@ from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.learner.learner import Learner
 from covey.learner.old_logprobs import old_logprob_source
+from covey.learner.process import caller_restored
 from covey.models.policy import weights_hash
-from covey.rollout import Rollouts
+from covey.rollout import Position, Rollouts
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
 from covey.training.rl import PolicyObjective, prepare, updates
-from covey.training.setup import caller_restored, set_up
+from covey.training.setup import set_up
 
-SAME = 1e-4
+GRADIENT_ROUNDING = 1e-4
 """Largest relative difference of gradients that rounding explains in float32."""
 CLOSE = 1e-3
 """Largest difference of log-probs, in nats, between sampler and trainer in float32."""
@@ -55,7 +56,7 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             problems = (run.train_set, run.sampler, run.rewards)
             rollouts = Rollouts(*problems, config.rollout, algorithm, config.seed)
             console.doing("sampling one batch")
-            sampled = next(rollouts.after(0, {}, run.on_sample))
+            sampled = next(rollouts.after(0, Position(), run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups, now = sampled.groups or sampled.filtered, run.state.coefficients
             batch = _with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
@@ -81,8 +82,8 @@ def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch
     whole, single = (_gradient(learner, objective, batch, tokens) for tokens in (WHOLE, 1))
     difference = float((whole - single).norm() / whole.norm().clamp(min=1e-30))
     yield Claim(
-        "the gradient is the same however the batch is cut into micro-batches",
-        difference < _tolerance(learner, SAME),
+        "the gradient is the same however the batch is split into micro-batches",
+        difference < _tolerance(learner, GRADIENT_ROUNDING),
         f"relative difference {difference:.1e} between one piece and {len(batch)}",
     )
     alone, together = (_logprobs(learner, objective, batch, tokens) for tokens in (1, WHOLE))

@@ -1,0 +1,211 @@
+"""Charts as SVG: panels of lines with intervals, round ticks and units, readable on light and dark pages."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jinja2 import Environment
+
+LEFT, RIGHT, TOP, BOTTOM = 58, 22, 26, 36
+"""Margins around the axes of a panel, px."""
+LETTER = 6.2
+"""Width of a letter of the legend, px, nearly."""
+DOTS = 12
+"""A line of at most so many points shows each."""
+LIGHT = ("#0b69a3", "#b7550a", "#2d7d46", "#ba2525", "#6b46a3")
+DARK = ("#5fb0e5", "#f0a45b", "#6cc28a", "#f28b8b", "#b79be0")
+"""Of the lines, on a light and on a dark page."""
+
+SVG = Environment(autoescape=True).from_string(
+    """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" class="chart" role="img"
+     aria-label="{{ label }}" font-family="system-ui, sans-serif" font-size="11">
+<style>
+.chart .paper{fill:#fff} .chart text{fill:#52606d} .chart .head{fill:#1f2933;font-size:13px;font-weight:600}
+.chart .grid{stroke:#e4e7eb} .chart .bar{stroke:#8a9aa9;stroke-dasharray:3 4}
+.chart .grey{fill:#8a9aa9;stroke:#8a9aa9}
+{% for c in light %}.chart .c{{ loop.index0 }}{fill:{{ c }};stroke:{{ c }}}{% endfor %}
+.chart .line{fill:none;stroke-width:1.8;stroke-linejoin:round} .chart .band{opacity:.17;stroke:none}
+@media (prefers-color-scheme:dark){
+.chart .paper{fill:#14181d} .chart text{fill:#a9b4c0} .chart .head{fill:#e8ecf0}
+.chart .grid{stroke:#2b333c}
+{% for c in dark %}.chart .c{{ loop.index0 }}{fill:{{ c }};stroke:{{ c }}}{% endfor %}
+.chart .line{fill:none} .chart .band{opacity:.25;stroke:none}}
+</style>
+<rect class="paper" width="{{ width }}" height="{{ height }}"/>
+{%- for text in title %}
+<text class="head" x="16" y="{{ 22 + 17 * loop.index0 }}">{{ text }}</text>
+{%- endfor %}
+{%- for p in panels %}
+<g transform="translate({{ p.x }},{{ p.y }})">
+<text class="head" x="0" y="-10">{{ p.title }}</text>
+{%- for x, y, name, colour in p.legend %}
+<circle class="{{ colour }}" cx="{{ x + 4 }}" cy="{{ y - 4 }}" r="3"/>
+<text x="{{ x + 12 }}" y="{{ y }}">{{ name }}</text>
+{%- endfor %}
+{%- for y, text in p.rows %}
+<line class="grid" x1="0" x2="{{ wide }}" y1="{{ y }}" y2="{{ y }}"/>
+<text x="-7" y="{{ y + 4 }}" text-anchor="end">{{ text }}</text>
+{%- endfor %}
+{%- for x, text in p.columns %}
+<line class="grid" x1="{{ x }}" x2="{{ x }}" y1="{{ p.foot }}" y2="{{ p.foot + 4 }}"/>
+<text x="{{ x }}" y="{{ p.foot + 16 }}" text-anchor="middle">{{ text }}</text>
+{%- endfor %}
+<text x="{{ wide / 2 }}" y="{{ p.foot + 30 }}" text-anchor="middle">{{ p.x_label }}</text>
+{%- for y in p.bars %}
+<line class="bar" x1="0" x2="{{ wide }}" y1="{{ y }}" y2="{{ y }}"/>
+{%- endfor %}
+{%- for line in p.lines %}
+{%- if line.band %}
+<polygon class="{{ line.colour }} band" points="{{ line.band }}"/>
+{%- endif %}
+<polyline class="{{ line.colour }} line" points="{{ line.points }}"/>
+{%- for x, y in line.dots %}
+<circle class="{{ line.colour }}" cx="{{ x }}" cy="{{ y }}" r="2.6"/>
+{%- endfor %}
+{%- endfor %}
+</g>
+{%- endfor %}
+</svg>
+"""
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Values over x. Values that are not finite are left out."""
+
+    name: str
+    """For the legend; lines of one name have one colour. Empty: none needed."""
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    """The ends of each value's interval, drawn as a band."""
+    background: bool = False
+    """Drawn in grey behind the others."""
+
+    def points(self, y: Sequence[float]) -> list[tuple[float, float]]:
+        """Of the values or of an end of their intervals: what can be drawn."""
+        known = [(a, b, c) for a, b, c in zip(self.x, self.y, y, strict=True) if math.isfinite(b)]
+        return [(a, c if math.isfinite(c) else b) for a, b, c in known]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One diagram."""
+
+    title: str
+    lines: Sequence[Line]
+    x_label: str = "step"
+    unit: str = ""
+    """Written after the numbers of the vertical axis."""
+    bounds: tuple[float, float] | None = None
+    """Of the vertical axis; None: from 0, or what lies below it, to the largest value."""
+    bars: Sequence[float] = ()
+    """Values with a dashed line."""
+
+
+def chart(
+    panels: Sequence[Panel], label: str, *, across: int = 3, wide: int = 190, high: int = 110, title: str = ""
+) -> str:
+    """An SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
+    drawn = list[dict[str, object]]()
+    heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 7.6))
+    y = 17 * len(heads) + (10 if heads else 0)
+    every = [line for p in panels for line in p.lines]
+    few = len({line.name for line in every if not line.background}) <= len(LIGHT)
+    for start in range(0, len(panels), across):
+        row = panels[start : start + across]
+        own = [_colours(every if few else p.lines) for p in row]
+        legends = [_legend(p, c, wide) for p, c in zip(row, own, strict=True)]
+        head = max((8 + foot for legend in legends for _, foot, *_ in legend), default=0)
+        for place, (panel, legend, named) in enumerate(zip(row, legends, own, strict=True)):
+            corner = {"x": LEFT + (LEFT + wide + RIGHT) * place, "y": y + TOP, "foot": head + high}
+            drawn.append({**_panel(panel, named, wide, high, head), **corner, "legend": legend})
+        y += TOP + head + high + BOTTOM
+    width = (LEFT + wide + RIGHT) * min(across, max(len(panels), 1))
+    sizes = {"width": width, "height": y + 4, "wide": wide}
+    return SVG.render(**sizes, label=label, title=heads, panels=drawn, light=LIGHT, dark=DARK)
+
+
+def _colours(lines: Sequence[Line]) -> dict[str, str]:
+    """The class of every name."""
+    front = dict.fromkeys(line.name for line in lines if not line.background)
+    colours = {name: f"c{number % len(LIGHT)}" for number, name in enumerate(front)}
+    return colours | {line.name: "grey" for line in lines if line.background}
+
+
+def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head: int) -> dict[str, object]:
+    """The parts of a panel, in px from the upper left corner of its legend, which is ``head`` high."""
+    known = [y for line in panel.lines for y in (*line.y, *line.low, *line.high) if math.isfinite(y)]
+    least, most = panel.bounds or (min([0.0, *known, *panel.bars]), max([*known, *panel.bars], default=1.0))
+    rows = round_ticks(least, most, 6)
+    across = [x for line in panel.lines for x in line.x]
+    last, whole = max(across, default=1.0) or 1.0, all(float(x).is_integer() for x in across)
+    columns = [t for t in round_ticks(0.0, last, wide // 40) if t <= last and not (whole and t % 1)]
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return round(wide * x / last, 1), round(head + high * (rows[-1] - y) / (rows[-1] - rows[0]), 1)
+
+    def path(points: Sequence[tuple[float, float]]) -> str:
+        return " ".join("{},{}".format(*place(*p)) for p in points)
+
+    return {
+        "title": panel.title,
+        "x_label": panel.x_label,
+        "rows": [(place(0, t)[1], text + panel.unit) for t, text in zip(rows, tick_texts(rows), strict=True)],
+        "columns": [(place(t, 0)[0], text) for t, text in zip(columns, tick_texts(columns), strict=True)],
+        "bars": [place(0, bar)[1] for bar in panel.bars],
+        "lines": [
+            {
+                "colour": colours[line.name],
+                "points": path(line.points(line.y)),
+                "band": path([*line.points(line.low), *line.points(line.high)[::-1]]) if line.low else "",
+                "dots": [place(*p) for p in line.points(line.y)] if len(line.x) <= DOTS else [],
+            }
+            for line in sorted(panel.lines, key=lambda line: not line.background)
+        ],
+    }
+
+
+def _legend(panel: Panel, colours: Mapping[str, str], wide: int) -> list[tuple[float, int, str, str]]:
+    """(x, y, name, colour) of each name that has something to show, in as many rows as it takes."""
+    entries, x, y = list[tuple[float, int, str, str]](), 0.0, 6
+    for name in dict.fromkeys(line.name for line in panel.lines if line.name and line.points(line.y)):
+        width = 24 + LETTER * len(name)
+        if x and x + width > wide + RIGHT:
+            x, y = 0.0, y + 14
+        entries.append((round(x, 1), y, name, colours[name]))
+        x += width
+    return entries
+
+
+def round_ticks(low: float, high: float, most: int) -> list[float]:
+    """At most ``most`` or so steps of 1, 2 or 5 times a power of ten that span ``low`` to ``high``.
+
+    >>> round_ticks(0, 220, 6), round_ticks(-0.13, 1.06, 6)
+    ([0.0, 50.0, 100.0, 150.0, 200.0, 250.0], [-0.2, 0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
+    """
+    largest = max(abs(low), abs(high))
+    span = high - low if high - low > 1e-9 * largest else largest
+    span = max(span, 1e-30)
+    power = 10.0 ** math.floor(math.log10(span / most))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power * most >= span * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{i * step:.12g}") for i in range(first, max(last, first + 1) + 1)]
+
+
+def tick_texts(ticks: Sequence[float]) -> list[str]:
+    """The numbers of an axis, with as many decimals as their distance needs.
+
+    >>> tick_texts([0, 0.05, 0.1]), tick_texts([0, 2000]), tick_texts([0, 1e-6])
+    (['0.00', '0.05', '0.10'], ['0', '2,000'], ['0', '1e-06'])
+    """
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
+    if step < 1e-4 or step >= 1e6:
+        return [f"{t:g}" for t in ticks]
+    decimals = max(0, -math.floor(math.log10(step) + 1e-6))
+    return [f"{t:,.{decimals}f}" for t in ticks]

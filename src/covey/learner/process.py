@@ -1,0 +1,40 @@
+"""What training sets for the whole process, and how a caller gets its own back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from covey.config.schema import Config
+from covey.machine import available_threads
+
+
+def set_process(config: Config) -> None:
+    """Threads, seed and determinism, for the whole process: see ``caller_restored``."""
+    torch.set_num_threads(config.threads or available_threads())
+    torch.manual_seed(config.seed)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
+    # Every empty tensor here is written whole; torch does not declare the attribute's type.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def caller_restored() -> Iterator[None]:
+    """Give the caller's process back what `set_up` sets for all of it: threads, seed, determinism."""
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    drawn, on_gpus = (
+        torch.get_rng_state(),
+        torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+    )
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(mode)
+        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        torch.set_rng_state(drawn)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)

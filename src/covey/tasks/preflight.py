@@ -1,0 +1,67 @@
+"""The problems of a run that can be used, after every check that needs no model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from covey.config.schema import Config
+from covey.console import RunConsole
+from covey.errors import DataError
+from covey.rewards.audit import check_columns, check_references, rehearse
+from covey.rewards.base import Rewards
+from covey.tasks.source import Source
+
+
+def usable_problems(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+    """Check problems and rewards; say what a user should know of them, and leave out what cannot be used.
+
+    Raises DataError or RewardError.
+    """
+    source = _measurable(source, rewards, config, console)
+    if not len(rewards):
+        return source
+    console.say(rewards.criterion)
+    everything = source.test if source.examples else source.train + source.test
+    check_columns(everything, rewards)
+    if rewards.sandbox and "not_blocked" in rewards.sandbox:
+        console.say(
+            f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
+        )
+    elif rewards.sandbox:
+        visible = rewards.sandbox.get("visible")
+        held = f"model code runs in the {rewards.sandbox['backend']} sandbox"
+        console.say(held + (f"; it can learn {visible}" if visible else ""))
+    if rewards.inline:
+        console.say(
+            f"{', '.join(rewards.inline)}: called in this process, where nothing can end a call that hangs "
+            "in C code (a pattern, say); one named as module.py:function gets a process of its own",
+            "yellow",
+        )
+    if rewards.noise and config.method == "rl":
+        console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
+    train, bad = source.train, dict[str, str]()
+    if everything:
+        rehearse(everything[0], rewards)
+    if not source.examples:
+        train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
+    test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
+    for row, why in {**bad, **bad_too}.items():
+        console.say(f"left out {row}: {why}", "yellow")
+    return replace(source, train=train, test=test)
+
+
+def _measurable(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+    """The problems without those that nothing could judge. Raises DataError where that leaves too few."""
+    if config.method == "reward_model":
+        source = replace(source, test=[])  # it answers nothing that could be judged
+    elif not len(rewards):
+        console.say("no rewards are named: nothing judges held-out problems")
+        source = replace(source, test=[])
+    measured = source.test or source.held_out
+    for key, value, there in (
+        ("eval.every", config.eval.every, measured),
+        ("train.stop_at", config.train.stop_at, source.test),
+    ):
+        if value and not there:
+            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+    return source
