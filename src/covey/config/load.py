@@ -26,7 +26,7 @@ from covey.config.unknown import explained
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound
-from covey.objective.preference import PREFERENCES, bradley_terry
+from covey.objective.preference import LOSSES
 
 
 @dataclass
@@ -113,10 +113,10 @@ def _validate(
 
 def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
     """The loss of a method and its settings. Raises ConfigError for settings that it has not."""
-    function = {**PREFERENCES, "reward_model": bradley_terry}.get(config.method)
+    function = LOSSES.get(config.method)
     if function is None:
         if config.loss and not config.stages:
-            known = ", ".join([*PREFERENCES, "reward_model"])
+            known = ", ".join(LOSSES)
             raise ConfigError(
                 _placed(f"loss: method {config.method} has no settings here; these have: {known}", origins)
             )

@@ -171,7 +171,9 @@ def bradley_terry(chosen_scores: Tensor, rejected_scores: Tensor, *, center: Non
 PREFERENCES: Mapping[str, Callable[..., Tensor]] = {
     f.__name__: f for f in (dpo, ipo, kto, orpo, simpo, robust_dpo, hinge)
 }
-"""`method` -> its loss; the loss's keyword-only parameters are what a config's `loss` may set."""
+"""`method` -> its loss."""
+LOSSES: Mapping[str, Callable[..., Tensor]] = {**PREFERENCES, "reward_model": bradley_terry}
+"""All methods whose loss has settings: its keyword-only parameters, which a config's `loss` may set."""
 
 
 def _log1mexp(x: Tensor) -> Tensor:
