@@ -36,13 +36,13 @@ def train(run: Run) -> None:
     examples = [*run.train_set, *run.held_out]
     if "nll" in loss.needs:
         examples = [with_prompt_trained(e) for e in examples]
-    others = mismatched(examples) if "reference_point" in loss.needs else []
-    sums = list[Tensor]()
-    if {"ref_chosen", "log_ratio"} & set(loss.needs):
-        sums = reference_sums(run, [*examples, *others])
+    asks = set(loss.needs)
+    others = mismatched(examples, run.learner.policy.context) if "reference_point" in asks else []
+    every = [*examples, *others]
+    sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
 
     def batch_of(numbers: Sequence[int], first: int = 0) -> Batch:
-        chosen = [(*examples, *others)[first + i] for i in numbers]
+        chosen = [every[first + i] for i in numbers]
         refs = torch.cat([sums[first + i] for i in numbers]) if sums else None
         return replace(given_batch(chosen), ref_sums=refs)
 
@@ -136,9 +136,19 @@ def with_prompt_trained(example: Prompted) -> Prompted:
     return replace(example, tokens=first, answers=tuple(answers))
 
 
-def mismatched(examples: Sequence[Prompted]) -> list[Prompted]:
-    """Each prompt with the answer that stands before its own in the file, round the end."""
-    return [replace(e, answers=examples[n - 1].answers) for n, e in enumerate(examples)]
+def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
+    """Each prompt with the answer to another: that before its own in the file, round the end.
+
+    Answers that would not fit into the context are truncated.
+    """
+    found = []
+    for n, example in enumerate(examples):
+        before = (examples[n - k] for k in range(1, len(examples)))
+        other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
+        room = max(1, context - len(example.tokens))
+        answers = tuple(Answer(a.tokens[:room], a.trained[:room]) for a in other.answers)
+        found.append(replace(example, answers=answers))
+    return found
 
 
 def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
