@@ -33,7 +33,7 @@ from covey.prompts import Answer, Prompted
 from covey.training.preference import PreferenceObjective, summed
 from covey.types import Problem
 
-PAIRS, REPEATS = 16, 5
+PAIRS, REPEATS = 8, 3
 SHAPES = {"equal": ((64, 65), (64, 65)), "ragged": ((16, 129), (8, 129))}
 """Name -> range of prompt lengths, of answer lengths."""
 
@@ -126,7 +126,7 @@ def main() -> None:
     """Time both."""
     torch.set_num_threads(1)
     tokenizer = build_tokenizer(["1+2=3"] * 3)
-    size = SimpleNamespace(hidden=256, layers=6)
+    size = SimpleNamespace(hidden=128, layers=4)
     print(f"{os.cpu_count()} cores, one thread, {PAIRS} pairs, width {size.hidden}, {size.layers} layers")
     print("| lengths | covey | TRL | TRL, reference known | times faster |\n|---|---|---|---|---|")
     for name, (prompts, answers) in SHAPES.items():

@@ -41,8 +41,8 @@ HEALTHY: dict[str, float] = {
     "kl/completion_k1": 1.0,
     "text/repetition": 0.05,
     "reward/correlation/answer/format": 0.2,
-    "reward/judge/agreement": 0.85,
-    "reward/judge/mean": 1.0,
+    "reward/reward_model/agreement": 0.85,
+    "reward/reward_model/mean": 1.0,
 }
 
 
@@ -82,9 +82,9 @@ def held_out(*accuracies: float, reward: float | None = None) -> list[dict[str, 
         ({}, {"reward/correlation/answer/format": -0.8}, (), "answer and format pull apart", "gated_by"),
         (
             {},
-            {"reward/judge/agreement": 0.5, "reward/judge/mean": 3.0},
+            {"reward/reward_model/agreement": 0.5, "reward/reward_model/mean": 3.0},
             (),
-            "judge is over-optimised: it gives +1.8 more than at the start, and ranks a correct answer above",
+            "reward_model is over-optimised: it gives +1.8 more than at the start, and ranks",
             "covey pairs",
         ),
         ({}, {"length/incorrect": 60.0}, (), "incorrect answers grew", "dr_grpo"),

@@ -15,6 +15,7 @@ from typing import Any
 from covey.config.load import Loaded
 from covey.estimates import Evaluation
 from covey.insight.verdict import change, course
+from covey.learned import LEARNED
 from covey.objective.bound import Bound
 
 Records = Sequence[Mapping[str, Any]]
@@ -22,6 +23,8 @@ NARROW: tuple[tuple[str, float], ...] = (("rollout.temperature", 0.7), ("rollout
 """Sampling settings, and below what they leave too little to choose."""
 FEW = 4
 """rollout.top_k up to this does too."""
+CHANCE = 0.6
+"""Below this a reward ranks correct and incorrect answers hardly better than a coin."""
 KINDS = ("correct", "incorrect", "unscored")
 """Why a group is dead: all of it is."""
 
@@ -257,14 +260,15 @@ def _collapse(seen: Seen) -> str | None:
     Try("fewer steps against the same reward model"),
 )
 def _overoptimised(seen: Seen) -> str | None:
-    """A learned reward that no longer ranks as the verifier does."""
-    for name in (n for n in (seen.last[-1] if seen.last else {}) if n.endswith("/agreement")):
-        before, now, score = seen.early(name), seen.late(name), name.removesuffix("agreement") + "mean"
-        if before > 0.6 and now < before - 0.1 and seen.rise(score) > 0:
+    """A learned reward that rises and does not rank as the verifier does, or no longer."""
+    for name in LEARNED:
+        before, now = (f(f"reward/{name}/agreement") for f in (seen.early, seen.late))
+        rise = seen.rise(f"reward/{name}/mean")
+        if rise > 0 and (now < CHANCE or now < before - 0.1):
+            what = "is over-optimised" if now < before - 0.1 else "knows little of the verdict"
             return (
-                f"{name.split('/')[1]} is over-optimised: it gives {seen.rise(score):+.2g} more than at the "
-                f"start, and ranks a correct answer above an incorrect one in {100 * now:.0f} % of the "
-                f"cases, after {100 * before:.0f} % at the start"
+                f"{name} {what}: it gives {rise:+.2g} more than at the start, and ranks a correct answer "
+                f"above an incorrect one in {100 * now:.0f} % of the cases, at the start in {100 * before:.0f} %"
             )
     return None
 
