@@ -268,7 +268,7 @@ def _overoptimised(seen: Seen) -> str | None:
             what = "is over-optimised" if now < before - 0.1 else "knows little of the verdict"
             return (
                 f"{name} {what}: it gives {rise:+.2g} more than at the start, and ranks a correct answer "
-                f"above an incorrect one in {100 * now:.0f} % of the cases, at the start in {100 * before:.0f} %"
+                f"above an incorrect one in {100 * now:.0f} % of the cases, first in {100 * before:.0f} %"
             )
     return None
 
