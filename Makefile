@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check fix docs bench mutants clean
+.PHONY: demo test test-all check fix docs bench bench-quick mutants clean
 
 demo: $(READY)  ## watch a small model learn, in a few minutes
 	$(BIN)/covey demo
@@ -38,6 +38,10 @@ bench: $(READY)  ## beside TRL and generate, then the demo over ten seeds, in ab
 	$(BIN)/python benchmarks/speed --cells step --rounds 1 --write
 	$(BIN)/python benchmarks/speed/learn.py --seeds 1 --write
 	$(BIN)/python benchmarks/demo_seeds.py --write
+
+bench-quick: $(READY)  ## this machine beside those of docs/performance.md, in two minutes
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/speed --quick
 
 mutants: $(READY)  ## would the tests notice? mistakes in the mathematics and the wiring, one at a time
 	$(BIN)/python benchmarks/mutants.py --write

@@ -11,13 +11,22 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
+    Glm4Config,
+    GlmConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from covey.models.policy import Policy
@@ -36,6 +45,7 @@ SMALL = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+WIDE = {**SMALL, "hidden_size": 128}
 # Heads of 32 let the compiled operations be used, where there is a compiler; narrower ones do not.
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SMALL, head_dim=32, attention_bias=True, mlp_bias=True),
@@ -56,10 +66,51 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gpt2": GPT2Config(
         vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=2, eos_token_id=2
     ),
-    "gemma": GemmaConfig(**SMALL, head_dim=8),
+    # Windows shorter than the sequences of the tests, so that they act.
+    "mistral_window": MistralConfig(**SMALL, head_dim=32, sliding_window=8),
+    "phi3": Phi3Config(**WIDE, sliding_window=None),
+    "phi4_mini": Phi3Config(
+        **SMALL,
+        sliding_window=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "granite": GraniteConfig(
+        **WIDE,
+        embedding_multiplier=2.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.2,
+        logits_scaling=1.5,
+    ),
+    "smollm3": SmolLM3Config(**WIDE, no_rope_layers=[1, 0]),
+    "gemma": GemmaConfig(**SMALL, head_dim=32),
+    "gemma3": Gemma3TextConfig(
+        **SMALL,
+        head_dim=32,
+        sliding_window=8,
+        query_pre_attn_scalar=20,
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "glm": GlmConfig(**SMALL, head_dim=32, attention_bias=True),
+    "glm4": Glm4Config(**SMALL, head_dim=32),
+    "olmo2": Olmo2Config(**WIDE),
+    "olmo3": Olmo3Config(**WIDE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
+    "gemma2": Gemma2Config(**SMALL, head_dim=8),
 }
-OURS = ("llama", "llama3_rope", "mistral", "qwen2", "qwen3")
-OTHERS = ("gpt2", "gemma")
+OURS = tuple(name for name in CONFIGS if name not in ("gpt2", "gemma2"))
+OTHERS = ("gpt2", "gemma2")
+EXACT = (
+    "llama",
+    "qwen3",
+    "mistral_window",
+    "phi3",
+    "granite",
+    "smollm3",
+    "gemma",
+    "gemma3",
+    "olmo2",
+    "olmo3",
+)
+"""Those whose widths the compiled operations take."""
 
 
 def sharpened(config: PretrainedConfig) -> torch.nn.Module:

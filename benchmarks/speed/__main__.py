@@ -2,6 +2,7 @@
 
     python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--threads 2] [--write]
     python benchmarks/speed --gpu [--write]
+    python benchmarks/speed --quick
 
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
 Printed are the median ratio with its range, CPU and wall seconds, the peak of resident memory, and the
@@ -28,6 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import quick
 import subject
 import torch
 
@@ -113,6 +115,19 @@ def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds
             worker.close()
     name = f"{cell} {size} {lengths} {dtype}"
     return [_row(name, side, samples[side], samples["covey"]) for side in sides]
+
+
+def turns(cell: str, lengths: str, peer: str) -> list[list[Sample]] | None:
+    """Covey and one peer with one thread: a round to warm up, then one that counts. None: no such peer."""
+    if peer == "trl" and not importlib.util.find_spec("trl"):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        subject.build("5M", lengths, "fp32", Path(folder))
+        workers = [Worker(cell, side, lengths, "fp32", 1, folder) for side in ("covey", peer)]
+        rounds = [[worker.run() for worker in workers] for _ in range(2)]
+        for worker in workers:
+            worker.close()
+    return [[rounds[1][side]] for side in range(2)]
 
 
 def _row(cell: str, side: str, own: Sequence[Sample], ours: Sequence[Sample]) -> Row:
@@ -218,9 +233,13 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["fp32"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--quick", action="store_true", help="this machine beside the recorded ones")
     parser.add_argument("--gpu", action="store_true", help="the models and lengths for a GPU")
     parser.add_argument("--write", action="store_true", help="write results/speed_CELLS.md")
     chosen = parser.parse_args()
+    if chosen.quick:
+        quick.compare(turns, processor())
+        return
     if chosen.gpu:
         if not torch.cuda.is_available():
             parser.error(

@@ -52,6 +52,8 @@ class Batch:
     noise: Tensor | None = None
     ref_sums: Tensor | None = None
     """(N,) log-prob of the whole completion under the reference."""
+    origin: Tensor | None = None
+    """(N,) int64: each one's place in the rollout batch it was collated in."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
 
@@ -118,6 +120,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         mask=mask,
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
+        origin=torch.arange(len(completions)),
         sampling_masks=masks or None,
     )
 

@@ -72,6 +72,12 @@ class OutOfRoom(CoveyError):
     code = 8
 
 
+class SamplersLost(CoveyError):
+    """No sampling server is left to ask."""
+
+    code = 9
+
+
 class Stopped(CoveyError):
     """The run was asked to stop and its state is saved; the same command resumes it."""
 

@@ -103,6 +103,15 @@ def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
     return np.array([1 - math.comb(samples - int(c), k) / math.comb(samples, k) for c in correct])
 
 
+def chance_of_dead(pass_rate: float, size: int) -> float:
+    """p^G + (1 - p)^G: how often a group of G ties, all correct or all incorrect.
+
+    >>> round(chance_of_dead(0.2, 8), 3)
+    0.168
+    """
+    return float(pass_rate**size + (1 - pass_rate) ** size)
+
+
 def wilson(successes: int, trials: int) -> Estimate:
     """A proportion with its Wilson score interval."""
     if trials == 0:

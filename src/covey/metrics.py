@@ -19,6 +19,7 @@ from covey.objective.diagnostics import (
     sampled_entropy,
     score_metrics,
     token_metrics,
+    token_record,
 )
 from covey.rollout import RolloutBatch
 from covey.runs.journal import Journal
@@ -65,13 +66,15 @@ def report_step(
     step: int,
     rollout: RolloutBatch,
     batch: Batch,
+    stats: Sequence[TokenStats],
     metrics: Mapping[str, float],
     config: Config,
     algorithm: Algorithm,
 ) -> None:
     """Write a step down and show it."""
     _note_off_centre(journal, algorithm, batch, rollout.groups, step)
-    times = journal.rollouts(step, rollout, batch, config.train.inner_epochs, metrics)
+    seen = token_record(stats, [len(tokens) for tokens in batch.tokens])
+    times = journal.rollouts(step, rollout, batch, seen, config.train.inner_epochs, metrics)
     journal.console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times))
 
 

@@ -55,7 +55,7 @@ def test_shared_prompts_of_ragged_groups_score_like_single_sequences(name: str) 
     assert row == len(scores)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("name", [*OURS, "gpt2"])
 def test_gradient_is_that_of_single_sequences(name: str) -> None:
     policy = policy_of(name)
     prompts, answers = random_prompts(5, 8), [random_prompts(6, 3, seed=1), random_prompts(4, seed=2)]
@@ -70,10 +70,21 @@ def test_gradient_is_that_of_single_sequences(name: str) -> None:
         torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=1e-5, rtol=0, msg=n)
 
 
-def test_unknown_architectures_and_active_sliding_windows_are_not_ours() -> None:
+def test_unknown_architectures_caps_and_activations_are_not_ours() -> None:
     assert not supported(sharpened(CONFIGS["gpt2"]))
-    window = type(CONFIGS["mistral"])(**{**CONFIGS["mistral"].to_dict(), "sliding_window": 8})
-    assert not supported(sharpened(window))
+    for change in ({"final_logit_softcapping": 30.0}, {"hidden_activation": "relu"}):
+        other = type(CONFIGS["gemma3"])(**{**CONFIGS["gemma3"].to_dict(), **change})
+        assert not supported(sharpened(other))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mistral_window", "olmo3", "glm"])
+def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> None:
+    """Decoding has its own form of windows, rotary tables and scales."""
+    policy = policy_of(name)
+    prompt = random_prompts(13)[0]
+    (drawn,) = LocalSampler(policy).sample([Request(prompt, [1])], SamplingParams(25))
+    expected = reference_logprobs(policy.model, prompt, drawn.completion.tokens)
+    assert np.allclose(drawn.completion.logprobs, expected.detach().numpy(), atol=1e-5)
 
 
 def replaced(policy: Policy) -> list[str]:

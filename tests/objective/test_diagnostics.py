@@ -20,6 +20,7 @@ from covey.objective.diagnostics import (
     group_metrics,
     text_metrics,
     token_metrics,
+    token_record,
     token_stats,
 )
 from covey.objective.loss import policy_loss
@@ -89,6 +90,25 @@ def test_observations_of_a_step_are_joined() -> None:
     assert two["loss"] == pytest.approx(2 * token_metrics([one], chosen)["loss"])
     assert two["clip/high"] == pytest.approx(1 / 3)
     assert token_metrics([], chosen) == {}
+
+
+def test_what_updates_saw_is_written_down_at_its_token() -> None:
+    chosen, inputs = algorithm(), made_inputs()
+    loss = policy_loss(chosen, inputs)
+    first = replace(token_stats(chosen, inputs, loss), origin=torch.tensor([2, 0]))
+    again = replace(first, ratio=first.ratio + 1)
+    lengths = inputs.mask.sum(-1).tolist()
+    places = [lengths[1], 4, lengths[0]]  # the second completion of the rollout batch took part in no update
+    record = token_record([first, again], places)
+    ratios = np.split(record["ratios"], np.cumsum(places)[:-1])
+    np.testing.assert_allclose(ratios[2], first.ratio[0, : places[2]] + 1)
+    np.testing.assert_allclose(ratios[0], first.ratio[1, : places[0]] + 1)
+    assert np.isnan(ratios[1]).all()
+    # The gradient of the loss itself, twice: both updates pushed.
+    logprobs = inputs.logprobs.detach().requires_grad_()
+    policy_loss(replace(chosen, kl=None), replace(inputs, logprobs=logprobs)).total.backward()
+    applied = np.split(record["applied"], np.cumsum(places)[:-1])
+    np.testing.assert_allclose(applied[2], -2 * logprobs.grad[0, : places[2]], atol=1e-7)
 
 
 def test_observing_leaves_the_gradient_alone() -> None:

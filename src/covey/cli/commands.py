@@ -220,6 +220,29 @@ def command_sample(
     return 0
 
 
+@app.command(name="serve")
+def command_serve(
+    model: str,
+    *settings: Settings,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    weights: Path | None = None,
+    name: str = "",
+) -> int:
+    """Serve a model over HTTP: OpenAI's completions, with token ids and log-probs.
+
+    :param model: A folder or hub id.
+    :param host: Where to listen; anything but this machine needs a token, in COVEY_TOKEN.
+    :param port: 0 takes a free one.
+    :param weights: Folder from whose folders new weights are taken while it runs: a run's `sync`.
+    :param name: What callers call the model; the folder's name by default.
+    """
+    from covey.serving.run import serve_http
+
+    serve_http(model, host, port, weights, name, settings)
+    return 0
+
+
 @app.command(name="score")
 def command_score(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
@@ -275,6 +298,18 @@ def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     _print(as_json, value, map(str, report.findings))
     _tell(as_json, [f"{len(report.findings)} of {report.tried} attacks were paid"])
     return int(bool(report.findings))
+
+
+@app.command(name="doctor")
+def command_doctor(*, as_json: Json = False) -> int:
+    """Say what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
+    if anything keeps covey from running.
+    """
+    from covey.doctor import diagnose
+
+    found = diagnose()
+    _print(as_json, [d._asdict() for d in found], map(str, found))
+    return int(any(d.verdict == "FAIL" for d in found))
 
 
 @app.command(name="algorithms")

@@ -96,6 +96,44 @@ class Data(Section):
         return (value,) if isinstance(value, str | Path) else value
 
 
+class Servers(Section):
+    """Inference servers that sample in place of this process."""
+
+    url: tuple[str, ...] = Field(
+        min_length=1, description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang."
+    )
+    folder: Path | None = Field(
+        None, description="Where weights are written for the servers; by default `sync` in the run's folder."
+    )
+    tolerance: float | None = Field(
+        None,
+        ge=0,
+        description="Largest mean difference of log-probs to the trainer's, nats, after a change of weights; "
+        "by default 1e-4 in float32, 0.03 in bfloat16.",
+    )
+    timeout: float = Field(
+        600.0, gt=0, le=10**6, description="Seconds that a group's completions or new weights may take."
+    )
+    patience: float = Field(
+        60.0, ge=0, le=10**6, description="Seconds to wait for a server when none is left, then the run ends."
+    )
+    restart: str | None = Field(
+        None,
+        description="Shell command that restarts the server at $COVEY_URL on the model folder $COVEY_MODEL, "
+        "where it has not taken new weights.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is no address, as http://127.0.0.1:8000")
+        if len(set(urls)) < len(urls):
+            raise ValueError("each server once")
+        return urls
+
+
 class Rollout(Section):
     """How completions are sampled."""
 
@@ -133,8 +171,9 @@ class Rollout(Section):
         4, ge=0, le=1_000, description="Rounds of resampling for groups that a filter dropped."
     )
     max_running: int = Field(
-        256, ge=1, le=65_536, description="Completions generated at once; bounds the cache."
+        256, ge=1, le=65_536, description="Completions generated at once, by each server; bounds the cache."
     )
+    sampler: Servers | None = Field(None, description="Sample on servers: {url: [http://127.0.0.1:8000]}.")
 
     @model_validator(mode="after")
     def _completions(self) -> Rollout:
@@ -286,6 +325,10 @@ class Config(Section):
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Of every random draw.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="Of the weights; auto: float32 on CPU, bfloat16 on GPU."
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Of the layers' products on a CPU whose weights are float32; auto: float32.",
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
     threads: int = Field(

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import itertools
+import json
 import os
 import platform
 import shutil
@@ -14,36 +15,108 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
-SOURCES = ("vector.h", "ops.c", "gemm.c")
+from covey.kernels.choice import Trial
+
+SOURCES = ("vector.h", "tiles.h", "ops.c", "gemm.c")
 FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-w"]
+WITHOUT_TILES = ["-mno-amx-bf16"]
 OFF = "COVEY_KERNELS"
-"""Set to 0 to work without compiled operations."""
+"""Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""
+
+
+class Kernels(NamedTuple):
+    """A library that computes the right values on this processor."""
+
+    operations: ctypes.CDLL
+    path: Path
+    trial: Trial
+    instructions: str
+    """The widest that its products use."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled operations, built if they are not in the cache yet."""
+    if (given := os.environ.get(OFF, "")).startswith("/"):
+        _share_openmp("cc")
+        return _permitted(ctypes.CDLL(given))
+    found = kernels() if given != "0" else None
+    return None if found is None else found.operations
+
+
+@cache
+def kernels() -> Kernels | None:
+    """The fastest library that passes its trial; None where there is none."""
     compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
-    if compiler is None or os.environ.get(OFF) == "0" or platform.system() not in ("Linux", "Darwin"):
+    if compiler is None or os.environ.get(OFF) or platform.system() not in ("Linux", "Darwin"):
         return None
-    runtime = _openmp_runtime(compiler)
     try:
-        content, path = _compiled(compiler, threaded=runtime is not None)
-        if runtime is not None:
-            # torch's own OpenMP: a second pool of threads would fight for the same cores.
-            ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-        _keep_freed_memory()
-        return _loaded(content, path)
+        threaded = _share_openmp(compiler)
+        for extra in ([], WITHOUT_TILES) if "amx_bf16" in processor() else ([],):
+            content, path = _compiled(compiler, threaded, extra)
+            trial = _tried(content, path)
+            if trial.works:
+                _keep_freed_memory()
+                loaded = _permitted(_loaded(content, path))
+                return Kernels(loaded, path, trial, _instructions(extra))
+        raise OSError(trial.problem)
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
         warnings.warn(
             f"operations could not be compiled, torch does their work: {reason!s:.300}", stacklevel=2
         )
         return None
+
+
+def _instructions(extra: list[str]) -> str:
+    known = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
+    flags = set(processor().split()) - ({"amx_bf16"} if extra else set())
+    plain = "NEON" if platform.machine() in ("aarch64", "arm64") else "SSE"
+    return next((name for flag, name in known.items() if flag in flags), plain)
+
+
+def _share_openmp(compiler: str) -> bool:
+    """Let the operations use torch's own OpenMP: a second pool of threads would fight for the same cores."""
+    runtime = _openmp_runtime(compiler)
+    if runtime is not None:
+        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
+    return runtime is not None
+
+
+def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
+    """A library whose tiles, if it uses them, this process has asked for."""
+    if hasattr(loaded, "permit_tiles") and loaded.permit_tiles() != 0:
+        raise OSError("the system does not let this process use AMX")
+    return loaded
+
+
+def _tried(content: bytes, path: Path) -> Trial:
+    """What a child found when it ran this library: computed once, then kept beside it."""
+    kept = path.with_suffix(".json")
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Trial(**json.loads(_own_file(kept)))
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "kernels.so"
+        copy.write_bytes(content)
+        command = [sys.executable, "-m", "covey.kernels.trial"]
+        environment = {**os.environ, OFF: str(copy), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+    try:
+        trial = Trial(**json.loads(done.stdout))
+    except (ValueError, TypeError):
+        last = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
+        trial = Trial(problem=f"they fail on this processor: {last:.200}")
+    with contextlib.suppress(OSError):
+        _keep(kept, json.dumps(vars(trial)).encode())
+    return trial
 
 
 def _keep_freed_memory() -> None:
@@ -54,9 +127,9 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-def _compiled(compiler: str, threaded: bool) -> tuple[bytes, Path]:
+def _compiled(compiler: str, threaded: bool, extra: Sequence[str] = ()) -> tuple[bytes, Path]:
     """The library, and where it is kept."""
-    flags = [*FLAGS, *(["-fopenmp"] if threaded else [])]
+    flags = [*FLAGS, *extra, *(["-fopenmp"] if threaded else [])]
     sources = {name: (files("covey") / "kernels" / name).read_bytes() for name in SOURCES}
     identity = hashlib.sha256(b"\0".join((*sources.values(), Path(__file__).read_bytes())))
     identity.update(repr((flags, platform.machine(), processor(), _version(compiler))).encode())
@@ -73,6 +146,7 @@ def _compiled(compiler: str, threaded: bool) -> tuple[bytes, Path]:
 
 
 def _build(compiler: str, flags: list[str], sources: dict[str, bytes]) -> bytes:
+    print("note: compiling operations for this processor, once: half a minute", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, content in sources.items():

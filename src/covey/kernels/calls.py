@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from covey.kernels.build import library
+from covey.kernels.build import kernels, library
+from covey.kernels.choice import FEW_ROWS
 from covey.kernels.known import first_incorrect
 
 LANES = 16
@@ -32,6 +34,32 @@ def _correct(dtype: torch.dtype) -> bool:
         name = DTYPES[dtype]
         warnings.warn(f"{operation}_{name} computes incorrect values here; torch does the work", stacklevel=3)
     return operation is None
+
+
+def by_torch(kind: str, dtype: torch.dtype) -> bool:
+    """Whether torch does products of this kind (`choice.KINDS`)."""
+    return kind in products().get(str(dtype).removeprefix("torch."), ())
+
+
+def forward_kind(rows: int) -> str:
+    """Of a product of so many rows."""
+    return "decode" if rows <= FEW_ROWS else "forward"
+
+
+def products() -> Mapping[str, Sequence[str]]:
+    """dtype -> the kinds of products that torch does in this process."""
+    if _followed is None and (found := kernels()) is not None:
+        return found.trial.choice()
+    return _followed or {}
+
+
+def follow(recorded: Mapping[str, Sequence[str]] | None) -> None:
+    """Take the choice that a run began with, so that its bits stay the same; None: what was measured."""
+    global _followed  # noqa: PLW0603 - like the number of threads it is the process's
+    _followed = recorded
+
+
+_followed: Mapping[str, Sequence[str]] | None = None
 
 
 def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> int:

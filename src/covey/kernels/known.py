@@ -56,11 +56,11 @@ def _rows(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     yield "add_norm_back", torch.cat((dx.float(), dw[None])), 3.0  # along its row a norm has no slope
     both, out, back = full(0, T, 2 * E), _unset(T, E, dtype=dtype), _unset(T, 2 * E, dtype=dtype)
     both[1, :E], both[:, E:] = 64, 0.5
-    call("silu_mul", both, out, T, E, dtype=dtype)
-    yield "silu_mul", out, torch.tensor([[0.0], [32.0], [0.0]])
-    call("silu_mul_back", both, full(2), back, T, E, dtype=dtype)
+    call("gate_mul", both, 1.0, 0.0, out, T, E, dtype=dtype)
+    yield "gate_mul", out, torch.tensor([[0.0], [32.0], [0.0]])
+    call("gate_mul_back", both, 1.0, 0.0, full(2), back, T, E, dtype=dtype)
     slopes = torch.tensor([[0.5, 0.0], [1.0, 128.0], [0.5, 0.0]])
-    yield "silu_mul_back", back, slopes.repeat_interleave(E, 1)
+    yield "gate_mul_back", back, slopes.repeat_interleave(E, 1)
 
 
 def _heads(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
@@ -85,12 +85,12 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     keys, values = zero[:, :K].contiguous(), rising.expand(T, K, E).contiguous()
     spans, groups = torch.tensor([[0, 0, 0, T]]), torch.tensor([0, 1])
     out, levels = _unset(T, H, E, dtype=dtype), _unset(T, H)
-    call("attend", zero, keys, values, spans, 1, 1.0, out, levels, H, K, E, T, dtype=dtype)
+    call("attend", zero, keys, values, spans, 1, 1.0, out, levels, H, K, E, T, T, dtype=dtype)
     yield "attend", out, torch.arange(T)[:, None, None]
     yield "attend", levels, torch.arange(1, T + 1).log()[:, None]
     dq, dk, dv = _unset(T, H, E, dtype=dtype), torch.zeros(T, K, E), torch.zeros(T, K, E)
     inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0)
-    call("attend_back", *inputs, dq, dk, dv, H, K, E, T, dtype=dtype)
+    call("attend_back", *inputs, dq, dk, dv, H, K, E, T, T, dtype=dtype)
     yield "attend_back", dq, 0.0
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
     room, slot, one, none = 16, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), None
@@ -102,7 +102,7 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     turn = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
     drawn = _unset(1, H * E, dtype=dtype)
     state = (qkv, none, none, 0.0, *turn, slot, one, slot, *stores, *own)
-    call("decode_attend", *state, 1.0, drawn, 1, H, K, E, room, room, dtype=dtype)
+    call("decode_attend", *state, 1.0, drawn, 1, H, K, E, room, room, 2, dtype=dtype)
     yield "decode_attend", drawn, 3.0
     yield "decode_attend", own[1][0, 0, 0], 4.0
 

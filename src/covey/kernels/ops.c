@@ -12,20 +12,20 @@
 
 /* Add each token's gradient (T, D) to its row of the table's, float (V, D). */
 void NAME(embed_back)(const int64_t *tokens, const real *grad, float *into, long T, long D) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(T * D))
     for (long d = 0; d < D; d += LANES) /* by columns: the rows are summed in one order */
-        for (long t = 0; t < T; t++) *(v16 *)(into + tokens[t] * D + d) += load(grad + t * D + d);
+        for (long t = 0; t < T; t++) *(vec *)(into + tokens[t] * D + d) += load(grad + t * D + d);
 }
 
 /* x = x + delta (delta may be NULL), h = w * x / sqrt(mean(x^2) + eps). All (T, D). */
 void NAME(add_norm)(const real *x, const real *delta, const real *w, float eps, real *sum, real *h,
                     long T, long D) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(4 * T * D))
     for (long t = 0; t < T; t++) {
         const real *xt = x + t * D;
-        v16 squares = splat(0);
+        vec squares = splat(0);
         for (long d = 0; d < D; d += LANES) {
-            v16 v = load(xt + d);
+            vec v = load(xt + d);
             if (delta) v += load(delta + t * D + d);
             store(sum + t * D + d, v);
             v = load(sum + t * D + d);
@@ -41,51 +41,54 @@ void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *
                          real *dx, float *dw, long T, long D) {
     long blocks = (T + BLOCK - 1) / BLOCK;
     float *partial = calloc(blocks * D, sizeof(float));
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(8 * T * D))
     for (long b = 0; b < blocks; b++) {
         float *own = partial + b * D;
         long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
         for (long t = b * BLOCK; t < end; t++) {
             const real *xt = sum + t * D, *gt = dh + t * D;
-            v16 squares = splat(0), dots = splat(0);
+            vec squares = splat(0), dots = splat(0);
             for (long d = 0; d < D; d += LANES) {
-                v16 v = load(xt + d);
+                vec v = load(xt + d);
                 squares += v * v;
                 dots += v * load(w + d) * load(gt + d);
             }
             float scale = 1.0f / sqrtf(sum_of(squares) / D + eps);
             float pull = sum_of(dots) * scale * scale * scale / D;
             for (long d = 0; d < D; d += LANES) {
-                v16 v = load(xt + d), g = load(gt + d);
-                v16 into = g * load(w + d) * scale - v * pull;
+                vec v = load(xt + d), g = load(gt + d);
+                vec into = g * load(w + d) * scale - v * pull;
                 if (dsum) into += load(dsum + t * D + d);
                 store(dx + t * D + d, into);
-                *(v16 *)(own + d) += g * v * scale;
+                *(vec *)(own + d) += g * v * scale;
             }
         }
     }
     for (long b = 0; b < blocks; b++)
-        for (long d = 0; d < D; d += LANES) *(v16 *)(dw + d) += *(v16 *)(partial + b * D + d);
+        for (long d = 0; d < D; d += LANES) *(vec *)(dw + d) += *(vec *)(partial + b * D + d);
     free(partial);
 }
 
-/* out = silu(gate) * up for rows [gate | up]. (T, 2F) -> (T, F). */
-void NAME(silu_mul)(const real *both, real *out, long T, long F) {
-#pragma omp parallel for schedule(static)
+/* out = gate * sigmoid(linear gate + cubic gate^3) * up for rows [gate | up], (T, 2F) -> (T, F): SiLU is (1, 0),
+ * GELU by tanh is sqrt(8 / pi) (1, .044715). */
+void NAME(gate_mul)(const real *both, float linear, float cubic, real *out, long T, long F) {
+#pragma omp parallel for schedule(static) num_threads(team(32 * T * F))
     for (long t = 0; t < T; t++)
         for (long f = 0; f < F; f += LANES) {
-            v16 gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
-            store(out + t * F + f, gate / (exp16(-gate) + 1.0f) * up);
+            vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
+            vec z = gate * (gate * gate * cubic + linear);
+            store(out + t * F + f, gate / (exp_of(-z) + 1.0f) * up);
         }
 }
 
-void NAME(silu_mul_back)(const real *both, const real *dout, real *dboth, long T, long F) {
-#pragma omp parallel for schedule(static)
+void NAME(gate_mul_back)(const real *both, float linear, float cubic, const real *dout, real *dboth, long T, long F) {
+#pragma omp parallel for schedule(static) num_threads(team(48 * T * F))
     for (long t = 0; t < T; t++)
         for (long f = 0; f < F; f += LANES) {
-            v16 gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
-            v16 g = load(dout + t * F + f), s = 1.0f / (exp16(-gate) + 1.0f);
-            store(dboth + t * 2 * F + f, g * up * s * (gate * (1.0f - s) + 1.0f));
+            vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f), square = gate * gate;
+            vec g = load(dout + t * F + f), s = 1.0f / (exp_of(-gate * (square * cubic + linear)) + 1.0f);
+            vec slope = square * (3 * cubic) + linear;
+            store(dboth + t * 2 * F + f, g * up * s * (gate * slope * (1.0f - s) + 1.0f));
             store(dboth + t * 2 * F + F + f, g * gate * s);
         }
 }
@@ -97,17 +100,17 @@ static float NAME(turn)(const real *x, const real *w, float eps, const real *cos
                         real *out, long E) {
     float scale = 1.0f;
     if (w) {
-        v16 squares = splat(0);
+        vec squares = splat(0);
         for (long e = 0; e < E; e += LANES) {
-            v16 v = load(x + e);
+            vec v = load(x + e);
             squares += v * v;
         }
         scale = 1.0f / sqrtf(sum_of(squares) / E + eps);
     }
     for (long e = 0; e < E / 2; e += LANES) {
-        v16 a = load(x + e) * scale, b = load(x + E / 2 + e) * scale;
+        vec a = load(x + e) * scale, b = load(x + E / 2 + e) * scale;
         if (w) a *= load(w + e), b *= load(w + E / 2 + e);
-        v16 c = load(cos + e), s = load(sin + e);
+        vec c = load(cos + e), s = load(sin + e);
         store(out + e, a * c - b * s);
         store(out + E / 2 + e, b * c + a * s);
     }
@@ -118,7 +121,7 @@ static float NAME(turn)(const real *x, const real *w, float eps, const real *cos
 void NAME(split_heads)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
                        const real *sin, const int64_t *position, real *q, real *k, real *v, long T, long H,
                        long K, long E) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(8 * T * (H + 2 * K) * E))
     for (long t = 0; t < T; t++) {
         const real *row = qkv + t * (H + 2 * K) * E, *c = cos + position[t] * E, *s = sin + position[t] * E;
         for (long h = 0; h < H; h++) NAME(turn)(row + h * E, qw, eps, c, s, q + (t * H + h) * E, E);
@@ -132,25 +135,25 @@ static void NAME(turn_back)(const real *x, const real *w, float eps, const real 
                             const real *dout, real *dx, float *dw, long E) {
     float turned[1024];
     for (long e = 0; e < E / 2; e += LANES) {
-        v16 a = load(dout + e), b = load(dout + E / 2 + e), c = load(cos + e), s = load(sin + e);
-        *(v16 *)(turned + e) = a * c + b * s;
-        *(v16 *)(turned + E / 2 + e) = b * c - a * s;
+        vec a = load(dout + e), b = load(dout + E / 2 + e), c = load(cos + e), s = load(sin + e);
+        *(vec *)(turned + e) = a * c + b * s;
+        *(vec *)(turned + E / 2 + e) = b * c - a * s;
     }
     float scale = 1.0f, pull = 0.0f;
     if (w) {
-        v16 squares = splat(0), dots = splat(0);
+        vec squares = splat(0), dots = splat(0);
         for (long e = 0; e < E; e += LANES) {
-            v16 v = load(x + e);
+            vec v = load(x + e);
             squares += v * v;
-            dots += v * load(w + e) * *(v16 *)(turned + e);
+            dots += v * load(w + e) * *(vec *)(turned + e);
         }
         scale = 1.0f / sqrtf(sum_of(squares) / E + eps);
         pull = sum_of(dots) * scale * scale * scale / E;
     }
     for (long e = 0; e < E; e += LANES) {
-        v16 g = *(v16 *)(turned + e), v = load(x + e);
+        vec g = *(vec *)(turned + e), v = load(x + e);
         if (w) {
-            *(v16 *)(dw + e) += g * v * scale;
+            *(vec *)(dw + e) += g * v * scale;
             g = g * load(w + e) * scale - v * pull;
         }
         store(dx + e, g);
@@ -164,7 +167,7 @@ void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, flo
                             long E) {
     long blocks = (T + BLOCK - 1) / BLOCK;
     float *partial = calloc(blocks * 2 * E, sizeof(float));
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(16 * T * (H + 2 * K) * E))
     for (long b = 0; b < blocks; b++) {
         float *own = partial + b * 2 * E;
         long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
@@ -182,8 +185,8 @@ void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, flo
     }
     for (long b = 0; b < blocks && qw; b++)
         for (long e = 0; e < E; e += LANES) {
-            *(v16 *)(dqw + e) += *(v16 *)(partial + b * 2 * E + e);
-            *(v16 *)(dkw + e) += *(v16 *)(partial + b * 2 * E + E + e);
+            *(vec *)(dqw + e) += *(vec *)(partial + b * 2 * E + e);
+            *(vec *)(dkw + e) += *(vec *)(partial + b * 2 * E + E + e);
         }
     free(partial);
 }
@@ -203,42 +206,44 @@ static inline long key_at(const span *s, long j) {
 static void NAME(gather)(const real *from, const span *s, long n, long K, long head, float *out, long E) {
     for (long j = 0; j < n; j++) {
         const real *row = from + (key_at(s, j) * K + head) * E;
-        for (long e = 0; e < E; e += LANES) *(v16 *)(out + j * E + e) = load(row + e);
+        for (long e = 0; e < E; e += LANES) *(vec *)(out + j * E + e) = load(row + e);
     }
 }
 
-/* Sixteen rows of (E) at `stride` reals, times a factor, as columns: out[e][lane]; absent rows are 0. */
+/* LANES rows of (E) at `stride` reals, times a factor, as columns: out[e][lane]; absent rows are 0. */
 static inline void columns(const real *rows, long stride, long present, float factor, float *out, long E) {
     for (long lane = 0; lane < LANES; lane++)
         for (long e = 0; e < E; e++) out[e * LANES + lane] = lane < present ? get(rows + lane * stride + e) * factor : 0;
 }
 
-/* scores[j][lane] = q_lane . k_j for keys 0..n of a span, -inf where key j lies after query lane. */
-static void NAME(score)(const float *qt, const float *k, long n, long before, float *scores, long E) {
+/* scores[j][lane] = q_lane . k_j for keys 0..n of a span; -inf where key j lies after query lane, `before` keys
+ * after the first, or `window` keys or more before it. */
+static void NAME(score)(const float *qt, const float *k, long n, long before, long window, float *scores, long E) {
     for (long j = 0; j < n; j += 8) {
         const float *row[8];
-        v16 acc[8];
+        vec acc[8];
         for (int i = 0; i < 8; i++) {
             row[i] = k + (j + i < n ? j + i : n - 1) * E;
             acc[i] = splat(0);
         }
         for (long e = 0; e < E; e++) {
-            v16 q = *(const v16 *)(qt + e * LANES);
+            vec q = *(const vec *)(qt + e * LANES);
             for (int i = 0; i < 8; i++) acc[i] = acc[i] + q * row[i][e];
         }
         for (int i = 0; i < 8 && j + i < n; i++) {
             long late = j + i - before; /* lanes below this index come before the key */
             for (long lane = 0; lane < late && lane < LANES; lane++) acc[i][lane] = -INFINITY;
-            *(v16 *)(scores + (j + i) * LANES) = acc[i];
+            for (long lane = LANES - 1; lane >= 0 && late + window <= lane; lane--) acc[i][lane] = -INFINITY;
+            *(vec *)(scores + (j + i) * LANES) = acc[i];
         }
     }
 }
 
 /* out (T, H, E), lse (T, H): softmax attention of every span within [prefix | own], causal. */
 void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale,
-                  real *out, float *lse, long H, long K, long E, long longest) {
+                  real *out, float *lse, long H, long K, long E, long longest, long window) {
     long R = H / K;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(S * H * longest * E * 16))
     {
         float *scores = malloc(longest * LANES * sizeof(float));
         float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
@@ -253,28 +258,28 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
                 long present = s->length - first < LANES ? s->length - first : LANES;
                 long n = s->prefix_length + first + present;
                 columns(q + ((s->start + first) * H + h) * E, H * E, present, scale, qt, E);
-                NAME(score)(qt, keys, n, s->prefix_length + first, scores, E);
-                v16 top = splat(-INFINITY), total = splat(0);
-                for (long j = 0; j < n; j++) top = larger(*(v16 *)(scores + j * LANES), top);
+                NAME(score)(qt, keys, n, s->prefix_length + first, window, scores, E);
+                vec top = splat(-INFINITY), total = splat(0);
+                for (long j = 0; j < n; j++) top = larger(*(vec *)(scores + j * LANES), top);
                 for (long j = 0; j < n; j++) {
-                    v16 p = exp16(*(v16 *)(scores + j * LANES) - top);
-                    *(v16 *)(scores + j * LANES) = p;
+                    vec p = exp_of(*(vec *)(scores + j * LANES) - top);
+                    *(vec *)(scores + j * LANES) = p;
                     total += p;
                 }
-                v16 inverse = 1.0f / total;
+                vec inverse = 1.0f / total;
                 for (long e = 0; e < E; e += 8) {
-                    v16 acc[8] = {0};
+                    vec acc[8] = {0};
                     for (long j = 0; j < n; j++) {
-                        v16 p = *(v16 *)(scores + j * LANES);
+                        vec p = *(vec *)(scores + j * LANES);
                         for (int i = 0; i < 8; i++) acc[i] = acc[i] + p * values[j * E + e + i];
                     }
-                    for (int i = 0; i < 8; i++) *(v16 *)(ot + (e + i) * LANES) = acc[i] * inverse;
+                    for (int i = 0; i < 8; i++) *(vec *)(ot + (e + i) * LANES) = acc[i] * inverse;
                 }
                 for (long lane = 0; lane < present; lane++) {
                     real *row = out + ((s->start + first + lane) * H + h) * E;
                     float line[1024];
                     for (long e = 0; e < E; e++) line[e] = ot[e * LANES + lane];
-                    for (long e = 0; e < E; e += LANES) store(row + e, *(v16 *)(line + e));
+                    for (long e = 0; e < E; e += LANES) store(row + e, *(vec *)(line + e));
                     lse[(s->start + first + lane) * H + h] = top[lane] + logf(total[lane]);
                 }
             }
@@ -287,9 +292,9 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
  * thread takes a group's key head, because its spans share the prompt's keys. dk and dv are float. */
 void NAME(attend_back)(const real *q, const real *k, const real *v, const real *out, const float *lse,
                        const real *dout, const span *spans, const int64_t *groups, long G, float scale,
-                       real *dq, float *dk, float *dv, long H, long K, long E, long longest) {
+                       real *dq, float *dk, float *dv, long H, long K, long E, long longest, long window) {
     long R = H / K;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(G * K * R * longest * longest * E))
     {
         float *p = malloc(longest * LANES * sizeof(float));
         float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
@@ -309,7 +314,7 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                         long n = s->prefix_length + first + present, at = s->start + first;
                         columns(q + (at * H + h) * E, H * E, present, scale, qt, E);
                         columns(dout + (at * H + h) * E, H * E, present, 1.0f, gt, E);
-                        v16 dots = splat(0), level = splat(0);
+                        vec dots = splat(0), level = splat(0);
                         memset(dqt, 0, E * LANES * sizeof(float));
                         for (long lane = 0; lane < LANES; lane++)
                             for (long e = 0; e < E; e++) {
@@ -323,34 +328,34 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                             dots[lane] = d;
                             level[lane] = lse[(at + lane) * H + h];
                         }
-                        NAME(score)(qt, keys, n, s->prefix_length + first, p, E);
+                        NAME(score)(qt, keys, n, s->prefix_length + first, window, p, E);
                         for (long j = 0; j < n; j++) {
                             long key = (key_at(s, j) * K + head) * E;
-                            v16 weight = exp16(*(v16 *)(p + j * LANES) - level), dp = splat(0);
-                            v16 extra[3] = {0};
+                            vec weight = exp_of(*(vec *)(p + j * LANES) - level), dp = splat(0);
+                            vec extra[3] = {0};
                             for (long e = 0; e < E; e += 4) {
-                                dp = dp + *(v16 *)(gt + e * LANES) * values[j * E + e];
+                                dp = dp + *(vec *)(gt + e * LANES) * values[j * E + e];
                                 for (int u = 0; u < 3; u++)
-                                    extra[u] = extra[u] + *(v16 *)(gt + (e + u + 1) * LANES) * values[j * E + e + u + 1];
+                                    extra[u] = extra[u] + *(vec *)(gt + (e + u + 1) * LANES) * values[j * E + e + u + 1];
                             }
-                            v16 ds = weight * (dp + extra[0] + extra[1] + extra[2] - dots);
+                            vec ds = weight * (dp + extra[0] + extra[1] + extra[2] - dots);
                             for (long e = 0; e < E; e++)
-                                *(v16 *)(dqt + e * LANES) += ds * keys[j * E + e];
+                                *(vec *)(dqt + e * LANES) += ds * keys[j * E + e];
                             for (long e = 0; e < E; e += LANES) {
-                                v16 into_k = *(v16 *)(dk + key + e), into_v = *(v16 *)(dv + key + e);
+                                vec into_k = *(vec *)(dk + key + e), into_v = *(vec *)(dv + key + e);
                                 for (long lane = 0; lane < LANES; lane++) {
-                                    into_k += *(v16 *)(rows + lane * E + e) * ds[lane];
-                                    into_v += *(v16 *)(grads + lane * E + e) * weight[lane];
+                                    into_k += *(vec *)(rows + lane * E + e) * ds[lane];
+                                    into_v += *(vec *)(grads + lane * E + e) * weight[lane];
                                 }
-                                *(v16 *)(dk + key + e) = into_k;
-                                *(v16 *)(dv + key + e) = into_v;
+                                *(vec *)(dk + key + e) = into_k;
+                                *(vec *)(dv + key + e) = into_v;
                             }
                         }
                         for (long lane = 0; lane < present; lane++) {
                             float line[1024];
                             for (long e = 0; e < E; e++) line[e] = dqt[e * LANES + lane] * scale;
                             for (long e = 0; e < E; e += LANES)
-                                store(dq + ((at + lane) * H + h) * E + e, *(v16 *)(line + e));
+                                store(dq + ((at + lane) * H + h) * E + e, *(vec *)(line + e));
                         }
                     }
                 }
@@ -360,27 +365,27 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
 
 /* --- decoding: one new token for every running completion ----------------------------------------- */
 
-/* scores[r][j] = q_r . k_j over sixteen keys times `wide`, stored as columns, kt (E, ld); sums run over e
+/* scores[r][j] = q_r . k_j over a vector of keys times `wide`, stored as columns, kt (E, ld); sums run over e
  * in order. */
 static inline __attribute__((always_inline)) void score_block(const float *q, const float *kt, long ld, float *scores,
                                                               long stride, long R, long E, const int wide) {
     for (long r = 0; r < R; r += 2) {
         long other = r + 1 < R ? r + 1 : r;
-        v16 a[4] = {0}, b[4] = {0};
+        vec a[4] = {0}, b[4] = {0};
         for (long e = 0; e < E; e++)
             for (int u = 0; u < wide; u++) {
-                v16 k = *(const v16 *)(kt + e * ld + u * LANES);
+                vec k = *(const vec *)(kt + e * ld + u * LANES);
                 a[u] = a[u] + k * q[r * E + e];
                 b[u] = b[u] + k * q[other * E + e];
             }
         for (int u = 0; u < wide; u++) {
-            *(v16 *)(scores + r * stride + u * LANES) = a[u];
-            *(v16 *)(scores + other * stride + u * LANES) = b[u];
+            *(vec *)(scores + r * stride + u * LANES) = a[u];
+            *(vec *)(scores + other * stride + u * LANES) = b[u];
         }
     }
 }
 
-/* The same over n keys; no more of them are read than there are, but for the last sixteen. */
+/* The same over n keys; no more of them are read than there are, but for the last vector. */
 static void score_columns(const float *q, const float *kt, long ld, long n, float *scores, long stride, long R, long E) {
     long j = 0;
     for (; j + 4 * LANES <= n; j += 4 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 4);
@@ -392,16 +397,16 @@ static void mix_rows(const float *p, long stride, const float *v, long n, float 
     for (long e = 0; e < E; e += 2 * LANES)
         for (long r = 0; r < R; r++) {
             int wide = e + LANES < E;
-            v16 a = *(v16 *)(acc + r * E + e), b = wide ? *(v16 *)(acc + r * E + e + LANES) : splat(0);
+            vec a = *(vec *)(acc + r * E + e), b = wide ? *(vec *)(acc + r * E + e + LANES) : splat(0);
             float sum = total[r];
             for (long j = 0; j < n; j++) {
                 float weight = p[r * stride + j];
-                a = a + *(const v16 *)(v + j * E + e) * weight;
-                if (wide) b = b + *(const v16 *)(v + j * E + e + LANES) * weight;
+                a = a + *(const vec *)(v + j * E + e) * weight;
+                if (wide) b = b + *(const vec *)(v + j * E + e + LANES) * weight;
                 sum += weight;
             }
-            *(v16 *)(acc + r * E + e) = a;
-            if (wide) *(v16 *)(acc + r * E + e + LANES) = b;
+            *(vec *)(acc + r * E + e) = a;
+            if (wide) *(vec *)(acc + r * E + e + LANES) = b;
             if (e + 2 * LANES >= E) total[r] = sum;
         }
 }
@@ -413,9 +418,9 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
                          const real *sin, const int64_t *prompt, const int64_t *prompt_length,
                          const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
                          float *own_keys, float *own_values, float scale, real *out, long B, long H, long K,
-                         long E, long P, long S) {
+                         long E, long P, long S, long window) {
     long R = H / K, stride = P + S, chunk = B * K / 64 + 1;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(B * H * (P + S) * E * 2))
     {
         float *scores = malloc(R * stride * sizeof(float));
         float q[16 * 1024], acc[16 * 1024], total[64];
@@ -440,12 +445,13 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             score_columns(q, keys, S, n, scores + P, stride, R, E);
             for (long r = 0; r < R; r++) {
                 float *own = scores + r * stride, top = -INFINITY;
+                for (long j = 0; j <= before + at - window; j++) own[j < before ? j : P + j - before] = -INFINITY;
                 for (long j = 0; j < before; j++) top = own[j] > top ? own[j] : top;
                 for (long j = 0; j < n; j++) top = own[P + j] > top ? own[P + j] : top;
                 for (long j = 0; j < before; j += LANES)
-                    *(v16 *)(own + j) = exp16(*(v16 *)(own + j) - top);
+                    *(vec *)(own + j) = exp_of(*(vec *)(own + j) - top);
                 for (long j = 0; j < n; j += LANES)
-                    *(v16 *)(own + P + j) = exp16(*(v16 *)(own + P + j) - top);
+                    *(vec *)(own + P + j) = exp_of(*(vec *)(own + P + j) - top);
                 total[r] = 0;
             }
             memset(acc, 0, R * E * sizeof(float));
@@ -454,7 +460,7 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             for (long r = 0; r < R; r++) {
                 float inverse = 1.0f / total[r];
                 for (long e = 0; e < E; e += LANES)
-                    store(out + (b * H + head * R + r) * E + e, *(v16 *)(acc + r * E + e) * inverse);
+                    store(out + (b * H + head * R + r) * E + e, *(vec *)(acc + r * E + e) * inverse);
             }
         }
         free(scores);
@@ -467,18 +473,18 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
 
 /* max and sum of e^((x - max) / T) of a row; `parts` (V / CHUNK) gets the running totals. */
 static float NAME(row_total)(const real *x, long V, float inverse, float *top, float *parts) {
-    v16 m = splat(-INFINITY);
+    vec m = splat(-INFINITY);
     long whole = V - V % LANES;
     for (long i = 0; i < whole; i += LANES) m = larger(load(x + i), m);
     float highest = max_of(m);
     for (long i = whole; i < V; i++) highest = get(x + i) > highest ? get(x + i) : highest;
     float total = 0;
     for (long c = 0; c < V; c += CHUNK) {
-        v16 sum = splat(0);
+        vec sum = splat(0);
         long end = c + CHUNK < V ? c + CHUNK : V, i = c;
-        for (; i + LANES <= end; i += LANES) sum += exp16((load(x + i) - highest) * inverse);
+        for (; i + LANES <= end; i += LANES) sum += exp_of((load(x + i) - highest) * inverse);
         float rest = sum_of(sum);
-        for (; i < end; i++) rest += exp16(splat((get(x + i) - highest) * inverse))[0];
+        for (; i < end; i++) rest += exp_of(splat((get(x + i) - highest) * inverse))[0];
         total += rest;
         if (parts) parts[c / CHUNK] = total;
     }
@@ -490,7 +496,7 @@ static float NAME(row_total)(const real *x, long V, float inverse, float *top, f
 void NAME(draw)(const real *logits, const float *uniform, float inverse_temperature, int64_t *token,
                 float *logprob, long B, long V) {
     float inverse = inverse_temperature > 0 ? inverse_temperature : 1.0f;
-#pragma omp parallel
+#pragma omp parallel num_threads(team(32 * B * V))
     {
         float *parts = malloc((V / CHUNK + 1) * sizeof(float));
 #pragma omp for schedule(static)
@@ -506,13 +512,13 @@ void NAME(draw)(const real *logits, const float *uniform, float inverse_temperat
                 long end = (c + 1) * CHUNK < V ? (c + 1) * CHUNK : V;
                 chosen = -1;
                 for (long i = c * CHUNK; i < end; i++) {
-                    float e = exp16(splat((get(x + i) - top) * inverse))[0];
+                    float e = exp_of(splat((get(x + i) - top) * inverse))[0];
                     sum += e;
                     if (e > 0) chosen = i; /* never a token without probability, however sums round */
                     if (sum > goal && e > 0) break;
                 }
                 for (long i = c * CHUNK; chosen < 0 && i >= 0; i--) /* the chunk was empty: the last before it */
-                    if (exp16(splat((get(x + i) - top) * inverse))[0] > 0) chosen = i;
+                    if (exp_of(splat((get(x + i) - top) * inverse))[0] > 0) chosen = i;
                 if (chosen < 0) chosen = 0; /* logits that are no numbers */
             } else
                 while (get(x + chosen) != top && chosen < V - 1) chosen++;
@@ -526,20 +532,20 @@ void NAME(draw)(const real *logits, const float *uniform, float inverse_temperat
 /* Log-prob, entropy and sum of squared probabilities of given tokens under softmax(logits / T). */
 void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, float *logprob, float *entropy,
                       float *collision, long M, long V) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(64 * M * V))
     for (long t = 0; t < M; t++) {
         const real *x = logits + t * V;
         float top, total = NAME(row_total)(x, V, inverse, &top, NULL);
-        v16 first = splat(0), second = splat(0);
+        vec first = splat(0), second = splat(0);
         long i = 0;
         float tail_first = 0, tail_second = 0;
         for (; i + LANES <= V; i += LANES) {
-            v16 z = (load(x + i) - top) * inverse, e = exp16(z);
+            vec z = (load(x + i) - top) * inverse, e = exp_of(z);
             first += e * z;
             second += e * e;
         }
         for (; i < V; i++) {
-            float z = (get(x + i) - top) * inverse, e = exp16(splat(z))[0];
+            float z = (get(x + i) - top) * inverse, e = exp_of(splat(z))[0];
             tail_first += e * z;
             tail_second += e * e;
         }
@@ -552,7 +558,7 @@ void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, 
 /* In place: logits become d loss / d logits, given the gradients of log-prob and entropy (may be NULL). */
 void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, const float *dlogprob,
                            const float *dentropy, const float *entropy, long M, long V) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) num_threads(team(64 * M * V))
     for (long t = 0; t < M; t++) {
         real *x = logits + t * V;
         float top, total = NAME(row_total)(x, V, inverse, &top, NULL), level = logf(total);
@@ -560,16 +566,16 @@ void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, c
         float high = dentropy ? entropy[t] : 0, at_target = get(x + target[t]);
         long i = 0;
         for (; i + LANES <= V; i += LANES) {
-            v16 z = (load(x + i) - top) * inverse, p = exp16(z) * (1.0f / total);
+            vec z = (load(x + i) - top) * inverse, p = exp_of(z) * (1.0f / total);
             store(x + i, -p * (pull * (z - level + high) + g));
         }
         for (; i < V; i++) {
-            float z = (get(x + i) - top) * inverse, p = exp16(splat(z))[0] / total;
+            float z = (get(x + i) - top) * inverse, p = exp_of(splat(z))[0] / total;
             real line[LANES];
             store(line, splat(-p * (g + pull * (z - level + high))));
             x[i] = line[0];
         }
-        float z = (at_target - top) * inverse, p = exp16(splat(z))[0] / total;
+        float z = (at_target - top) * inverse, p = exp_of(splat(z))[0] / total;
         real line[LANES];
         store(line, splat(g - p * (g + pull * (z - level + high))));
         x[target[t]] = line[0];

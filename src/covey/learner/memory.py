@@ -5,13 +5,15 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
-from covey.models.policy import Policy
+
+if TYPE_CHECKING:
+    from covey.models.policy import Policy
 
 USABLE = 0.9
 """Share of the memory that a run is planned to fill."""
@@ -53,7 +55,7 @@ def shape_of(policy: Policy) -> Shape:
         head=getattr(config, "head_dim", None) or config.hidden_size // queries,
         inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         number=parameters[0].element_size(),
-        exact=policy.bit_exact,
+        exact=policy.decoder is not None and policy.decoder.ops.compiled,
     )
 
 

@@ -9,18 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.kernels.calls import LANES, WIDEST_HEAD, available, call
+from covey.kernels.calls import LANES, WIDEST_HEAD, available, by_torch, call
 from covey.models.flex import FlexOps
-from covey.models.linear import FusedLinear, outer_sum
+from covey.models.linear import FusedLinear, weight_gradient
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
-from covey.models.ops import Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
+from covey.models.ops import Attention, Gate, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
 
 
 class CompiledOps:
     """The C operations, in float32 or bfloat16 on the CPU."""
 
-    bit_exact = True
+    compiled = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.products = dtype
+        """What the layers' products are computed in; sums are float32 always."""
+
+    @property
+    def bit_exact(self) -> bool:
+        """Where our own products make the log-probs."""
+        return not (by_torch("decode", self.products) or by_torch("forward", self.products))
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Rows of the table; their gradients are added in place."""
@@ -30,9 +39,10 @@ class CompiledOps:
         """One product, from a packed weight where no gradient is wanted."""
         if not layer.plain:
             return TorchOps().linear(layer, x)
+        rounded = x.to(self.products) if layer.rounds else x
         if torch.is_grad_enabled():
-            return _LinearFunction.apply(x, layer, *layer.parameters)
-        return layer.product(x)
+            return _LinearFunction.apply(rounded, layer, *layer.parameters).to(x.dtype)
+        return layer.product(rounded).to(x.dtype)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """One pass over the row."""
@@ -43,13 +53,13 @@ class CompiledOps:
         weights = (n.weight if n else None for n in (heads.query_norm, heads.key_norm))
         return _apply(_SplitHeads, qkv, *weights, heads, rotation)
 
-    def attention(self, sequences: Sequences) -> Attention:
-        """No padding; sixteen queries at a time."""
-        return lambda q, k, v: _apply(_Attend, q, k, v, sequences)
+    def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
+        """No padding; a vector of queries at a time."""
+        return lambda q, k, v, factor: _apply(_Attend, q, k, v, sequences, factor, window or UNLIMITED)
 
-    def silu_mul(self, both: Tensor) -> Tensor:
+    def gate_mul(self, both: Tensor, gate: Gate) -> Tensor:
         """One pass over the row."""
-        return _apply(_SiluMul, both)
+        return _apply(_GateMul, both, gate.linear, gate.cubic)
 
 
 class AutogradContext:
@@ -69,6 +79,7 @@ class AutogradContext:
     rotation: Rotation
     sequences: Sequences
     scale: float
+    cubic: float
     inverse: float
     mask: SamplingMask | None
 
@@ -114,9 +125,11 @@ class _LinearFunction(torch.autograd.Function):
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
-        into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
-        into = [add_gradient(m.weight, partial(outer_sum, part, x)) for m, part in columns]
-        into += [part.sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None]
+        into_x = ctx.layer.product_back(grad).to(x.dtype) if ctx.needs_input_grad[0] else None
+        into = [add_gradient(m.weight, partial(weight_gradient, part, x)) for m, part in columns]
+        into += [
+            part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None
+        ]
         return into_x, None, *into
 
 
@@ -188,11 +201,12 @@ class _SplitHeads(torch.autograd.Function):
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
+    def forward(
+        ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float, window: int
+    ) -> Tensor:
         tokens, h, e = q.shape
         out, levels = torch.empty_like(q), torch.empty(tokens, h)
-        spans, scale = sequences.spans, e**-0.5
-        sizes = (h, k.shape[1], e, sequences.longest)
+        spans, sizes = sequences.spans, (h, k.shape[1], e, sequences.longest, window)
         call("attend", q, k, v, spans, len(spans), scale, out, levels, *sizes, dtype=q.dtype)
         ctx.save_for_backward(q, k, v, out, levels)
         ctx.sequences, ctx.sizes, ctx.scale = sequences, sizes, scale
@@ -205,23 +219,25 @@ class _Attend(torch.autograd.Function):
         groups = ctx.sequences.groups
         inputs = (q, k, v, out, levels, grad.contiguous(), ctx.sequences.spans, groups, len(groups) - 1)
         call("attend_back", *inputs, ctx.scale, dq, dk, dv, *ctx.sizes, dtype=q.dtype)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), None
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
-class _SiluMul(torch.autograd.Function):
+class _GateMul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: AutogradContext, both: Tensor) -> Tensor:
+    def forward(ctx: AutogradContext, both: Tensor, linear: float, cubic: float) -> Tensor:
         out = both.new_empty(len(both), both.shape[1] // 2)
-        call("silu_mul", both, out, *out.shape, dtype=both.dtype)
+        call("gate_mul", both, linear, cubic, out, *out.shape, dtype=both.dtype)
         ctx.save_for_backward(both)
+        ctx.scale, ctx.cubic = linear, cubic
         return out
 
     @staticmethod
-    def backward(ctx: AutogradContext, grad: Tensor) -> Tensor:
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         (both,) = ctx.saved_tensors
         into = torch.empty_like(both)
-        call("silu_mul_back", both, grad.contiguous(), into, *grad.shape, dtype=both.dtype)
-        return into
+        inputs = (both, ctx.scale, ctx.cubic, grad.contiguous())
+        call("gate_mul_back", *inputs, into, *grad.shape, dtype=both.dtype)
+        return into, None, None
 
 
 def score_compiled(
@@ -273,7 +289,7 @@ class _ScoreFunction(torch.autograd.Function):
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
                 if into is not None:
-                    outer_sum(logits, x, into)
+                    weight_gradient(logits, x, into)
 
         if not weight.requires_grad:
             add(None)
@@ -292,12 +308,18 @@ def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:
         yield hidden[rows], rows
 
 
-def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int]) -> Ops:
+UNLIMITED = 1 << 40
+"""A window that hides nothing."""
+
+
+def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int], norm: Tensor, turned: int) -> Ops:
     """The compiled operations where they exist for this model, else torch's, on a GPU with FlexAttention.
 
-    ``widths`` are all sizes that vectors run over: they must be multiples of 16.
+    ``widths`` are all sizes that vectors run over: they must be multiples of 16. Norms have the weights'
+    dtype, like ``norm``, and rotation turns all of a head, ``turned`` features, in halves.
     """
-    fits = all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
+    alike = norm.dtype == weight.dtype and turned == heads.width and not heads.interleaved
+    fits = alike and all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
     if fits and heads.queries // heads.keys <= LANES and available(weight.dtype, weight.device):
-        return CompiledOps()
+        return CompiledOps(weight.dtype)
     return FlexOps() if weight.device.type == "cuda" else TorchOps()

@@ -19,14 +19,17 @@ BLOCK = 128
 class FlexOps(TorchOps):
     """Plain torch, and attention compiled by torch."""
 
-    def attention(self, sequences: Sequences) -> Attention:
-        """One mask for all layers."""
+    def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
+        """One mask for all layers; windows are left to plain torch."""
+        if window is not None:
+            return super().attention(sequences, window)
         mask = group_mask(sequences)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor:
             more = mask.seq_lengths[0] - len(q)
             heads_first = (F.pad(x, (0, 0, 0, 0, 0, more)).transpose(0, 1)[None] for x in (q, k, v))
-            mixed = compiled()(*heads_first, block_mask=mask, enable_gqa=q.shape[1] > k.shape[1])
+            shared = q.shape[1] > k.shape[1]
+            mixed = compiled()(*heads_first, block_mask=mask, enable_gqa=shared, scale=factor)
             return mixed[0, :, : len(q)].transpose(0, 1)
 
         return attend

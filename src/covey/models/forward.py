@@ -1,4 +1,4 @@
-"""Our own decoder forward: Llama, Mistral, Qwen2 and Qwen3 shapes, on the loaded model's parameters.
+"""Our own decoder forward for the families of models in ``FAMILIES``, on the loaded model's parameters.
 
 Tokens lie flat, one after another, whatever sequences they belong to; only attention knows about
 sequences, so it is passed in: over packed sequences for training (``Decoder.packed``), over a key/value
@@ -9,7 +9,8 @@ Shapes: T flat tokens, D model width, H query heads, K key/value heads, E head w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +18,87 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from covey.models.compiled import pick_ops
+from covey.errors import ConfigError
+from covey.kernels.calls import available
+from covey.models.compiled import CompiledOps, pick_ops
 from covey.models.linear import FusedLinear
-from covey.models.ops import Heads, Ops, Rotation, Sequences
+from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
 
-LLAMA_SHAPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+class Family(NamedTuple):
+    """How a family differs from Llama in what its config does not say."""
+
+    before: tuple[str | None, str | None] = ("input_layernorm", "post_attention_layernorm")
+    """The norms before attention and feed-forward, by their names in a layer."""
+    after: tuple[str | None, str | None] = (None, None)
+    """The norms behind them, before their results are added."""
+    norm_offset: float = 0.0
+    """What is added to every norm's weight."""
+    interleaved: bool = False
+    """Rotation turns neighbours, not halves."""
+    tables_by_type: bool = False
+    """Layers of different `layer_types` have different rotary tables."""
+
+
+LLAMA = Family()
+AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "smollm3"), LLAMA),
+    "gemma": Family(norm_offset=1.0),
+    "gemma3_text": Family(
+        ("input_layernorm", "pre_feedforward_layernorm"), AFTER, norm_offset=1.0, tables_by_type=True
+    ),
+    "glm": Family(interleaved=True),
+    "glm4": Family(after=("post_self_attn_layernorm", "post_mlp_layernorm"), interleaved=True),
+    "olmo2": Family((None, None), AFTER),
+    "olmo3": Family((None, None), AFTER, tables_by_type=True),
+}
+"""By `model_type`. Everything else runs through its Hugging Face modules."""
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+"""What a config may ask for that this forward does not do."""
+UNTURNED = "none"
+"""The rotary table of layers without positions."""
 
 Attend = Callable[[int, Heads, Tensor], Tensor]
 """(number of the layer, its heads, qkv (T, (H + 2K) E)) -> (T, H E)."""
 
 
 def supported(model: PreTrainedModel) -> bool:
-    """Whether the own forward computes exactly this model: known shape, no sliding window in use."""
+    """Whether the own forward computes exactly this model."""
     config = model.config
-    kinds = getattr(config, "layer_types", None)
-    slides = kinds is None or "sliding_attention" in kinds
-    window = getattr(config, "sliding_window", None) if slides else None
     return (
-        config.model_type in LLAMA_SHAPES
-        and getattr(config, "hidden_act", "") == "silu"
-        and (window is None or window >= config.max_position_embeddings)
+        config.model_type in FAMILIES
+        and _activation(config) in ACTIVATIONS
+        and not any(getattr(config, name, None) for name in CAPS)
     )
+
+
+def _activation(config: PretrainedConfig) -> str:
+    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
+
+
+class ShiftedNorm:
+    """A norm whose weight is kept as its difference from ``offset``."""
+
+    def __init__(self, norm: Norm, offset: float) -> None:
+        self.norm, self.offset = norm, offset
+        self.variance_epsilon = float(getattr(norm, "eps", 0.0))
+
+    @property
+    def weight(self) -> Tensor:
+        """Read at each call; in float32, where the difference is not lost."""
+        return self.norm.weight.float() + self.offset
+
+
+def _norm(owner: nn.Module, name: str | None, offset: float) -> Norm | None:
+    found: Norm | None = getattr(owner, name, None) if name else None
+    return ShiftedNorm(found, offset) if found is not None and offset else found
+
+
+def _projection(owner: nn.Module, together: str, *apart: str) -> FusedLinear:
+    """A projection that some families keep as one module and others as several."""
+    names = (together,) if hasattr(owner, together) else apart
+    return FusedLinear(*(getattr(owner, name) for name in names))
 
 
 class Layer(nn.Module):
@@ -49,14 +110,29 @@ class Layer(nn.Module):
     def __init__(self, number: int, block: GradientCheckpointingLayer, config: PretrainedConfig) -> None:
         super().__init__()
         self.number, self.block = number, block
-        self.norms = (block.input_layernorm, block.post_attention_layernorm)  # a tuple registers nothing
-        attention, mlp = block.self_attn, block.mlp
-        head_norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
-        counts = (config.num_attention_heads, config.num_key_value_heads)
-        self.heads = Heads(*counts, attention.head_dim, *head_norms)
-        self.qkv = FusedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        family, attention, mlp = FAMILIES[config.model_type], block.self_attn, block.mlp
+        # Tuples register nothing.
+        self.before = tuple(_norm(block, name, family.norm_offset) for name in family.before)
+        self.after = tuple(_norm(block, name, family.norm_offset) for name in family.after)
+        norms = [_norm(attention, name, family.norm_offset) for name in ("q_norm", "k_norm")]
+        of_rows = norms[0] is not None and len(norms[0].weight) != attention.head_dim
+        self.row_norms = tuple(norm for norm in norms if of_rows and norm is not None)
+        self.heads = Heads(
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            attention.head_dim,
+            query_norm=None if of_rows else norms[0],
+            key_norm=None if of_rows else norms[1],
+            scale=attention.scaling,
+            window=_window(attention, config, number),
+            rotary=_table(attention, config, number),
+            interleaved=family.interleaved,
+        )
+        self.residual = getattr(config, "residual_multiplier", 1.0)
+        self.gate = ACTIVATIONS[_activation(config)]
+        self.qkv = _projection(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
         self.output = FusedLinear(attention.o_proj)
-        self.gate_up = FusedLinear(mlp.gate_proj, mlp.up_proj)
+        self.gate_up = _projection(mlp, "gate_up_proj", "gate_proj", "up_proj")
         self.down = FusedLinear(mlp.down_proj)
 
     def forward(
@@ -67,10 +143,48 @@ class Layer(nn.Module):
         x' = x + delta, x'' = x' + attention(norm(x')) -> x'', mlp(norm(x'')). The last sum is left to the
         next norm (the next layer's, or the final one): ``add_norm`` adds and norms in one pass over a row.
         """
-        x, h = ops.add_norm(x, delta, self.norms[0])
-        mixed = attend(self.number, self.heads, ops.linear(self.qkv, h))
-        x, h = ops.add_norm(x, ops.linear(self.output, mixed), self.norms[1])
-        return x, ops.linear(self.down, ops.silu_mul(ops.linear(self.gate_up, h)))
+        x, h = self._enter(x, delta, 0, ops)
+        mixed = attend(self.number, self.heads, self._normed_rows(ops.linear(self.qkv, h), ops))
+        x, h = self._enter(x, self._leave(ops.linear(self.output, mixed), 0, ops), 1, ops)
+        return x, self._leave(
+            ops.linear(self.down, ops.gate_mul(ops.linear(self.gate_up, h), self.gate)), 1, ops
+        )
+
+    def _enter(self, x: Tensor, delta: Tensor | None, place: int, ops: Ops) -> tuple[Tensor, Tensor]:
+        norm = self.before[place]
+        if norm is not None:
+            return ops.add_norm(x, delta, norm)
+        total = x if delta is None else x + delta
+        return total, total
+
+    def _leave(self, out: Tensor, place: int, ops: Ops) -> Tensor:
+        norm = self.after[place]
+        out = out if norm is None else ops.add_norm(out, None, norm)[1]
+        return out if self.residual == 1 else out * self.residual
+
+    def _normed_rows(self, qkv: Tensor, ops: Ops) -> Tensor:
+        """Queries and keys normed over all their heads, in families that do so."""
+        if not self.row_norms:
+            return qkv
+        sizes = [n * self.heads.width for n in (self.heads.queries, self.heads.keys, self.heads.keys)]
+        q, k, v = qkv.split(sizes, dim=1)
+        parts = zip((q, k), self.row_norms, strict=True)
+        return torch.cat([*(ops.add_norm(x.contiguous(), None, norm)[1] for x, norm in parts), v], dim=1)
+
+
+def _window(attention: nn.Module, config: PretrainedConfig, number: int) -> int | None:
+    """How far a layer sees, where that is less than the model's context."""
+    kinds = getattr(config, "layer_types", None)
+    slides = kinds is None or kinds[number] == "sliding_attention"
+    window = getattr(config, "sliding_window", None) if slides else None
+    window = getattr(attention, "sliding_window", window)
+    return window if window and window < config.max_position_embeddings else None
+
+
+def _table(attention: nn.Module, config: PretrainedConfig, number: int) -> str:
+    if not getattr(attention, "use_rope", True):
+        return UNTURNED
+    return config.layer_types[number] if FAMILIES[config.model_type].tables_by_type else ""
 
 
 class Decoder(nn.Module):
@@ -83,13 +197,35 @@ class Decoder(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         body, config = model.get_decoder(), model.config
-        self.embed, self.norm, self._rotary = body.embed_tokens, body.norm, body.rotary_emb
+        self.embed, self._rotary = body.embed_tokens, body.rotary_emb
+        last = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
+        assert last is not None, "every family has one"
+        self.last_norms = (last,)
         layers = [Layer(i, block, config) for i, block in enumerate(body.layers)]
         self.layers, self.heads = nn.ModuleList(layers), layers[0].heads
-        self.ops = pick_ops(self.embed.weight, self.heads, [config.hidden_size, config.intermediate_size])
+        self.windows = {layer.heads.window for layer in layers}
+        self.table_names = {layer.heads.rotary for layer in layers}
+        self.embedding_scale = getattr(config, "embedding_multiplier", 1.0)
+        self.logits_scale = 1 / getattr(config, "logits_scaling", 1.0)
+        self._tables: dict[str, tuple[Tensor, Tensor]] = {}
+        turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64)).values())
+        widths = [config.hidden_size, config.intermediate_size]
+        self.ops = pick_ops(self.embed.weight, self.heads, widths, self.last_norms[0].weight, turned)
         self.recompute = False
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
-        self._tables = (torch.empty(0), torch.empty(0))
+
+    def multiply_in(self, dtype: torch.dtype) -> None:
+        """Compute the layers' products from inputs and weights rounded to ``dtype``; all else stays.
+
+        Raises ConfigError where the compiled operations cannot.
+        """
+        ops, device = self.ops, self.embed.weight.device
+        if not (isinstance(ops, CompiledOps) and available(dtype, device) and self.bit_exact):
+            raise ConfigError(
+                "precision: products are rounded by the compiled operations of a CPU (`covey doctor`), for "
+                "all weights, not for adapters; on a GPU take dtype: bfloat16"
+            )
+        ops.products = dtype
 
     @property
     def bit_exact(self) -> bool:
@@ -100,29 +236,47 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""
         x, delta = self.ops.embed(self.embed, tokens), None
+        x = x if self.embedding_scale == 1 else x * self.embedding_scale
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
                 x, delta = checkpoint(layer, x, delta, attend, self.ops, use_reentrant=False)
             else:
                 x, delta = layer(x, delta, attend, self.ops)
-        return self.ops.add_norm(x, delta, self.norm)[1]
+        hidden = self.ops.add_norm(x, delta, self.last_norms[0])[1]
+        return hidden if self.logits_scale == 1 else hidden * self.logits_scale  # the head is linear
 
     def packed(self, positions: Tensor, sequences: Sequences) -> Attend:
         """Attention over packed sequences: a completion sees its group's prompt and itself."""
-        rotation, attention = self.rotation(positions), self.ops.attention(sequences)
+        rotations = self.rotations(positions)
+        attentions = self.attentions(sequences)
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
-            return attention(*self.ops.split_heads(qkv, heads, rotation)).flatten(1)
+            q, k, v = self.ops.split_heads(qkv, heads, rotations[heads.rotary])
+            return attentions[heads.window](q, k, v, heads.factor).flatten(1)
 
         return attend
 
+    def attentions(self, sequences: Sequences) -> dict[int | None, Attention]:
+        """Attention over packed sequences for each window of the model's layers."""
+        hides = {w: w if w is not None and w < sequences.longest else None for w in self.windows}
+        made = {w: self.ops.attention(sequences, w) for w in set(hides.values())}
+        return {w: made[hidden] for w, hidden in hides.items()}
+
     @torch.no_grad()
-    def rotation(self, positions: Tensor, length: int | None = None) -> Rotation:
-        """Rotary tables for all positions, (T,) int64, or for ``length`` of them."""
+    def rotations(self, positions: Tensor, length: int | None = None) -> dict[str, Rotation]:
+        """Rotary tables by name, for all positions, (T,) int64, or for ``length`` of them."""
         needed = length or int(positions.max()) + 1
-        weight = self.embed.weight
-        if len(self._tables[0]) < needed or self._tables[0].dtype != weight.dtype:
-            every = torch.arange(max(needed, 2 * len(self._tables[0])), device=weight.device)
-            cos, sin = self._rotary(weight[:1, None], every[None])
-            self._tables = (cos[0].contiguous(), sin[0].contiguous())
-        return Rotation(*self._tables, positions)
+        return {name: Rotation(*self._table(name, needed), positions) for name in self.table_names}
+
+    def _table(self, name: str, needed: int) -> tuple[Tensor, Tensor]:
+        weight, held = self.embed.weight, self._tables.get(name)
+        if held is None or len(held[0]) < needed or held[0].dtype != weight.dtype:
+            size = max(needed, 2 * len(held[0]) if held is not None else 0)
+            every = torch.arange(size, device=weight.device)
+            kind = (name,) if name not in ("", UNTURNED) else ()
+            tables = self._rotary(weight[:1, None], every[None], *kind)
+            cos, sin = (table[0].to(weight.dtype).contiguous() for table in tables)
+            if name == UNTURNED:
+                cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
+            held = self._tables[name] = (cos, sin)
+        return held

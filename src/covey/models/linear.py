@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.kernels.calls import PANEL, call, packed_size
+from covey.kernels.calls import PANEL, by_torch, call, forward_kind, packed_size
 
 
 class FusedLinear:
@@ -17,8 +17,10 @@ class FusedLinear:
     Weights are read from ``modules`` at each call; those may be LoRA's layers, which are not ``plain``.
     """
 
-    def __init__(self, *modules: nn.Linear) -> None:
+    def __init__(self, *modules: nn.Linear, rounds: bool = True) -> None:
         self.modules = modules
+        self.rounds = rounds
+        """Whether it follows the precision of products, or keeps that of its input."""
         self.plain = all(type(m) is nn.Linear for m in modules)
         self._state: tuple[int, ...] = ()
         self._held: list[Tensor] = []
@@ -36,27 +38,37 @@ class FusedLinear:
         return [len(m.weight) for m in self.modules]
 
     def product(self, x: Tensor) -> Tensor:
-        """x W^T + b with the compiled product, from a packed copy that is kept. (T, in) -> (T, out)."""
+        """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
+        if by_torch(forward_kind(len(x)), x.dtype):
+            return self._by_torch(x)
         self._refresh()
-        if self._forward is None:
-            self._forward = PackedWeight.of(self._joined_weight())
+        if self._forward is None or self._forward.dtype != x.dtype:
+            self._forward = PackedWeight.of(self._joined_weight(x.dtype))
             self._bias = self._joined_bias()
         return self._forward.product(x, self._bias)
 
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The same bits without a copy, for training: its many rows hide the packing."""
         self._forward = None
-        weight = self._joined_weight()
+        if by_torch(forward_kind(len(x)), x.dtype):
+            return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
+        weight = self._joined_weight(x.dtype)
         out = x.new_empty(len(x), len(weight)) if out is None else out
         call("product_once", x, weight, self._joined_bias(), out, len(x), *weight.shape, dtype=x.dtype)
         return out
 
+    def _by_torch(self, x: Tensor) -> Tensor:
+        weight, bias = self._joined_weight(x.dtype), self._joined_bias()
+        return F.linear(x, weight, None if bias is None else bias[: len(weight)].to(x.dtype))
+
     def product_back(self, grad: Tensor) -> Tensor:
-        """grad W with the compiled sum. (T, out) -> (T, in)."""
+        """grad W, in float32. (T, out) -> (T, in)."""
+        if by_torch("inputs", grad.dtype):
+            return (grad @ self._joined_weight(grad.dtype)).float()
         into = torch.zeros(len(grad), self.modules[0].weight.shape[1])
         for module, columns in zip(self.modules, grad.split(self.sizes, dim=1), strict=True):
-            outer_sum(columns.t(), module.weight.detach(), into)
-        return into.to(grad.dtype)
+            outer_sum(columns.t(), module.weight.detach().to(grad.dtype), into)
+        return into
 
     def _refresh(self) -> None:
         """Forget the packed weight when a parameter was written to or replaced by another."""
@@ -66,8 +78,8 @@ class FusedLinear:
             self._state, self._forward, self._bias = state, None, None
             self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses
 
-    def _joined_weight(self) -> Tensor:
-        weights = [m.weight.detach() for m in self.modules]
+    def _joined_weight(self, dtype: torch.dtype) -> Tensor:
+        weights = [m.weight.detach().to(dtype) for m in self.modules]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def _joined_bias(self) -> Tensor | None:
@@ -102,6 +114,14 @@ class PackedWeight(NamedTuple):
         out = x.new_empty(len(x), self.outputs)
         call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.dtype)
         return out
+
+
+def weight_gradient(grad: Tensor, x: Tensor, out: Tensor) -> None:
+    """out += grad^T x, in float32. (T, out), (T, in) -> (out, in)."""
+    if by_torch("weights", x.dtype):
+        out.add_(grad.t() @ x)
+    else:
+        outer_sum(grad, x, out)
 
 
 def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -20,6 +20,7 @@ from covey.config.load import Loaded
 from covey.config.schema import Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
 from covey.machine import available_memory
+from covey.models.forward import supported
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
@@ -49,7 +50,14 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         model, tokenizer = _pretrained(config.model, loaded.folder)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
-    policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
+    precision = torch.bfloat16 if config.precision == "bfloat16" else None
+    if precision is not None and (config.lora or not supported(model)):
+        raise ConfigError("precision: bfloat16 is for full weights of the families in our own forward")
+    policy = (
+        with_lora(model, tokenizer, config.lora)
+        if config.lora
+        else Policy(model, tokenizer, precision=precision)
+    )
     if not policy.end_ids:
         raise ConfigError(
             f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "

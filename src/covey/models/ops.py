@@ -6,7 +6,9 @@ D width, F feed-forward width, H query heads, K key/value heads, E head width, S
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,37 +21,74 @@ from covey.models.linear import FusedLinear
 class Norm(Protocol):
     """An RMS norm of the Hugging Face model; operations read its weight when they are called."""
 
-    weight: Tensor
+    @property
+    def weight(self) -> Tensor:
+        """(D,)."""
+
     variance_epsilon: float
 
 
 class Heads(NamedTuple):
-    """How a projected row is split: H query, K key and K value heads of width E, queries and keys normed."""
+    """How a projected row is split, H query, K key and K value heads of width E, and how they attend."""
 
     queries: int
     keys: int
     width: int
     query_norm: Norm | None = None
+    """Of each head, before it is rotated."""
     key_norm: Norm | None = None
+    scale: float | None = None
+    """What scores are multiplied with; None: E^-1/2."""
+    window: int | None = None
+    """How many tokens a token sees, itself included; None: all before it."""
+    rotary: str = ""
+    """Which of the model's rotary tables turns them."""
+    interleaved: bool = False
+    """Whether neighbours are turned together, and not the two halves."""
+
+    @property
+    def factor(self) -> float:
+        """What scores are multiplied with."""
+        return self.width**-0.5 if self.scale is None else self.scale
+
+
+class Gate(NamedTuple):
+    """An activation gate * sigmoid(linear gate + cubic gate^3), and torch's function for it."""
+
+    linear: float
+    cubic: float
+    torch: Callable[[Tensor], Tensor]
+
+
+ACTIVATIONS = {
+    "silu": Gate(1.0, 0.0, F.silu),
+    "gelu_pytorch_tanh": Gate(
+        (8 / math.pi) ** 0.5, 0.044715 * (8 / math.pi) ** 0.5, partial(F.gelu, approximate="tanh")
+    ),
+}
 
 
 class Rotation(NamedTuple):
-    """Rotary tables (positions, E), halves paired, and the position of every token (T,) int64."""
+    """Rotary tables (positions, up to E), halves paired, and the position of every token (T,) int64."""
 
     cos: Tensor
     sin: Tensor
     positions: Tensor
 
 
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""q (T, H, E), k and v (T, K, E) -> (T, H, E)."""
+Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""q (T, H, E), k and v (T, K, E), factor of the scores -> (T, H, E)."""
 
 
 class Ops(Protocol):
     """What a decoder needs."""
 
-    bit_exact: bool
-    """Whether a token's result is the same bits alone, in a batch, decoding and training."""
+    compiled: bool
+    """Whether the C operations do it."""
+
+    @property
+    def bit_exact(self) -> bool:
+        """Whether a token's result is the same bits alone, in a batch, decoding and training."""
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """(T,) int64 -> (T, D)."""
@@ -63,11 +102,11 @@ class Ops(Protocol):
     def split_heads(self, qkv: Tensor, heads: Heads, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """(T, (H + 2K) E) -> q (T, H, E), k (T, K, E), v (T, K, E), normed and rotated."""
 
-    def attention(self, sequences: Sequences) -> Attention:
+    def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
         """Causal attention of every sequence within [its prompt | itself], for all layers."""
 
-    def silu_mul(self, both: Tensor) -> Tensor:
-        """silu(gate) * up of rows [gate | up]. (T, 2F) -> (T, F)."""
+    def gate_mul(self, both: Tensor, gate: Gate) -> Tensor:
+        """activation(gate) * up of rows [gate | up]. (T, 2F) -> (T, F)."""
 
 
 class Sequences(NamedTuple):
@@ -84,7 +123,7 @@ class Sequences(NamedTuple):
 class TorchOps:
     """Plain torch, on any device and in any dtype."""
 
-    bit_exact = False
+    compiled = bit_exact = False
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Through the module itself."""
@@ -106,47 +145,59 @@ class TorchOps:
         q = q if heads.query_norm is None else rms_norm(q, heads.query_norm)
         k = k if heads.key_norm is None else rms_norm(k, heads.key_norm)
         cos, sin = (table[rotation.positions][:, None] for table in (rotation.cos, rotation.sin))
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        turn = rotate_neighbours if heads.interleaved else rotate
+        return turn(q, cos, sin), turn(k, cos, sin), v
 
-    def attention(self, sequences: Sequences) -> Attention:
+    def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
         """Padded blocks of similar length through scaled_dot_product_attention."""
-        blocks = padded_rows(sequences.spans)
+        blocks = padded_rows(sequences.spans, window)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor:
             out = torch.zeros_like(q)
             for rows in blocks:
-                mixed = grouped_attention(q[rows.queries], k[rows.keys], v[rows.keys], rows.mask)
+                mixed = grouped_attention(q[rows.queries], k[rows.keys], v[rows.keys], rows.mask, factor)
                 out = out.index_put((rows.queries[rows.real],), mixed[rows.real])
             return out
 
         return attend
 
-    def silu_mul(self, both: Tensor) -> Tensor:
+    def gate_mul(self, both: Tensor, gate: Gate) -> Tensor:
         """As the Hugging Face modules do."""
-        gate, up = both.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        first, up = both.chunk(2, dim=-1)
+        return gate.torch(first) * up
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
     """weight * x / sqrt(mean(x^2) + eps), the mean in float32. (..., D) -> (..., D)."""
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.variance_epsilon)
-    return norm.weight * (wide * scale).to(x.dtype)
+    return (norm.weight * (wide * scale).to(x.dtype)).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding. (T, heads, E), (T, 1, E) -> (T, heads, E)."""
-    left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin
+    """Rotary position embedding of the first R of E. (T, heads, E), (T, 1, R) -> (T, heads, E)."""
+    turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
+    left, right = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-right, left), dim=-1) * sin
+    return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
 
 
-def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same where features 2i and 2i + 1 are turned together."""
+    turned, rest = x.tensor_split([cos.shape[-1]], dim=-1)
+    halves = torch.cat((turned[..., 0::2], turned[..., 1::2]), dim=-1)
+    pairs = rotate(halves, cos, sin).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return torch.cat((pairs, rest), dim=-1)
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, factor: float) -> Tensor:
     """Scaled dot-product attention with shared key/value heads.
 
     q (R, Q, H, E), k and v (R, N, K, E), mask (R, 1, Q, N) bool -> (R, Q, H, E).
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=q.shape[1] > k.shape[1])
+    shared = q.shape[1] > k.shape[1]
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared, scale=factor)
     return mixed.transpose(1, 2)
 
 
@@ -167,7 +218,7 @@ class Rows(NamedTuple):
     """(R, Q) bool: false on padding, whose result is dropped."""
 
 
-def padded_rows(spans: Tensor) -> list[Rows]:
+def padded_rows(spans: Tensor, window: int | None = None) -> list[Rows]:
     """Blocks of similar length, prompts apart from completions. (S, 4) -> rows that cover all spans."""
     lengths = spans.tolist()
     order = sorted(
@@ -181,10 +232,10 @@ def padded_rows(spans: Tensor) -> list[Rows]:
             blocks[-1].append(i)
         else:
             blocks.append([i])
-    return [_rows(spans[torch.tensor(block, device=spans.device)]) for block in blocks]
+    return [_rows(spans[torch.tensor(block, device=spans.device)], window) for block in blocks]
 
 
-def _rows(spans: Tensor) -> Rows:
+def _rows(spans: Tensor, window: int | None) -> Rows:
     prefix, prefix_length, start, length = (column[:, None] for column in spans.T)
     own = torch.arange(int(length.max()), device=spans.device)
     shared = torch.arange(int(prefix_length.max()), device=spans.device)
@@ -193,5 +244,9 @@ def _rows(spans: Tensor) -> Rows:
     keys = torch.cat((torch.where(seen, prefix + shared, 0), queries), dim=1)
     causal = (own[:, None] >= own) & real[:, None]
     before = seen[:, None].expand(-1, len(own), -1)
-    mask = torch.cat((before, causal), dim=2) | ~real[:, :, None]
+    mask = torch.cat((before, causal), dim=2)
+    if window is not None:
+        places = torch.cat((shared.expand(len(spans), -1), prefix_length + own), dim=1)
+        mask &= (prefix_length + own)[:, :, None] - places[:, None] < window
+    mask |= ~real[:, :, None]
     return Rows(queries, keys, mask[:, None], real)

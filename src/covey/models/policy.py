@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import Decoder, supported
@@ -29,7 +30,8 @@ class Policy:
     """A model that is sampled from and trained.
 
     ``model`` is the Hugging Face module, with LoRA layers in place if there are any; ``adapter``
-    is peft's wrapper of it or None. Architectures that ``Decoder`` knows run through it, others
+    is peft's wrapper of it or None. ``precision`` is that of the layers' products, if it is not the
+    weights' own. Architectures that ``Decoder`` knows run through it, others
     through their Hugging Face modules.
     """
 
@@ -37,13 +39,20 @@ class Policy:
     """The class of transformers that loads its folder."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, adapter: PeftModel | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        adapter: PeftModel | None = None,
+        precision: torch.dtype | None = None,
     ) -> None:
         self.model = model.eval()  # no dropout: the sampled distribution is the trained one
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
-        self._head = FusedLinear(model.get_output_embeddings())
+        self._head = FusedLinear(model.get_output_embeddings(), rounds=False)
+        self.precision = precision
+        if precision is not None and self.decoder is not None:
+            self.decoder.multiply_in(precision)
         self.end_ids = end_ids(model, tokenizer)
         self._plain_head = self.decoder is not None or self._head_explains_logits()
 
@@ -74,15 +83,20 @@ class Policy:
         return chat_tokens(self.tokenizer, prompt, template or {})
 
     def load_weights(self, folder: Path) -> None:
-        """Take the weights of a checkpoint folder; its adapter's if this policy trains one."""
+        """Take the weights of a checkpoint folder; its adapter's if this policy trains one.
+
+        Raises CheckpointError, and keeps the weights it has, where these are of another shape.
+        """
         if self.adapter is not None:
             from peft import set_peft_model_state_dict
             from safetensors.torch import load_file
 
             set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
             return
-        saved = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32)
-        self.model.load_state_dict(saved.state_dict())
+        saved = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
+        if _shapes(saved) != _shapes(self.model.state_dict()):
+            raise CheckpointError(f"{folder} holds another model than the one at work")
+        self.model.load_state_dict(saved)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a completion, special tokens left out."""
@@ -118,7 +132,7 @@ class Policy:
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
         hidden = self.hidden(packed)
-        if self.bit_exact and reference is None:
+        if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             return score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
         return score_tokens(hidden, self.head, packed.targets, temperature, reference, packed.sampling_mask)
 
@@ -136,6 +150,10 @@ class Policy:
         expected = self.model(input_ids=tokens, use_cache=False).logits
         found = self.head(self._states(tokens, torch.ones_like(tokens)))
         return bool(torch.allclose(expected, found, rtol=1e-4, atol=1e-4))
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: weight.shape for name, weight in weights.items()}
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -22,7 +22,8 @@ class Reference:
         self._adapter = None if moves else policy.adapter
         self._policy = policy
         if self._adapter is None:
-            self._policy = Policy(copy.deepcopy(policy.model).requires_grad_(False), policy.tokenizer)
+            frozen = copy.deepcopy(policy.model).requires_grad_(False)
+            self._policy = Policy(frozen, policy.tokenizer, precision=policy.precision)
 
     @property
     def has_weights(self) -> bool:

@@ -57,6 +57,10 @@ class TokenStats:
     mismatch: Tensor | None
     """Log-prob of the trainer minus that of the sampler."""
     ref_log_ratio: Tensor | None
+    weight: Tensor
+    """(N,): what the reduction multiplies each completion's tokens by."""
+    origin: Tensor | None = None
+    """(N,) int64: which completions of the rollout batch these are."""
 
 
 def gradient_coefficient(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
@@ -90,7 +94,32 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
         entropy=None if inputs.entropy is None else host(inputs.entropy),
         mismatch=None if inputs.sampler_logprobs is None else host(inputs.mismatch),
         ref_log_ratio=None if inputs.ref_logprobs is None else host(inputs.ref_log_ratio),
+        weight=host(algorithm.reduce(inputs)),
     )
+
+
+def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[str, np.ndarray]:
+    """What a step's updates saw of its tokens, one completion after another, NaN where none did.
+
+    ``applied`` sums up -d(policy loss) / d(log pi) over the updates, the reduction's weight included; of
+    ``ratios``, ``entropies`` and ``ref_log_ratios`` it is the last update's value.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)
+    found: dict[str, np.ndarray] = {}
+    for s in stats:
+        assert s.origin is not None, "they were told apart when the rollout batch was collated"
+        values = {"ratios": s.ratio, "entropies": s.entropy, "ref_log_ratios": s.ref_log_ratio}
+        values["applied"] = s.coefficient * s.weight[:, None]
+        for name, rows in values.items():
+            if rows is None:
+                continue
+            flat = found.setdefault(name, np.full(ends[-1], np.nan, np.float32))
+            for origin, row, mask in zip(s.origin.tolist(), rows, s.mask, strict=True):
+                place = flat[ends[origin] - lengths[origin] : ends[origin]]
+                trained = mask[: len(place)].numpy()
+                before = np.nan_to_num(place[trained]) if name == "applied" else 0.0
+                place[trained] = before + row[: len(place)].numpy()[trained]
+    return found
 
 
 def token_metrics(stats: Sequence[TokenStats], algorithm: Algorithm) -> dict[str, float]:

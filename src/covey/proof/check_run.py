@@ -34,16 +34,25 @@ def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
         return _repeated(stage, loaded, steps)
 
 
+REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""The families that the second trainer knows."""
+
+
+def hides(policy: Policy) -> bool:
+    """Whether a layer's window is shorter than the context."""
+    return policy.decoder is not None and policy.decoder.windows != {None}
+
+
 def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
-    if not supported(policy.model):
+    if policy.model.config.model_type not in REPLAYED or not supported(policy.model) or hides(policy):
         raise ConfigError(
             f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"
         )
     agreements = list(replay(stage, shadow_weights(policy), policy.model.config.to_dict(), steps))
     if not agreements:
         raise ConfigError(f"{stage}: no step has been recorded yet")
-    exact = policy.parameters[0].dtype == torch.float32
+    exact = policy.parameters[0].dtype == torch.float32 and policy.precision is None
     where = f"in steps 0 to {agreements[-1].step}"
     claims = (
         ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),

@@ -15,7 +15,7 @@ import transformers
 from covey.config.load import Loaded, flatten, resolved
 from covey.errors import ConfigError
 from covey.kernels.build import processor
-from covey.kernels.calls import available
+from covey.kernels.calls import available, products
 from covey.machine import available_threads
 from covey.models.load import pick_device
 from covey.runs.inventory import changes
@@ -39,6 +39,8 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("dtype", "refused"),
     ("data.*", "refused"),
     ("lora*", "refused"),
+    ("rollout.sampler.url", "breaks exactness"),
+    ("rollout.sampler.*", "safe"),
     ("rollout.curriculum", "refused"),
     ("rollout.adapt_group_size", "refused"),
     ("algorithm.kl", "refused"),
@@ -62,6 +64,7 @@ ENVIRONMENT = (
     "machine",
     "device",
     "kernels",
+    "products",
     "threads",
     *PACKAGES,
     "data",
@@ -149,6 +152,7 @@ def environment(loaded: Loaded) -> dict[str, object]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
+        "products": {name: list(kinds) for name, kinds in products().items()},
         "threads": config.threads or available_threads(),
         **{name: _version(name) for name in PACKAGES},
     }
@@ -163,7 +167,8 @@ def _version(package: str) -> str | None:
 
 def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Facts about machine, versions and files that are not what they were."""
-    same_for_any = before.get("kernels") == now.get("kernels") == "compiled"
+    ours = before.get("kernels") == now.get("kernels") == "compiled"
+    same_for_any = ours and not any(now.get("products", {}).values())
     facts: list[Difference] = []
     for name in ENVIRONMENT:
         old, new = before.get(name), now.get(name)

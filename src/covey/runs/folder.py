@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -147,11 +148,13 @@ class RunFolder:
         trained: Sequence[Group],
         advantages: Sequence[np.ndarray],
         filtered: Sequence[Group] = (),
+        seen: Mapping[str, np.ndarray] = MappingProxyType({}),
     ) -> None:
         """Log a step's completions: text and rewards as JSONL, token arrays as npz.
 
         ``advantages`` holds one (T,) array per completion, in the order of the trained groups; those
-        of filtered ones, which come after, are 0.
+        of filtered ones, which come after, are 0. ``seen`` is what updates saw of the tokens of the trained
+        groups, by name, one completion after another; NaN for the filtered ones.
         """
         groups = [*trained, *filtered]
         if not groups:
@@ -172,6 +175,7 @@ class RunFolder:
             for (number, sample), c, advantage in zip(places, completions, advantages, strict=True)
         ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        unseen = np.full(sum(len(c.tokens) for g in filtered for c in g.completions), np.nan, np.float32)
         masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
         kept = SamplingMask.join(masks)
         all_drawn = all(c.sampled is None for c in completions)
@@ -182,6 +186,7 @@ class RunFolder:
             ends=np.cumsum([len(c.tokens) for c in completions]),
             logprobs=np.concatenate([c.logprobs for c in completions]),
             advantages=np.concatenate(advantages).astype(np.float32),
+            **{name: np.concatenate([values, unseen]) for name, values in seen.items()},
             **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
             **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
         )

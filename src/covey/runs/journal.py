@@ -49,10 +49,17 @@ class Journal:
         return times
 
     def rollouts(
-        self, step: int, rollout: RolloutBatch, batch: Batch, epochs: int, metrics: Mapping[str, float]
+        self,
+        step: int,
+        rollout: RolloutBatch,
+        batch: Batch,
+        seen: Mapping[str, np.ndarray],
+        epochs: int,
+        metrics: Mapping[str, float],
     ) -> dict[str, float]:
-        """Log a step of reinforcement: completions with the advantages they got, metrics, times."""
-        self.folder.write_rollouts(step, rollout.groups, trained_advantages(batch), rollout.filtered)
+        """Log a step: completions, their advantages, what updates saw of them; metrics and times."""
+        advantages = trained_advantages(batch)
+        self.folder.write_rollouts(step, rollout.groups, advantages, rollout.filtered, seen)
         groups = [*rollout.groups, *rollout.filtered]
         self.clock.add("reward", rollout.scoring.waited)
         self.clock.count("rollout", sum(c.length for g in groups for c in g.completions))

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.calls import call
+from covey.models.compiled import UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.ops import Heads
 from covey.models.packing import pack
@@ -36,7 +37,7 @@ class CacheEngine:
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, max_tokens: int) -> None:
         assert policy.decoder is not None, "the modules engine serves all other architectures"
         self.policy, self.decoder, self.prompts, self.slots = policy, policy.decoder, prompts, slots
-        kind = _CompiledCache if policy.decoder.ops.bit_exact else _TorchCache
+        kind = _CompiledCache if policy.decoder.ops.compiled else _TorchCache
         longest = max(map(len, prompts), default=0)
         self.cache = kind(policy.decoder, slots, longest, max_tokens)
         self.step: Step = _step(policy, policy.decoder, self.cache)
@@ -97,14 +98,14 @@ class CacheEngine:
     def _prefill(self, requests: list[int]) -> None:
         prompts = [self.prompts[r] for r in requests]
         packed = pack(prompts, [[] for _ in prompts]).to(self.policy.device)
-        rotation, ops = self.decoder.rotation(packed.positions), self.decoder.ops
-        attention = ops.attention(packed.sequences)
+        rotations, ops = self.decoder.rotations(packed.positions), self.decoder.ops
+        attentions = self.decoder.attentions(packed.sequences)
         layers: list[tuple[Tensor, Tensor]] = []
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
-            q, k, v = ops.split_heads(qkv, heads, rotation)
+            q, k, v = ops.split_heads(qkv, heads, rotations[heads.rotary])
             layers.append((k, v))
-            return attention(q, k, v).flatten(1)
+            return attentions[heads.window](q, k, v, heads.factor).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
         ends = np.cumsum([len(p) for p in prompts])
@@ -139,7 +140,7 @@ class _TorchCache:
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
         self.positions = torch.arange(kv_length, device=weight.device)
-        self.ops, self.tables = decoder.ops, decoder.rotation(self.lengths, kv_length)
+        self.ops, self.tables = decoder.ops, decoder.rotations(self.lengths, kv_length)
         self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
@@ -160,16 +161,21 @@ class _TorchCache:
         Lengths stay as they are until ``advance``, so that a step can be repeated.
         """
         slots, position = self.rows[:rows], self.lengths[:rows]
-        visible = (self.positions[:kv_length] <= position[:, None])[:, None, None]
-        rotation = self.tables._replace(positions=position)
+        places = self.positions[:kv_length]
+        before = (places <= position[:, None])[:, None, None]
+        rotations = {name: table._replace(positions=position) for name, table in self.tables.items()}
 
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:
-            q, k, v = self.ops.split_heads(qkv, heads, rotation)
+            q, k, v = self.ops.split_heads(qkv, heads, rotations[heads.rotary])
+            visible = before
+            if heads.window is not None:
+                visible = before & (position[:, None] - places < heads.window)[:, None, None]
             keys, values = self.keys[layer], self.values[layer]
             keys[slots, position], values[slots, position] = k, v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
             keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
-            return F.scaled_dot_product_attention(together, keys, values, visible).flatten(1)
+            mixed = F.scaled_dot_product_attention(together, keys, values, visible, scale=heads.factor)
+            return mixed.flatten(1)
 
         return attend
 
@@ -214,8 +220,8 @@ class _CompiledCache:
         self.completion_values = torch.zeros(layers, slots, k, s, e)
         self.metadata = torch.zeros(3, slots, dtype=torch.int64)
         self.page, self.prompt_length, self.length = self.metadata
-        self.tables = decoder.rotation(self.page, length=longest + max_tokens)
-        self.sizes, self.scale, self.dtype = (p, s), e**-0.5, weight.dtype
+        self.tables = decoder.rotations(self.page, length=longest + max_tokens)
+        self.sizes, self.dtype = (p, s), weight.dtype
         self.prompts: dict[int, tuple[int, int]] = {}
         """Page and length of each stored prompt."""
         self.free_pages = list(range(pages))
@@ -239,9 +245,10 @@ class _CompiledCache:
             slot = (self.page, self.prompt_length, self.length)
             prompt = (self.prompt_keys[layer], self.prompt_values[layer])
             completion = (self.completion_keys[layer], self.completion_values[layer])
-            sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes)
-            inputs = (qkv, *norms, eps, self.tables.cos, self.tables.sin, *slot, *prompt, *completion)
-            call("decode_attend", *inputs, self.scale, out, *sizes, dtype=self.dtype)
+            sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes, heads.window or UNLIMITED)
+            cos, sin, _ = self.tables[heads.rotary]
+            inputs = (qkv, *norms, eps, cos, sin, *slot, *prompt, *completion)
+            call("decode_attend", *inputs, heads.factor, out, *sizes, dtype=self.dtype)
             return out
 
         return attend

@@ -25,7 +25,7 @@ def collect(run: Run) -> None:
     source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed)
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     for step in range(run.state.step, config.train.steps):
-        run.options.faults.at_step()
+        run.begin_step()
         with journal.clock("rollout"):
             rollout = next(rollouts)
         nothing = [np.zeros(len(c.tokens)) for g in rollout.groups for c in g.completions]

@@ -31,7 +31,7 @@ def train(run: Run, lesson: Lesson) -> None:
     config, learner, journal = run.loaded.config, run.learner, run.journal
     for step in range(run.state.step, config.train.steps):
         run.stop.check()
-        run.options.faults.at_step()
+        run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         journal.console.doing("updating")
         with journal.clock("update"):

@@ -34,7 +34,7 @@ def train(run: Run) -> None:
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     old = old_logprob_source(algorithm, run.sampler, updates_of(config))
     for step in range(run.state.step, config.train.steps):
-        run.options.faults.at_step()
+        run.begin_step()
         with journal.clock("rollout"):
             rollout = next(rollouts)
         journal.console.doing("updating")
@@ -51,7 +51,7 @@ def train(run: Run) -> None:
         run.sampler.sync(learner)
         run.advance(step + 1, rollout.position)
         metrics = step_metrics(step, rollout, batch, stats, norms, algorithm, now, config.train)
-        report_step(journal, step, rollout, batch, metrics, config, algorithm)
+        report_step(journal, step, rollout, batch, stats, metrics, config, algorithm)
         run.follow(step, metrics, signal=bool(batch.advantages.any()))
         refresh(learner, algorithm, updates=sum(norm > 0 for norm in norms))
         if run.evaluate_and_save():
@@ -82,7 +82,7 @@ class PolicyObjective:
         """A micro-batch's share of the loss, and its token statistics."""
         inputs, now = micro.loss_inputs(scores), self.coefficients
         loss = policy_loss(self.algorithm, inputs, kl_coef=now.kl, entropy_coef=now.entropy)
-        return loss.total, token_stats(self.algorithm, inputs, loss)
+        return loss.total, replace(token_stats(self.algorithm, inputs, loss), origin=micro.rows.origin)
 
 
 def prepare(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from covey.batching import Batch
 from covey.config.load import Loaded
@@ -15,8 +18,10 @@ from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
 from covey.insight.explain import no_signal, settings_of
+from covey.kernels.calls import products
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
+from covey.machine import available_cpus, idle_cpus
 from covey.objective.controllers import next_coefficients
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
@@ -65,6 +70,15 @@ class Run:
     watchdog: Watchdog
     options: RunOptions = field(default_factory=RunOptions)
     state: State = field(default_factory=State)
+
+    def begin_step(self) -> None:
+        """Compute beside other programs, not against them: two threads of which one waits for a CPU take many
+        times as long as one alone. Where the number of threads is asked for, or part of the result, it stays.
+        """
+        self.options.faults.at_step()
+        asked = self.loaded.config.threads or os.environ.get("OMP_NUM_THREADS")
+        if not asked and self.learner.policy.bit_exact and not any(products().values()):
+            torch.set_num_threads(min(available_cpus(), idle_cpus()))
 
     def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from covey.config.load import Loaded, resolved_yaml
+from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
+from covey.kernels.build import processor
+from covey.kernels.calls import follow
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
@@ -29,7 +33,9 @@ from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
+from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
+from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
@@ -48,6 +54,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     rewards = judges(loaded, source, options)
     source = usable_problems(source, rewards, config, console)
     set_process(config)
+    follow_products(config)
     policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
     held_out = learned(source.held_out)
@@ -65,7 +72,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     run = Run(
         loaded=loaded,
         learner=Learner(policy, config.train, reference),
-        sampler=LocalSampler(policy, config.rollout.max_running, options.faults),
+        sampler=_sampler(policy, config, train_set, options),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
@@ -121,9 +128,31 @@ def connect(run: Run) -> None:
         run.journal.console.fewer_running(running)
         run.journal.event(run.state.step, "out of memory", running=running)
 
+    def servers_changed(what: str) -> None:
+        run.journal.say(what, "yellow")
+        run.journal.event(run.state.step, "sampling server", because=what)
+
     run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
+    if isinstance(run.sampler, RemoteSampler):
+        run.sampler.say, run.sampler.waiting = servers_changed, run.stop.check
+
+
+def follow_products(config: Config) -> None:
+    """Compute as the run in this folder began to, if that was on such a processor."""
+    before = read_environment(config.output) or {}
+    follow(before.get("products") if before.get("machine") == processor() else None)
+
+
+def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
+    """Servers where the config names some, else this process."""
+    rollout = config.rollout
+    if rollout.sampler is None:
+        return LocalSampler(policy, rollout.max_running, options.faults)
+    sampler, probes = rollout.sampler, [p.tokens for p in prompts]
+    folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
+    return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
 
 
 def plan_memory(run: Run) -> dict[str, int]:

@@ -1,0 +1,174 @@
+"""What this machine offers a run, part by part, each with the next step where something is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import warnings
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from covey.errors import SandboxUnavailable
+from covey.machine import available_cpus, available_memory, available_threads
+from covey.types import VERSION
+
+LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
+"""Bytes: of the demo, and of a few checkpoints of a small model."""
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+EXTRAS = {"peft": "lora", "math-verify": "math", "trl": "bench"}
+
+
+class Diagnosis(NamedTuple):
+    """One part of the machine."""
+
+    part: str
+    verdict: Literal["OK", "WARN", "FAIL"]
+    found: str
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        """For people.
+
+        >>> print(Diagnosis("memory", "WARN", "1.0 GB", "close other programs"))
+        WARN  memory    1.0 GB
+                        next: close other programs
+        """
+        rest = f"\n{'':16}next: {self.next_step}" if self.next_step else ""
+        return f"{self.verdict:<6}{self.part:<10}{self.found}{rest}"
+
+
+def diagnose() -> list[Diagnosis]:
+    """Every part; none of them can keep the others from being looked at."""
+    return [_guarded(part) for part in (versions, device, kernels, threads, memory, disk, sandbox)]
+
+
+def _guarded(part: Callable[[], Diagnosis]) -> Diagnosis:
+    try:
+        return part()
+    except Exception as error:  # what is broken here is what is to be found
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Diagnosis(part.__name__, "FAIL", reason[:200], "reinstall covey into a fresh environment")
+
+
+def versions() -> Diagnosis:
+    """Python, covey and the libraries it computes with."""
+    found, lacking = [f"covey {VERSION}", f"Python {platform.python_version()}"], []
+    for name in (*LIBRARIES, *EXTRAS):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            lacking.append(name)
+    if needed := [name for name in lacking if name in LIBRARIES]:
+        return Diagnosis("versions", "FAIL", f"{', '.join(needed)} missing", "pip install covey")
+    absent = "; ".join(f"{name} is optional: pip install 'covey[{EXTRAS[name]}]'" for name in lacking)
+    return Diagnosis("versions", "OK", ", ".join(found), absent)
+
+
+def device() -> Diagnosis:
+    """A GPU that torch can use, or the CPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        facts = torch.cuda.get_device_properties(0)
+        return Diagnosis("device", "OK", f"{facts.name}, {facts.total_memory / 1e9:.0f} GB")
+    if Path("/proc/driver/nvidia").exists():
+        step = "install the torch build for your driver's CUDA: pytorch.org/get-started"
+        return Diagnosis(
+            "device", "WARN", "an NVIDIA GPU that this torch cannot use; runs take the CPU", step
+        )
+    return Diagnosis("device", "OK", f"CPU: {_model_name()}")
+
+
+def _model_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def kernels() -> Diagnosis:
+    """The compiled operations, and whose matrix products are taken."""
+    from covey.kernels import build
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = build.kernels()
+    if found is not None:
+        taken = found.trial.choice()
+        rates = "; ".join(
+            f"{dtype} "
+            + ", ".join(
+                f"{kind} {'torch' if kind in taken[dtype] else 'covey'} ({ours:.0f} to {torchs:.0f})"
+                for kind, (ours, torchs) in kinds.items()
+            )
+            for dtype, kinds in found.trial.rates.items()
+        )
+        said = f"{found.instructions}. Products, GFLOP/s of covey to torch's, one thread: {rates}"
+        return Diagnosis("kernels", "OK", said)
+    cost = "torch does their work: rollouts and updates take about three times as long"
+    if os.environ.get(build.OFF):
+        return Diagnosis("kernels", "WARN", f"{build.OFF} is set; {cost}", f"unset {build.OFF}")
+    if caught:
+        step = "report it with this output"
+        return Diagnosis("kernels", "WARN", f"{caught[0].message}; {cost}", step)
+    return Diagnosis(
+        "kernels", "WARN", f"no C compiler; {cost}", "install gcc or clang (apt-get install gcc)"
+    )
+
+
+def threads() -> Diagnosis:
+    """How many, and whether other programs compute too."""
+    count, cpus, there = available_threads(), available_cpus(), os.cpu_count() or 1
+    said = f"{count} of {there} CPUs" + (" (affinity or a container's quota)" if cpus < there else "")
+    if count > cpus:
+        step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
+        return Diagnosis("threads", "WARN", f"{count} threads on {cpus} CPUs", step)
+    load = os.getloadavg()[0]
+    if load > there / 2:
+        step = "times will be longer than those in docs/performance.md"
+        return Diagnosis("threads", "WARN", f"{said}; other programs keep {load:.1f} of them busy", step)
+    return Diagnosis("threads", "OK", said)
+
+
+def memory() -> Diagnosis:
+    """What this process may use, and what of it is free."""
+    free = limit = available_memory()
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = min(free, next(1024 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable")))
+    except (OSError, StopIteration):
+        pass
+    said = f"{free / 1e9:.1f} GB free of {limit / 1e9:.1f}"
+    if free < LEAST_MEMORY:
+        return Diagnosis("memory", "WARN", said, "close other programs; the demo needs about 1 GB")
+    return Diagnosis("memory", "OK", said)
+
+
+def disk() -> Diagnosis:
+    """Whether runs can be written here."""
+    here = Path.cwd()
+    if not os.access(here, os.W_OK):
+        return Diagnosis("disk", "FAIL", f"{here} cannot be written to", "give --output a folder of yours")
+    free = shutil.disk_usage(here).free
+    said = f"{free / 1e9:.1f} GB free in {here}"
+    if free < LEAST_DISK:
+        return Diagnosis("disk", "WARN", said, "make room, or give --output a folder on another disk")
+    return Diagnosis("disk", "OK", said)
+
+
+def sandbox() -> Diagnosis:
+    """Where code that a model wrote could run."""
+    from covey.sandbox.choice import choose
+
+    try:
+        chosen = choose()
+    except SandboxUnavailable as error:
+        reason = str(error).splitlines()[0]
+        step = "only rewards that run a model's code need one: docs/sandbox.md"
+        return Diagnosis("sandbox", "WARN", f"none holds: {reason[:200]}", step)
+    return Diagnosis("sandbox", "OK", f"{chosen.sandbox.name}, probed")

@@ -1,0 +1,38 @@
+"""Whose matrix products are taken, ours or torch's: measured once per processor, kept with the kernels.
+
+Ours give the same bits for a token whatever is computed beside it, with any number of threads. Torch's do
+not, so they are taken only where they are much faster; a run keeps the choice that it began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+KINDS = ("decode", "forward", "inputs", "weights")
+"""Products of few rows, of many rows, and the gradients of both factors."""
+FEW_ROWS = 64
+MUCH_FASTER = 1.5
+
+Rates = Mapping[str, Mapping[str, tuple[float, float]]]
+"""dtype -> kind -> GFLOP/s of one thread, ours and torch's."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a child found that ran a library."""
+
+    problem: str = ""
+    rates: Rates = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        """Whether it may be used."""
+        return not self.problem
+
+    def choice(self) -> dict[str, list[str]]:
+        """dtype -> the kinds that torch does."""
+        return {
+            dtype: [kind for kind, (ours, torchs) in kinds.items() if torchs > MUCH_FASTER * ours]
+            for dtype, kinds in self.rates.items()
+        }

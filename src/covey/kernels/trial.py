@@ -1,0 +1,79 @@
+"""A library on trial, in a process of its own: whether its answers are right, and how fast it is.
+
+`python -m covey.kernels.trial` prints what it finds of the library that COVEY_KERNELS names. A library that
+crashes takes nobody with it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import torch
+
+from covey.kernels.calls import DTYPES, call, packed_size
+from covey.kernels.choice import KINDS
+from covey.kernels.known import first_incorrect
+
+SHAPES = {
+    "decode": (32, 768, 256),
+    "forward": (256, 1024, 256),
+    "inputs": (256, 768, 256),
+    "weights": (256, 768, 256),
+}
+"""Rows, outputs, inputs."""
+SECONDS = 0.02
+
+
+def main() -> None:
+    """Print the trial as JSON."""
+    torch.set_num_threads(1)
+    for dtype, name in DTYPES.items():
+        if operation := first_incorrect(call, packed_size, dtype):
+            print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
+            return
+    with torch.no_grad():
+        rates = {str(d).removeprefix("torch."): {k: measured(k, d) for k in KINDS} for d in DTYPES}
+    print(json.dumps({"rates": rates}))
+
+
+def measured(kind: str, dtype: torch.dtype) -> tuple[float, float]:
+    """GFLOP/s of one thread, ours and torch's, in turns."""
+    m, n, k = SHAPES[kind]
+    x, w, grad = (torch.randn(*shape).to(dtype) for shape in ((m, k), (n, k), (m, n)))
+    ours, into = x.new_empty(m, n), torch.zeros(m if kind == "inputs" else n, k)
+    panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
+    call("pack_weight", w, panels, n, k, dtype=dtype)
+    sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "decode": (lambda: call("product", x, panels, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
+        "forward": (lambda: call("product_once", x, w, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
+        "inputs": (
+            lambda: call("outer_sum", grad.data_ptr(), 1, n, w, k, into, n, m, k, dtype=dtype),
+            lambda: grad @ w,
+        ),
+        "weights": (
+            lambda: call("outer_sum", grad.data_ptr(), n, 1, x, k, into, m, n, k, dtype=dtype),
+            lambda: into.add_(grad.t() @ x),
+        ),
+    }
+    pair = sides[kind]
+    best = [float("inf")] * 2
+    for _ in range(4):
+        for side, work in enumerate(pair):
+            best[side] = min(best[side], _seconds(work))
+    return tuple(round(2e-9 * m * n * k / s, 1) for s in best)  # type: ignore[return-value]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of one call: other programs on this machine do not count."""
+    work()
+    began, calls = time.thread_time(), 0
+    while (taken := time.thread_time() - began) < SECONDS / 4 or not calls:
+        work()
+        calls += 1
+    return taken / calls
+
+
+if __name__ == "__main__":
+    main()

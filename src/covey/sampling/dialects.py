@@ -1,0 +1,276 @@
+"""What inference servers understand: the same request in the words of covey, vLLM and SGLang.
+
+Routes as of vLLM 0.33 and SGLang 0.5.23. A reply is read strictly: what does not fit is no completion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Literal, NamedTuple
+from urllib.error import HTTPError
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from covey.sampling.base import Request, SamplingParams
+from covey.types import SamplingMask
+
+AskServer = Callable[..., object]
+"""(path, body or None) -> JSON, of one server."""
+Body = dict[str, object]
+
+
+class Misbehaved(Exception):
+    """A reply that is no answer to what was asked."""
+
+
+class Answer(NamedTuple):
+    """A completion as a server gave it."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: Literal["stop", "length"]
+    sampling_mask: SamplingMask | None = None
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a kind of server is spoken to."""
+
+    name: str
+    path: str
+    """Of the route that samples."""
+    body: Callable[[Request, SamplingParams, str, Sequence[int]], Body]
+    """Request, parameters, the server's name of the model, ids that end a completion -> body."""
+    read: Callable[[object], list[Answer]]
+    """Reply -> completions. Raises ValidationError."""
+    load: Callable[[AskServer, str, int], None]
+    """Take the weights of a folder as a version. Raises Misbehaved."""
+    streams: bool = False
+    """Whether it draws with the given random streams, and says which tokens could be drawn."""
+
+
+class _Mask(BaseModel):
+    ids: list[int]
+    ends: list[int]
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[float]
+
+
+class _Choice(BaseModel):
+    index: int
+    finish_reason: Literal["stop", "length"]
+    token_ids: list[int]
+    logprobs: _Logprobs
+    sampling_mask: _Mask | None = None
+
+
+class _Choices(BaseModel):
+    choices: list[_Choice]
+
+
+def _read_choices(reply: object) -> list[Answer]:
+    found = sorted(_Choices.model_validate(reply).choices, key=lambda c: c.index)
+    return [
+        Answer(
+            c.token_ids,
+            c.logprobs.token_logprobs,
+            c.finish_reason,
+            SamplingMask(np.array(m.ids, np.int32), np.array(m.ends, np.int64))
+            if (m := c.sampling_mask)
+            else None,
+        )
+        for c in found
+    ]
+
+
+def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequence[int]) -> Body:
+    return {
+        "model": model,
+        "prompt": request.prompt.tolist(),
+        "n": len(request.streams),
+        "streams": list(request.streams),
+        **_common(params),
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def _common(params: SamplingParams) -> Body:
+    return {
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        **({"stop": list(params.stop)} if params.stop else {}),
+    }
+
+
+def _covey_load(ask: AskServer, folder: str, version: int) -> None:
+    reply = ask("/weights", {"folder": folder, "version": version})
+    if not isinstance(reply, Mapping) or reply.get("version") != version:
+        raise Misbehaved(f"/weights answers {str(reply)[:200]}")
+
+
+def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Sequence[int]) -> Body:
+    return {
+        "model": model,
+        "prompt": request.prompt.tolist(),
+        "n": len(request.streams),
+        "seed": request.streams[0] >> 2,  # it takes 63 bits, and adds the number of the completion
+        **_common(params),
+        "stop_token_ids": list(ends),
+        "include_stop_str_in_output": True,
+        "logprobs": 0,
+        "return_token_ids": True,
+    }
+
+
+def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
+    try:
+        ask("/pause?mode=wait", {})
+        ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        ask("/reset_prefix_cache", {})
+        ask("/resume", {})
+    except HTTPError as error:
+        if error.code != HTTPStatus.NOT_FOUND:
+            raise
+        raise Misbehaved(
+            "it has no route to take weights: start vLLM with VLLM_SERVER_DEV_MODE=1, where nobody else can "
+            "reach it, or give rollout.sampler.restart"
+        ) from None
+    del version
+
+
+def _sglang_body(request: Request, params: SamplingParams, _: str, ends: Sequence[int]) -> Body:
+    sampling = {
+        "n": len(request.streams),
+        "max_new_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "stop_token_ids": list(ends),
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "sampling_seed": request.streams[0] >> 33,  # 31 bits
+        **({"stop": list(params.stop)} if params.stop else {}),
+    }
+    return {"input_ids": request.prompt.tolist(), "sampling_params": sampling, "return_logprob": True}
+
+
+class _Finish(BaseModel):
+    type: Literal["stop", "length"]
+
+
+class _Meta(BaseModel):
+    finish_reason: _Finish
+    output_token_logprobs: list[tuple[float, int, object]] = Field(min_length=1)
+
+
+class _Generated(BaseModel):
+    meta_info: _Meta
+
+
+def _read_generated(reply: object) -> list[Answer]:
+    several = reply if isinstance(reply, list) else [reply]
+    found = [_Generated.model_validate(one).meta_info for one in several]
+    return [
+        Answer(
+            [token for _, token, _ in meta.output_token_logprobs],
+            [logprob for logprob, _, _ in meta.output_token_logprobs],
+            meta.finish_reason.type,
+        )
+        for meta in found
+    ]
+
+
+def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
+    body = {"model_path": folder, "flush_cache": True, "weight_version": str(version)}
+    reply = ask("/update_weights_from_disk", body)
+    if not isinstance(reply, Mapping) or reply.get("success") is not True:
+        raise Misbehaved(f"/update_weights_from_disk answers {str(reply)[:200]}")
+
+
+COVEY = Dialect("covey", "/v1/completions", _covey_body, _read_choices, _covey_load, streams=True)
+VLLM = Dialect("vLLM", "/v1/completions", _vllm_body, _read_choices, _vllm_load)
+SGLANG = Dialect("SGLang", "/generate", _sglang_body, _read_generated, _sglang_load)
+
+
+def recognize(ask: AskServer) -> tuple[Dialect, str]:
+    """What a server speaks, and its name of the model. Raises Misbehaved if it is none that is known."""
+    info = _there(ask, "/info")
+    if isinstance(info, Mapping) and info.get("server") == "covey":
+        return COVEY, str(info.get("model"))
+    info = _there(ask, "/get_model_info")
+    if isinstance(info, Mapping) and "model_path" in info:
+        return SGLANG, str(info["model_path"])
+    models = _there(ask, "/v1/models")
+    served = models.get("data") if isinstance(models, Mapping) else None
+    if isinstance(served, list) and served and isinstance(served[0], Mapping) and _there(ask, "/version"):
+        return VLLM, str(served[0].get("id"))
+    raise Misbehaved("this is no server of `covey serve`, vLLM or SGLang: none of their routes answers")
+
+
+def _there(ask: AskServer, path: str) -> object:
+    """What a route answers; None where there is no such route, or it does not speak JSON."""
+    try:
+        return ask(path, None)
+    except HTTPError as error:
+        error.close()
+        if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise
+        return None
+    except ValueError:
+        return None
+
+
+def answers(
+    dialect: Dialect,
+    reply: object,
+    request: Request,
+    params: SamplingParams,
+    vocabulary: int,
+    ends: Sequence[int],
+) -> list[Answer]:
+    """The completions of a reply, each proven possible. Raises Misbehaved."""
+    try:
+        found = dialect.read(reply)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise Misbehaved(f"its reply does not fit: {place}: {first['msg']}") from None
+    if len(found) != len(request.streams):
+        raise Misbehaved(f"{len(found)} completions instead of {len(request.streams)}")
+    for one in found:
+        _check(one, params, vocabulary, ends)
+    return found
+
+
+def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:
+    count = len(one.tokens)
+    if not 1 <= count <= params.max_tokens or len(one.logprobs) != count:
+        raise Misbehaved(f"{count} tokens and {len(one.logprobs)} log-probs, of {params.max_tokens} at most")
+    if not all(0 <= t < vocabulary for t in one.tokens):
+        raise Misbehaved(f"a token id that the model does not have ({vocabulary} ids)")
+    if not all(math.isfinite(x) and x <= 1e-3 for x in one.logprobs):
+        raise Misbehaved("log-probs that are no logarithms of probabilities")
+    if any(t in ends for t in one.tokens[:-1]):
+        raise Misbehaved("a completion goes on after its end token")
+    if one.finish == "stop" and one.tokens[-1] not in ends and not params.stop:
+        raise Misbehaved("a completion is said to have ended and has no end token")
+    if one.finish == "length" and count < params.max_tokens:
+        raise Misbehaved(f"a completion is said to be truncated at {count} of {params.max_tokens} tokens")
+    mask = one.sampling_mask
+    if params.truncates and (
+        mask is None
+        or len(mask.ends) != count
+        or (mask.ends[-1:] != len(mask.ids)).any()
+        or (np.diff(mask.ends, prepend=0) < 1).any()
+        or not all(0 <= t < vocabulary for t in mask.ids)
+    ):
+        raise Misbehaved("it does not say which tokens top_p and top_k left")

@@ -1,0 +1,357 @@
+"""The sampler over HTTP: groups go to servers that have room, and no answer is taken on trust.
+
+After every change of weights each server samples a few completions whose log-probs are compared with the
+trained policy's. A server that does not answer, or whose numbers do not fit, is left out: what it was asked
+is asked again of the others, with the same random streams. It takes part again once it proves itself.
+"""
+
+from __future__ import annotations
+
+import http.client
+import queue
+import shutil
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from urllib.error import HTTPError
+
+import numpy as np
+import torch
+
+from covey.config.schema import Servers
+from covey.errors import ConfigError, SamplersLost
+from covey.models.packing import pack
+from covey.models.policy import Policy, save_policy
+from covey.rng import key
+from covey.sampling.base import Request, Sampled, SamplingParams, Weights
+from covey.sampling.dialects import Answer, Dialect, Misbehaved, answers, recognize
+from covey.sampling.restart import restart
+from covey.types import Completion
+from covey.web import ask
+
+TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
+"""Environment variable with the token that servers ask for."""
+MOST_BYTES = 1 << 28
+"""Bytes of a reply."""
+QUICK = 20.0
+"""Seconds for a question that is no sampling."""
+TRY_AGAIN = 5.0
+"""Seconds after which a server that was left out is tried again."""
+PROBES, PROBE_TOKENS = 4, 32
+"""Completions, and tokens of each at most, whose log-probs are compared."""
+FLOAT32, BFLOAT16 = 1e-4, 0.03
+"""Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
+FAILURES = (OSError, http.client.HTTPException, ValueError, Misbehaved)
+"""What asking a server may raise."""
+
+
+@dataclass
+class Remote:
+    """One server, and how it fares."""
+
+    url: str
+    dialect: Dialect | None = None
+    """None: it has never answered."""
+    model: str = ""
+    version: int | None = None
+    """Of the weights it has proven to have."""
+    lost: str = ""
+    """Why it is left out; empty: it takes part."""
+    tried: float = -TRY_AGAIN
+    """When it was last looked for, on the monotonic clock."""
+    spread: float | None = None
+    """Mean difference of log-probs when it came with the right weights, nats: its rounding."""
+
+
+@dataclass
+class _Pass:
+    """One call of ``sample``: what is left to ask, and what came back."""
+
+    requests: Sequence[Request]
+    params: SamplingParams
+    version: int
+    todo: deque[int]
+    results: queue.SimpleQueue[tuple[int, list[Answer]] | None] = field(default_factory=queue.SimpleQueue)
+    """Request and completions; None: a server was lost."""
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    over: bool = False
+
+
+class RemoteSampler:
+    """Samples on servers; ``covey.sampling.base.Sampler``."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        servers: Servers,
+        folder: Path,
+        probes: Sequence[np.ndarray],
+        temperature: float,
+        max_running: int,
+        token: str = "",
+    ) -> None:
+        """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on."""
+        self.policy, self.settings, self.folder, self.token = policy, servers, folder, token
+        self.servers = [Remote(url.rstrip("/")) for url in servers.url]
+        self.temperature, self.max_running = temperature, max_running
+        self.version = 0
+        self.say: Callable[[str], None] = lambda _: None
+        """Told what happens to servers, a sentence each."""
+        self.waiting: Callable[[], None] = lambda: None
+        """Called once a second while nothing comes; may raise to stop."""
+        self._probes = [p for p in probes[:PROBES] if len(p)]
+        self._vocabulary = policy.model.get_input_embeddings().num_embeddings
+        self._exact: bool | None = None
+
+    @property
+    def bit_exact(self) -> bool:
+        """Whether every server showed the policy's own bits when they were first asked; then all must."""
+        if self._exact is None:
+            self._bring_up()
+        return bool(self._exact)
+
+    def sync(self, weights: Weights) -> None:
+        """Sample from these weights from now on; they travel when the next sampling begins."""
+        self.version = weights.version
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """Yield completions as their groups end. Raises SamplersLost when nobody is left to ask."""
+        self._bring_up()
+        if params.truncates and not all(s.dialect.streams for s in self._present() if s.dialect):
+            raise ConfigError(
+                "rollout.top_p and rollout.top_k: vLLM and SGLang do not say which tokens these left to be "
+                "drawn, so their log-probs cannot be trained on. Set top_p 1 and top_k 0, or use covey serve"
+            )
+        work = _Pass(requests, params, self.version, deque(range(len(requests))))
+        self._join(work, self._present())
+        left, since = len(requests), time.monotonic()
+        try:
+            while left:
+                try:
+                    result = work.results.get(timeout=1.0)
+                except queue.Empty:
+                    result = None
+                if result is not None:
+                    left, since = left - 1, time.monotonic()
+                    for i, one in enumerate(result[1]):
+                        yield Sampled(result[0], i, self._completion(one, work.version))
+                    continue
+                self.waiting()
+                self._join(work, self._return())
+                if not self._present() and time.monotonic() - since > self.settings.patience:
+                    raise self._nobody()
+        finally:
+            with work.changed:
+                work.over = True
+                work.changed.notify_all()
+
+    def _completion(self, one: Answer, version: int) -> Completion:
+        tokens = np.array(one.tokens, dtype=np.int64)
+        logprobs = np.array(one.logprobs, dtype=np.float32)
+        # The text is the tokens', whatever the server's own detokenizer made of them.
+        text = self.policy.decode(one.tokens)
+        return Completion(tokens, logprobs, text, one.finish, version, one.sampling_mask)
+
+    def _present(self) -> list[Remote]:
+        return [s for s in self.servers if not s.lost and s.version == self.version]
+
+    def _nobody(self) -> SamplersLost:
+        reasons = "; ".join(f"{s.url}: {s.lost}" for s in self.servers)
+        return SamplersLost(
+            f"no sampling server is left: {reasons}. Start them and run the same command again"
+        )
+
+    # Asking
+
+    def _join(self, work: _Pass, servers: Sequence[Remote]) -> None:
+        """Let servers work on a pass, each with as many groups at once as it has room for."""
+        biggest = max((len(r.streams) for r in work.requests), default=1)
+        lanes = max(1, self.max_running // biggest)
+        for server in servers:
+            for _ in range(min(lanes, len(work.requests))):
+                threading.Thread(target=self._lane, args=(server, work), daemon=True).start()
+
+    def _lane(self, server: Remote, work: _Pass) -> None:
+        while (number := self._next(server, work)) is not None:
+            try:
+                found = self._ask_for(server, work.requests[number], work.params)
+            except FAILURES as error:
+                with work.changed:
+                    work.todo.appendleft(number)
+                    self._leave_out(server, error)
+                    work.changed.notify_all()
+                work.results.put(None)
+                return
+            work.results.put((number, found))
+
+    def _next(self, server: Remote, work: _Pass) -> int | None:
+        """The next request; waits for one that comes back while others are still under way."""
+        with work.changed:
+            while not work.over and not server.lost:
+                if work.todo:
+                    return work.todo.popleft()
+                work.changed.wait()
+            return None
+
+    def _ask_for(self, server: Remote, request: Request, params: SamplingParams) -> list[Answer]:
+        """A group from a server. One that is busy is asked again, until the time of a request is over."""
+        assert server.dialect is not None, "it has answered"
+        ends = time.monotonic() + self.settings.timeout
+        body = server.dialect.body(request, params, server.model, self.policy.end_ids)
+        pause = 0.1
+        while True:
+            try:
+                reply = self._ask(server, server.dialect.path, body, max(1.0, ends - time.monotonic()))
+            except HTTPError as error:
+                busy = error.code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+                if not busy or time.monotonic() + pause > ends:
+                    raise
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)
+            else:
+                return answers(server.dialect, reply, request, params, self._vocabulary, self.policy.end_ids)
+
+    def _ask(self, server: Remote, path: str, body: object = None, timeout: float = QUICK) -> object:
+        return ask(server.url + path, body, self.token, timeout, MOST_BYTES)
+
+    def _leave_out(self, server: Remote, error: BaseException) -> None:
+        if server.lost:
+            return
+        server.lost, server.version, server.tried = _reason(error), None, time.monotonic()
+        self.say(f"{server.url} is left out: {server.lost}")
+
+    # Weights
+
+    def _bring_up(self) -> None:
+        """Bring every server that can be reached to the present weights. Raises SamplersLost."""
+        begun = time.monotonic()
+        while True:
+            self._return(now=True)
+            if self._present():
+                break
+            if time.monotonic() - begun > self.settings.patience:
+                raise self._nobody()
+            self.waiting()
+            time.sleep(0.2)
+        if self._exact is None:
+            same = all(s.dialect and s.dialect.streams and s.spread == 0 for s in self._present())
+            self._exact = same and self.policy.bit_exact
+
+    def _return(self, now: bool = False) -> list[Remote]:
+        """Servers that have the present weights and did not before."""
+        due = [
+            s
+            for s in self.servers
+            if (now or time.monotonic() - s.tried > TRY_AGAIN if s.lost else s.version != self.version)
+        ]
+        back = []
+        for server in due:
+            was, server.tried = server.lost, time.monotonic()
+            try:
+                self._bring(server)
+            except FAILURES as error:
+                server.lost, server.version = _reason(error), None
+                if server.lost != was:
+                    self.say(f"{server.url} is left out: {server.lost}")
+                continue
+            server.lost = ""
+            back.append(server)
+            if was:
+                self.say(f"{server.url} takes part again, from version {self.version} on")
+        return back
+
+    def _bring(self, server: Remote) -> None:
+        """Give a server the present weights and let it prove that it has them."""
+        new = server.dialect is None or bool(server.lost)
+        if new:
+            server.dialect, server.model = recognize(partial(self._ask, server))
+            off = self._off(server)
+            if off <= self._allowed(server):
+                server.spread = off if server.spread is None else server.spread
+                server.version = self.version
+                return
+        assert server.dialect is not None, "it has been recognized"
+        folder, wrong = self._saved(), ""
+        try:
+            patient = partial(self._ask, server, timeout=self.settings.timeout)
+            server.dialect.load(patient, str(folder), self.version)
+            wrong = self._wrong(server)
+        except FAILURES as error:
+            wrong = _reason(error)
+        if wrong and self.settings.restart:
+            self.say(f"{server.url}: {wrong}; restarting it")
+            restart(self.settings.restart, server.url, folder, self.settings.timeout)
+            server.dialect, server.model = recognize(partial(self._ask, server))
+            wrong = self._wrong(server)
+        if wrong:
+            raise Misbehaved(wrong)
+        server.version = self.version
+
+    def _allowed(self, server: Remote) -> float:
+        """Largest mean difference of log-probs, nats."""
+        if self._exact:
+            return 0.0
+        bound = FLOAT32 if self.policy.model.dtype == torch.float32 else BFLOAT16
+        if self.settings.tolerance is not None:
+            return self.settings.tolerance
+        return bound if server.spread is None else min(bound, max(FLOAT32, 10 * server.spread))
+
+    def _wrong(self, server: Remote) -> str:
+        """What is wrong with a server's log-probs after it was given weights; empty: nothing."""
+        allowed = self._allowed(server)
+        off, at_one = self._off(server), 0.0
+        if off <= allowed:
+            return ""
+        if self.temperature not in (0.0, 1.0):
+            at_one = self._off(server, scored_at=1.0)
+            if at_one <= allowed:
+                return (
+                    "its log-probs are those before the temperature; for vLLM add --logprobs-mode "
+                    "processed_logprobs"
+                )
+        return (
+            f"its log-probs are {off:.2g} nats off those of version {self.version}, on average, and "
+            f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights"
+        )
+
+    def _off(self, server: Remote, scored_at: float | None = None) -> float:
+        """Mean difference between a server's log-probs and the policy's, nats, over some completions."""
+        params = SamplingParams(PROBE_TOKENS, self.temperature)
+        prompts, tokens, theirs = [], [], list[float]()
+        for i, prompt in enumerate(self._probes):
+            stream = key(self.version, "probe", server.url, i)
+            (one,) = self._ask_for(server, Request(prompt, [stream]), params)
+            prompts.append(prompt)
+            tokens.append([np.array(one.tokens, dtype=np.int64)])
+            theirs += one.logprobs
+        with torch.no_grad():
+            packed = pack(prompts, tokens).to(self.policy.device)
+            ours = self.policy.score(packed, scored_at or self.temperature or 1.0).logprobs.cpu()
+        return float((ours.double() - torch.tensor(theirs, dtype=torch.float64)).abs().mean())
+
+    def _saved(self) -> Path:
+        """The folder with the present weights, written once; older ones go."""
+        target = self.folder / f"version_{self.version:06d}"
+        if not target.is_dir():
+            part = self.folder / f".{target.name}.part"
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            save_policy(self.policy, part)
+            part.rename(target)
+            for old in self.folder.glob("version_*"):
+                if old != target:
+                    shutil.rmtree(old, ignore_errors=True)
+        return target.resolve()
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, HTTPError):
+        with error:
+            said = error.read(400).decode(errors="replace") if error.fp else ""
+        return f"HTTP {error.code} {error.reason} {' '.join(said.split())[:200]}".strip()
+    return str(error).strip() or type(error).__name__

@@ -1,0 +1,46 @@
+"""Restarting a sampling server by its user's own command, where it cannot take weights while it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from urllib.error import HTTPError
+
+from covey.web import ask
+
+
+def restart(command: str, url: str, folder: Path, timeout: float) -> None:
+    """Run a shell command that restarts the server at ``url`` on a model folder, and wait until it answers.
+
+    The command finds them as COVEY_URL and COVEY_MODEL; it returns once the server is on its way, in
+    ``timeout`` seconds together with the server's start. Raises OSError.
+    """
+    ends = time.monotonic() + timeout
+    told = {**os.environ, "COVEY_URL": url, "COVEY_MODEL": str(folder)}
+    try:
+        done = subprocess.run(  # noqa: S602  the user's own command, from the config
+            command, shell=True, env=told, timeout=timeout, stdin=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(f"rollout.sampler.restart did not return in {timeout:g} s") from None
+    if done.returncode:
+        raise OSError(f"rollout.sampler.restart ended with exit code {done.returncode}")
+    while not _answers(url):
+        if time.monotonic() > ends:
+            raise OSError(f"no answer within {timeout:g} s after rollout.sampler.restart")
+        time.sleep(0.5)
+
+
+def _answers(url: str) -> bool:
+    try:
+        ask(f"{url}/health", timeout=5.0)
+    except HTTPError as error:
+        error.close()
+        return False
+    except OSError:
+        return False
+    except ValueError:
+        pass  # something that is no JSON: it answers
+    return True

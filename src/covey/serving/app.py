@@ -1,0 +1,285 @@
+"""The routes of `covey serve`: OpenAI's completions with token ids and log-probs, and weights by version.
+
+Nothing of a request is ever run. Bodies, counts and waiting are bounded; weights come from one folder only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+import covey
+from covey.errors import ConfigError, CoveyError, DataError
+from covey.rng import key
+from covey.sampling.base import Request, SamplingParams
+from covey.serving.shared import SharedModel, TooBusy
+from covey.types import Completion
+from covey.web import LOOPBACK
+
+LARGEST_BODY = 16 << 20
+"""Bytes of a request's body."""
+BODY_SECONDS = 30.0
+"""For a body to arrive."""
+Handler = Callable[[HttpRequest], Awaitable[JSONResponse]]
+
+
+class Refused(CoveyError):
+    """A request that cannot be answered, and the HTTP status that says so."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Wanted(BaseModel):
+    """What both kinds of completion take. An unknown field is refused: it might change the result."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    model: str = ""
+    user: str = ""
+    max_tokens: int = Field(256, ge=1)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)
+    n: int = Field(1, ge=1, le=4096)
+    stop: str | list[str] | None = Field(None, max_length=1000)
+    seed: int | None = None
+    streams: list[int] | None = Field(None, max_length=4096)
+    """Instead of ``seed``: a key for each of the ``n`` completions."""
+
+    def params(self) -> SamplingParams:
+        """How to draw."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingParams(self.max_tokens, self.temperature, self.top_p, max(self.top_k, 0), stop)
+
+    def keys(self) -> list[int]:
+        """The random stream of each completion."""
+        if self.streams is not None:
+            if len(self.streams) != self.n or not all(0 <= s < 2**64 for s in self.streams):
+                raise Refused(400, f"streams: one number of 64 bits for each of the {self.n} completions")
+            return self.streams
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        return [key(seed, "served", i) for i in range(self.n)]
+
+
+class Text(Wanted):
+    """Body of /v1/completions."""
+
+    prompt: str | list[int]
+    logprobs: int | None = Field(None, ge=0, le=1)
+    return_token_ids: bool = False
+
+
+class Chat(Wanted):
+    """Body of /v1/chat/completions."""
+
+    messages: list[dict[str, object]] = Field(min_length=1)
+    chat_template_kwargs: dict[str, object] = {}
+
+
+class NewWeights(BaseModel):
+    """Body of /weights."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    folder: str
+    version: int = Field(ge=0)
+
+
+@dataclass(frozen=True)
+class Service:
+    """The routes' common ground."""
+
+    model: SharedModel
+    name: str
+    token: str = ""
+    """Asked of every caller, unless empty."""
+    weights: Path | None = None
+    """New weights are taken from folders in this one; None: from nowhere."""
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes: Mapping[str, tuple[str, Handler]] = {
+            "/health": ("GET", self.health),
+            "/info": ("GET", self.info),
+            "/v1/models": ("GET", self.models),
+            "/v1/completions": ("POST", self.completions),
+            "/v1/chat/completions": ("POST", self.chat),
+            "/weights": ("POST", self.load),
+        }
+        return Starlette(routes=[Route(p, self._guarded(h), methods=[m]) for p, (m, h) in routes.items()])
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def answer(request: HttpRequest) -> JSONResponse:
+            try:
+                self._check(request)
+                return await handler(request)
+            except Refused as error:
+                return _error(error.status, str(error))
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_context=False)[0]
+                return _error(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            except TooBusy as error:
+                return _error(429, str(error), {"Retry-After": "1"})
+            except (ConfigError, DataError) as error:
+                return _error(400, str(error))
+            except CoveyError as error:
+                return _error(503, str(error))
+
+        return answer
+
+    def _check(self, request: HttpRequest) -> None:
+        """Whether this caller may ask at all."""
+        if self.token:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self.token.encode()):
+                raise Refused(401, "the token is missing or wrong: Authorization: Bearer ...")
+        elif request.url.hostname not in LOOPBACK:
+            # A page of another site can make a browser ask here under its own name (DNS rebinding).
+            raise Refused(403, "without a token only 127.0.0.1 and localhost are answered")
+
+    async def health(self, _: HttpRequest) -> JSONResponse:
+        """Whether it is there."""
+        return JSONResponse({"status": "ok"})
+
+    async def info(self, _: HttpRequest) -> JSONResponse:
+        """What it is: for a trainer that connects."""
+        policy = self.model.policy
+        return JSONResponse(
+            {
+                "server": "covey",
+                "covey": covey.__version__,
+                "model": self.name,
+                "version": self.model.version,
+                "takes_weights": self.weights is not None,
+                "context": policy.context,
+                "dtype": str(policy.model.dtype).removeprefix("torch."),
+            }
+        )
+
+    async def models(self, _: HttpRequest) -> JSONResponse:
+        """The one model, as OpenAI lists models."""
+        return JSONResponse(
+            {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "covey"}]}
+        )
+
+    async def completions(self, request: HttpRequest) -> JSONResponse:
+        """Completions of a text or of token ids."""
+        wanted = Text.model_validate_json(await _body(request))
+        prompt = wanted.prompt
+        tokens = self.model.policy.encode(prompt) if isinstance(prompt, str) else prompt
+        version, found = await self._sampled(wanted, tokens)
+        choices = [
+            {"index": i, "text": c.text, "finish_reason": c.finish, **_details(c, wanted)}
+            for i, c in enumerate(found)
+        ]
+        return self._reply("text_completion", version, tokens, found, choices)
+
+    async def chat(self, request: HttpRequest) -> JSONResponse:
+        """Answers to messages, through the model's chat template."""
+        wanted = Chat.model_validate_json(await _body(request))
+        tokens = self.model.policy.encode(wanted.messages, wanted.chat_template_kwargs)
+        version, found = await self._sampled(wanted, tokens)
+        choices = [
+            {"index": i, "message": {"role": "assistant", "content": c.text}, "finish_reason": c.finish}
+            for i, c in enumerate(found)
+        ]
+        return self._reply("chat.completion", version, tokens, found, choices)
+
+    async def load(self, request: HttpRequest) -> JSONResponse:
+        """Take new weights, between what was asked before and what is asked later."""
+        wanted = NewWeights.model_validate_json(await _body(request))
+        if self.weights is None:
+            raise Refused(403, "this server takes no weights: start it with --weights FOLDER")
+        folder, root = Path(wanted.folder).resolve(), self.weights.resolve()
+        if not folder.is_relative_to(root) or not folder.is_dir():
+            raise Refused(403, f"weights are only taken from folders in {root}")
+
+        def take() -> None:
+            try:
+                self.model.policy.load_weights(folder)
+            except (ValueError, OSError) as error:
+                raise DataError(f"{folder}: {error}") from None
+            self.model.version = wanted.version
+
+        await asyncio.wrap_future(self.model.between(take))
+        return JSONResponse({"version": wanted.version})
+
+    async def _sampled(self, wanted: Wanted, tokens: Sequence[int]) -> tuple[int, list[Completion]]:
+        policy, size = self.model.policy, len(tokens)
+        vocabulary = policy.model.get_input_embeddings().num_embeddings
+        if not size or not all(0 <= t < vocabulary for t in tokens):
+            raise Refused(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
+        if size + wanted.max_tokens > policy.context:
+            raise Refused(
+                400,
+                f"{size} tokens of prompt and max_tokens {wanted.max_tokens} are more than the context of "
+                f"{policy.context}",
+            )
+        if wanted.model not in ("", self.name):
+            raise Refused(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
+        asked = Request(np.array(tokens, dtype=np.int64), wanted.keys())
+        return await asyncio.wrap_future(self.model.ask(asked, wanted.params()))
+
+    def _reply(
+        self,
+        kind: str,
+        version: int,
+        prompt: Sequence[int],
+        found: Sequence[Completion],
+        choices: Sequence[Mapping[str, object]],
+    ) -> JSONResponse:
+        count = sum(len(c.tokens) for c in found)
+        usage = {
+            "prompt_tokens": len(prompt),
+            "completion_tokens": count,
+            "total_tokens": len(prompt) + count,
+        }
+        body = {"id": f"covey-{secrets.token_hex(8)}", "object": kind, "created": int(time.time())}
+        return JSONResponse(
+            {**body, "model": self.name, "version": version, "choices": choices, "usage": usage}
+        )
+
+
+def _details(completion: Completion, wanted: Text) -> dict[str, object]:
+    """Token ids and log-probs, where they were asked for."""
+    found: dict[str, object] = {}
+    if wanted.return_token_ids:
+        found["token_ids"] = completion.tokens.tolist()
+    if wanted.logprobs is not None:
+        found["logprobs"] = {"token_logprobs": completion.logprobs.tolist()}
+        if completion.sampling_mask is not None:
+            mask = completion.sampling_mask
+            found["sampling_mask"] = {"ids": mask.ids.tolist(), "ends": mask.ends.tolist()}
+    return found
+
+
+async def _body(request: HttpRequest) -> bytes:
+    received = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                received += part
+                if len(received) > LARGEST_BODY:
+                    raise Refused(413, f"a body of more than {LARGEST_BODY} bytes")
+    except TimeoutError:
+        raise Refused(408, f"the body took more than {BODY_SECONDS:g} s") from None
+    return bytes(received)
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind}}, status, headers)

@@ -1,0 +1,65 @@
+"""Starting the server of `covey serve`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import uvicorn
+
+from covey.config.load import load_config
+from covey.errors import ConfigError
+from covey.machine import available_threads
+from covey.models.load import load_policy
+from covey.sampling.remote import TOKEN
+from covey.serving.app import Service
+from covey.serving.shared import SharedModel
+from covey.web import LOOPBACK
+
+
+def serve_http(
+    model: str, host: str, port: int, weights: Path | None, name: str, settings: Sequence[str] = ()
+) -> None:
+    """Answer until the process is told to end. ``port`` 0 takes a free one, which is printed.
+
+    Raises ConfigError for an address that others reach without a token, or that is taken.
+    """
+    token = os.environ.get(TOKEN, "")
+    if not token and host not in LOOPBACK:
+        raise ConfigError(
+            f"--host {host}: others can reach this server, so it needs a token: set {TOKEN} to a long random "
+            "text, for the server and for whoever asks it"
+        )
+    if weights is not None and not weights.is_dir():
+        raise ConfigError(f"--weights {weights}: there is no such folder")
+    listener = _listener(host, port)
+    loaded = load_config(None, settings, {"model": model})
+    torch.set_num_threads(loaded.config.threads or available_threads())
+    shared = SharedModel(load_policy(loaded), loaded.config.rollout.max_running)
+    service = Service(shared, name or Path(model).name, token, weights)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
+    try:
+        config = uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5)
+        uvicorn.Server(config).run([listener])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Taken before the model is loaded: an address that is taken is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"--port {port}: {host} cannot be listened on: {error.strerror}") from None
+    listener.listen(512)
+    return listener

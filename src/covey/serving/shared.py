@@ -1,0 +1,132 @@
+"""One model for many callers: a thread owns it, and what waits together is sampled together."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from covey.errors import CoveyError
+from covey.models.policy import Policy
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.local import LocalSampler
+from covey.types import Completion
+
+T = TypeVar("T")
+GATHERING = 0.01
+"""Seconds that the first request waits for others: a caller's requests come close together."""
+
+
+class TooBusy(CoveyError):
+    """More is waiting than the server may hold."""
+
+
+@dataclass
+class _Asked:
+    """One caller's request and its answer to be."""
+
+    request: Request
+    params: SamplingParams
+    answer: Future[tuple[int, list[Completion]]] = field(default_factory=Future)
+
+
+@dataclass
+class _Between(Generic[T]):
+    """Something to do while nothing is sampled."""
+
+    work: Callable[[], T]
+    answer: Future[T] = field(default_factory=Future)
+
+
+class SharedModel:
+    """Samples for whoever asks. Requests with the same parameters that wait at the same time share a pass."""
+
+    def __init__(self, policy: Policy, max_running: int, most_waiting: int = 65_536) -> None:
+        """``most_waiting`` is in completions."""
+        self.policy = policy
+        self.version = 0
+        self._sampler = LocalSampler(policy, max_running)
+        self._most, self._waiting, self._open = most_waiting, 0, True
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Asked | _Between[None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    def ask(self, request: Request, params: SamplingParams) -> Future[tuple[int, list[Completion]]]:
+        """The version that sampled and the completions, one a stream. Raises TooBusy."""
+        with self._lock:
+            if self._waiting + len(request.streams) > self._most:
+                raise TooBusy(f"{self._waiting} completions are waiting; ask again later")
+            self._waiting += len(request.streams)
+        asked = _Asked(request, params)
+        self._queue.put(asked)
+        return asked.answer
+
+    def between(self, work: Callable[[], None]) -> Future[None]:
+        """Do this after all that was asked before, and before all that is asked later."""
+        between = _Between(work)
+        self._queue.put(between)
+        return between.answer
+
+    def close(self) -> None:
+        """End after what was asked."""
+        self._open = False
+        self.between(lambda: None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        held: list[_Asked | _Between[None]] = []
+        while self._open or held:
+            held += self._arrived(wait=not held)
+            first = held[0]
+            if isinstance(first, _Between):
+                held.pop(0)
+                _answer(first.answer, first.work)
+                continue
+            # Those behind something to do between passes must not overtake it.
+            turn = next((i for i, x in enumerate(held) if not isinstance(x, _Asked)), len(held))
+            before = [x for x in held[:turn] if isinstance(x, _Asked)]
+            together = [x for x in before if x.params == first.params]
+            held = [*(x for x in before if x.params != first.params), *held[turn:]]
+            self._sample(together)
+
+    def _arrived(self, wait: bool) -> Iterator[_Asked | _Between[None]]:
+        """What has come; with ``wait`` something at least, and what comes shortly after it."""
+        if wait:
+            yield self._queue.get()
+        until = time.monotonic() + (GATHERING if wait else 0)
+        while True:
+            try:
+                yield self._queue.get(timeout=max(1e-6, until - time.monotonic()))
+            except queue.Empty:
+                return
+
+    def _sample(self, together: list[_Asked]) -> None:
+        with self._lock:
+            self._waiting -= sum(len(x.request.streams) for x in together)
+        open_ = [x for x in together if x.answer.set_running_or_notify_cancel()]
+        found: list[dict[int, Completion]] = [{} for _ in open_]
+        try:
+            for sampled in self._sampler.sample([x.request for x in open_], open_[0].params) if open_ else ():
+                mine = found[sampled.request]
+                mine[sampled.sample] = sampled.completion
+                if len(mine) == len(open_[sampled.request].request.streams):
+                    in_order = [mine[i] for i in range(len(mine))]
+                    open_[sampled.request].answer.set_result((self.version, in_order))
+        except Exception as error:
+            for asked in open_:
+                if not asked.answer.done():
+                    asked.answer.set_exception(error)
+
+
+def _answer(future: Future[T], work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)

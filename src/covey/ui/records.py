@@ -1,0 +1,325 @@
+"""What the pages show of run folders, as JSON: runs, curves, steps, groups; also while a run writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from covey.config.algorithm import describe
+from covey.config.schema import Config
+from covey.config.sources import fields_of
+from covey.console import duration
+from covey.errors import RECORD, ConfigError, CoveyError
+from covey.estimates import Evaluation
+from covey.insight.recorded import explain_run
+from covey.insight.verdict import judge_run
+from covey.objective.algorithms import PRESETS
+from covey.objective.penalties import KL
+from covey.runs.folder import latest_checkpoint
+from covey.runs.reader import recorded_settings
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+
+Record = dict[str, Any]
+RunState = Literal["training", "finished", "interrupted"]
+DEEPEST = 4
+"""Folders below the one that is shown in which runs are looked for."""
+PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
+COURSE = 80
+"""Points of the small curve in the list of runs."""
+PROMPT = 400
+"""Characters of a prompt that the grid of groups shows."""
+
+
+class Runs:
+    """The runs below a folder, by the names their addresses have."""
+
+    def __init__(self, root: Path | None) -> None:
+        self.root = root and root.resolve()
+
+    def folders(self) -> dict[str, Path]:
+        """Name -> folder, newest first; the stages of a pipeline are runs of their own."""
+        if self.root is None:
+            return {}
+        base = self.root.parent if (self.root / "config.yaml").is_file() else self.root
+        found = sorted(self._below(self.root, DEEPEST), key=_changed, reverse=True)
+        return {folder.relative_to(base).as_posix(): folder for folder in found}
+
+    def folder(self, name: str) -> Path:
+        """The folder of a run. Raises ConfigError."""
+        found = self.folders().get(name)
+        if found is None:
+            raise ConfigError(f"{name}: no run of that name in {self.root}")
+        return found
+
+    def _below(self, folder: Path, depth: int) -> Iterator[Path]:
+        if (folder / "config.yaml").is_file():
+            yield folder
+        elif depth:
+            for inside in folder.iterdir():
+                if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
+                    yield from self._below(inside, depth - 1)
+
+
+def _changed(folder: Path) -> float:
+    return max(p.stat().st_mtime for p in (folder / "config.yaml", folder / "metrics.jsonl") if p.exists())
+
+
+@dataclass
+class Tail:
+    """The records of a stream from a byte onwards; a line that is still being written waits."""
+
+    path: Path
+    at: int = 0
+    unreadable: int = 0
+
+    def read(self) -> list[Record]:
+        """What has come since the last time. Raises EOFError where the file was cut: a resume has begun."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < self.at:
+                raise EOFError(self.path)
+            file.seek(self.at)
+            whole = file.read().rpartition(b"\n")[0]
+        self.at += len(whole) + 1 if whole else 0
+        return [record for line in whole.splitlines() if (record := self._record(line)) is not None]
+
+    def _record(self, line: bytes) -> Record | None:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            self.unreadable += bool(line.strip())  # a resume blanks damaged lines
+            return None
+        return record
+
+
+def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
+    """All streams of a run, from these bytes on."""
+    return {name: Tail(folder / f"{name}.jsonl", (at or {}).get(name, 0)) for name in PAGE_STREAMS}
+
+
+def run_state(folder: Path) -> RunState:
+    """Whether a run is at work, has ended as it should, or was stopped.
+
+    Its lock names the process; taking the lock to find out could get in a trainer's way.
+    """
+    if (folder / "final").is_dir():
+        return "finished"
+    try:
+        words = (folder / ".lock").read_text(encoding="utf-8").split()
+        os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
+    except PermissionError:
+        return "training"  # by another user
+    except (OSError, ValueError, IndexError):
+        return "interrupted"
+    return "training"
+
+
+def run_verdict(evals: Sequence[Record], seconds: float) -> Record | None:
+    """What held-out problems say from the first to the last evaluation."""
+    if len(evals) < 2:
+        return None
+    return vars(judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
+
+
+def _seconds(timings: Sequence[Record]) -> float:
+    return sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/") and v is not None)
+
+
+def listed_runs(runs: Runs) -> list[Record]:
+    """The first page: a row for every run."""
+    return [_row(name, folder) for name, folder in runs.folders().items()]
+
+
+def _row(name: str, folder: Path) -> Record:
+    row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder)}
+    try:
+        settings = recorded_settings(folder) or {}
+    except CoveyError as error:
+        return row | {"error": str(error)}
+    streams = tuple(
+        (n, (folder / f"{n}.jsonl").stat().st_size if (folder / f"{n}.jsonl").exists() else 0)
+        for n in ("metrics", "evals", "timings")
+    )
+    return (
+        row
+        | _facts(folder, streams)
+        | {
+            "method": settings["method"],
+            "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
+            "model": str(settings["model"]),
+            "steps": settings["train"]["steps"],
+        }
+    )
+
+
+@lru_cache(maxsize=512)
+def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
+    """What a row takes from the streams: read again only when they have grown."""
+    metrics, evals, timings = (
+        Tail(folder / f"{name}.jsonl").read() for name in ("metrics", "evals", "timings")
+    )
+    course = [m.get("reward/mean", m.get("loss")) for m in metrics]
+    every = max(1, -(-len(course) // COURSE))
+    return {
+        "done": metrics[-1]["step"] + 1 if metrics else 0,
+        "course": course[::every],
+        "greedy": [e["greedy"] for e in evals],
+        "seconds": _seconds(timings),
+        "verdict": run_verdict(evals, _seconds(timings)),
+    }
+
+
+def run_page(name: str, folder: Path) -> Record:
+    """The page of a run: what it is, its curves, what was found."""
+    streams = tails(folder)
+    read = {kind: tail.read() for kind, tail in streams.items()}
+    notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    settings: list[Record] = []
+    try:
+        settings = changed_settings(folder)
+    except CoveyError as error:
+        notes.append(str(error))
+    remarks: list[Record] = []
+    try:
+        remarks = [vars(r) for r in explain_run(folder)[-1]]
+    except CoveyError as error:
+        notes.append(str(error))
+    ended = folder / RECORD if (folder / RECORD).is_file() else folder.parent / RECORD
+    now = run_state(folder)
+    if now == "interrupted" and ended.is_file():
+        notes.append(ended.read_text(encoding="utf-8", errors="replace"))
+    return {
+        "run": name,
+        "folder": str(folder),
+        "state": now,
+        "settings": settings,
+        "verdict": run_verdict(read["evals"], _seconds(read["timings"])),
+        "duration": duration(_seconds(read["timings"])),
+        "remarks": remarks,
+        "notes": notes,
+        "at": {kind: tail.at for kind, tail in streams.items()},
+        **news(folder, read),
+    }
+
+
+def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:
+    """Records of the streams as the page takes them: evaluations without the outcome of every problem."""
+    evals = [{k: v for k, v in e.items() if k != "outcome"} for e in read["evals"]]
+    return {**read, "evals": evals, "logged": recorded_steps(folder)}
+
+
+def changed_settings(folder: Path) -> list[Record]:
+    """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
+    recorded = recorded_settings(folder)
+    if recorded is None:
+        raise ConfigError(f"{folder}: no config.yaml")
+    found = []
+    for path, field in fields_of(Config):
+        value: Any = recorded
+        for part in path.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        changed = value is not None and value != default and str(value) != str(default)
+        if changed and path not in ("output", "algorithm"):
+            found.append({"setting": path, "value": _written(value), "says": field.description or ""})
+    return [*found, *(_of_algorithm(recorded) if recorded["method"] == "rl" else ())]
+
+
+def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
+    """The preset that is nearest to a run's algorithm, and where the two differ."""
+    axes = recorded["algorithm"]
+    known = {name: describe(preset) for name, preset in PRESETS.items()}
+    name = min(
+        known, key=lambda n: sum(_flat(axes.get(axis)) != _flat(own) for axis, own in known[n].items())
+    )
+    yield {"setting": "algorithm.name", "value": name, "says": PRESETS[name].paper}
+    preset = PRESETS[name]
+    if axes.get("kl") and preset.kl is None:
+        preset = replace(preset, kl=KL())
+    given, own = _flat(axes), _flat(describe(preset))
+    for key in (k for k, v in given.items() if v != own.get(k)):
+        yield {"setting": f"algorithm.{key}", "value": _written(given[key]), "says": ""}
+
+
+def _flat(value: object, path: str = "") -> dict[str, object]:
+    """A nested mapping as dotted keys."""
+    if not isinstance(value, Mapping):
+        return {path: list(value) if isinstance(value, tuple) else value}
+    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{path}.{key}".strip(".")).items()}
+
+
+def _written(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+# --- a step of the rollout log ----------------------------------------------------------------------
+
+
+def step_page(folder: Path, number: int) -> Record:
+    """The groups of a step, what matters first: mixed ones by their spread, then those that tie."""
+    log = read_rollouts(folder, number)
+    groups = [_group_row(log, group, places) for group, places in log.groups.items()]
+    groups.sort(key=lambda g: (not g["trained"], g["spread"] == 0, -g["spread"], g["group"]))
+    return {"step": number, "logged": recorded_steps(folder), "groups": groups}
+
+
+def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
+    rows = [log.rows[i] for i in places]
+    known = np.array([r["reward"] for r in rows if r["reward"] is not None])
+    texts = {r["completion"] for r in rows}
+    tied = len(known) < 2 or bool((known == known[0]).all())
+    return {
+        "group": group,
+        "problem": rows[0]["problem"],
+        "prompt": prompt_text(rows[0]["prompt"])[:PROMPT],
+        "trained": rows[0]["trained"],
+        "rewards": [r["reward"] for r in rows],
+        "lengths": [r["tokens"] for r in rows],
+        "truncated": sum(r["finish"] == "length" for r in rows),
+        "spread": 0.0 if tied else float(known.std()),
+        "mean": float(known.mean()) if len(known) else None,
+        "dead": tied,
+        "texts": len(texts),
+    }
+
+
+def prompt_text(prompt: str | Sequence[Mapping[str, object]]) -> str:
+    """A prompt as one text; of a chat the messages, each after its role."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in prompt)
+
+
+def group_page(folder: Path, number: int, which: int) -> Record:
+    """A group: its completions with everything rewards said of them."""
+    log = read_rollouts(folder, number)
+    places = log.groups.get(which)
+    if places is None:
+        raise ConfigError(f"{folder}: step {number} has no group {which}")
+    rows = [dict(log.rows[i]) for i in places]
+    order = [g["group"] for g in step_page(folder, number)["groups"]]
+    return {
+        **_group_row(log, which, places),
+        "step": number,
+        "prompt": rows[0]["prompt"],
+        "weights": rows[0]["weights"],
+        "greedy_reward": rows[0]["greedy_reward"],
+        "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
+        "order": order,
+    }
+
+
+def model_folder(folder: Path) -> Path | None:
+    """A folder in which the run has left its model and tokenizer."""
+    found = folder / "final" if (folder / "final").is_dir() else latest_checkpoint(folder)[0]
+    return found if found is not None and (found / "tokenizer.json").is_file() else None

@@ -1,0 +1,231 @@
+"""The pages' server: one site on 127.0.0.1, for the person who was given its address. GET only."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import secrets
+import signal
+import socket
+import sys
+import webbrowser
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from covey.errors import ConfigError, CoveyError
+from covey.ui import lab
+from covey.ui.compare import compared
+from covey.ui.drawings import lab_contents
+from covey.ui.records import (
+    Record,
+    Runs,
+    group_page,
+    listed_runs,
+    news,
+    run_page,
+    run_state,
+    step_page,
+    tails,
+)
+from covey.ui.tokens import token_page
+
+STATIC = Path(str(files("covey") / "ui" / "static"))
+ADDRESS = "127.0.0.1"
+LOOK = 0.5
+"""Seconds between looks at the files of a run that writes."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Gate:
+    """Lets in who asks by GET, for this host, with the token; adds the headers to every answer."""
+
+    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+        self.app, self.token, self.cookie = app, token, f"covey_{port}"
+        self.hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI request."""
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return None  # no websockets here
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] += [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+            await send(message)
+
+        return await (self._refusal(Request(scope)) or self.app)(scope, receive, answered)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if request.headers.get("host") not in self.hosts:
+            return Response("this page answers to 127.0.0.1 only", 421)
+        if request.method not in ("GET", "HEAD"):
+            return Response("only GET", 405, {"allow": "GET, HEAD"})
+        given = request.query_params.get("token")
+        if given is not None and secrets.compare_digest(given.encode(), self.token.encode()):
+            rest = {k: v for k, v in request.query_params.items() if k != "token"}
+            response = RedirectResponse(request.url.path + (f"?{urlencode(rest)}" if rest else ""), 303)
+            response.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
+            return response
+        known = request.cookies.get(self.cookie, "")
+        if not secrets.compare_digest(known.encode(), self.token.encode()):
+            return Response("open the address that covey printed: it carries the token of this page", 403)
+        return None
+
+
+def json_answer(value: object, status: int = 200) -> Response:
+    """As JSON; what is not finite becomes null."""
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
+
+
+def finite(value: object) -> object:
+    """A value as JSON has it."""
+    if isinstance(value, np.ndarray):
+        listed = value.astype(np.float64).tolist()
+        return listed if bool(np.isfinite(value).all()) else [v if math.isfinite(v) else None for v in listed]
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def build_site(root: Path | None) -> Starlette:
+    """The site without its gate; without a folder it is the lab alone."""
+    runs = Runs(root)
+
+    def number(request: Request, name: str) -> int:
+        text = request.query_params.get(name, "")
+        if not text.isdecimal() or len(text) > 12:
+            raise ConfigError(f"{name}: {text!r} is no number")
+        return int(text)
+
+    def folder(request: Request) -> Path:
+        return runs.folder(request.query_params.get("run", ""))
+
+    def page(_: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    def of(make: Callable[[Request], object]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            try:
+                return json_answer(make(request))
+            except CoveyError as error:
+                return json_answer({"error": str(error)}, 400)
+            except OSError as error:  # the run's folder may go while it is looked at
+                return json_answer({"error": f"{error.filename}: {error.strerror}"}, 400)
+
+        return endpoint
+
+    def live(request: Request) -> Response:
+        at = {name: number(request, name) for name in request.query_params if name != "run"}
+        try:
+            return StreamingResponse(changes(folder(request), at), media_type="text/event-stream")
+        except CoveyError as error:
+            return json_answer({"error": str(error)}, 400)
+
+    api: dict[str, Callable[[Request], object]] = {
+        "runs": lambda _: {"root": str(runs.root or ""), "runs": listed_runs(runs)},
+        "compare": lambda q: compared(
+            runs.folder(q.query_params.get("a", "")), runs.folder(q.query_params.get("b", ""))
+        ),
+        "lab": lambda _: lab_contents(),
+        "run": lambda q: run_page(q.query_params.get("run", ""), folder(q)),
+        "step": lambda q: step_page(folder(q), number(q, "step")),
+        "group": lambda q: group_page(folder(q), number(q, "step"), number(q, "group")),
+        "tokens": lambda q: token_page(folder(q), number(q, "step"), number(q, "group"), number(q, "sample")),
+    }
+    routes = [Route(f"/api/{name}", of(make)) for name, make in api.items()]
+    return Starlette(
+        routes=[
+            Route("/", page),
+            *routes,
+            Route("/api/live", live),
+            Route(
+                "/api/lab/{tool}", of(lambda q: lab.answer_tool(q.path_params["tool"], parse_qs(q.url.query)))
+            ),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ]
+    )
+
+
+async def changes(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
+    """What a run writes from now on, as server-sent events; `reset` where it begins again at a checkpoint."""
+    streams, before = tails(folder, at), ""
+    while True:
+        try:
+            read = {name: tail.read() for name, tail in streams.items()}
+        except (EOFError, OSError):
+            yield "event: reset\ndata: {}\n\n"
+            return
+        now = run_state(folder)
+        if any(read.values()) or now != before:
+            message: Record = {"state": now, **news(folder, read)}
+            yield f"data: {json.dumps(finite(message), allow_nan=False)}\n\n"
+        before = now
+        await asyncio.sleep(LOOK)
+
+
+class PageServer(uvicorn.Server):
+    """Ends at the first signal; what comes later (a terminal's and the supervisor's) finds it ending."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The signals are taken before the address is printed; uvicorn would also send them on in the end."""
+        yield
+
+
+def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str, as_json: bool) -> None:
+    """Show the pages until Ctrl-C. ``port`` 0 takes any that is free. Raises ConfigError where one is not."""
+    if root is not None and not root.is_dir():
+        raise ConfigError(f"{root}: no such folder; give the folder of a run, or one with runs in it")
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind((ADDRESS, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--port {port}: {error}. Choose another, or leave it out") from None
+        port, token = place.getsockname()[1], secrets.token_urlsafe(16)
+        url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
+        settings = uvicorn.Config(
+            Gate(build_site(root), token, port),
+            log_level="critical",
+            timeout_graceful_shutdown=1,
+            lifespan="off",
+        )
+        server = PageServer(settings)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
+        said = json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it"
+        print(said, flush=True)
+        if open_browser and _has_display():
+            webbrowser.open(url)
+        server.run(sockets=[place])
+
+
+def _has_display() -> bool:
+    """Whether a browser would open a window rather than take over the terminal."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,130 @@
+// Curves of runs, drawn by uPlot; they follow what comes in.
+
+import { fmt, h, percent } from "./dom.js";
+
+const COLOURS = ["a", "b", "c", "d", "e", "f"];
+const known = (name, text) => [name, text];
+const CHARTS = [
+  ["Reward", [known("reward/mean", "training"), known("held-out:reward", "held-out")]],
+  ["Accuracy", [known("accuracy", "training"), known("held-out:greedy", "held-out, greedy"), known("held-out:pass@1", "held-out, sampled")], percent],
+  ["Groups that tie", [known("groups/dead_incorrect", "all incorrect"), known("groups/dead_correct", "all correct"), known("groups/dead", "all dead")], percent],
+  ["Rewards by function", /^reward\/[^/]+\/mean$/],
+  ["Length of completions, tokens", [known("length/correct", "correct"), known("length/incorrect", "incorrect")]],
+  ["Truncated completions", [known("length/truncated", "truncated")], percent],
+  ["Entropy, nats per token", [known("entropy/sampled", "sampled"), known("entropy", "in the update")]],
+  ["KL to the reference, nats per token", [known("kl/token_k3", "k3"), known("kl/token_k1", "k1")]],
+  ["Tokens that the clip silenced", [known("clip/low", "at the lower bound"), known("clip/high", "at the upper bound"), known("clip/zero_gradient", "no gradient at all")], (v) => percent(v, 1)],
+  ["Importance ratio", [known("ratio/q01", "1 %"), known("ratio/q50", "median"), known("ratio/q99", "99 %")]],
+  ["Gradient by pass rate of the problem", /^gradient_share\//, percent],
+  ["Problems by pass rate", /^(difficulty|curriculum)\//],
+  ["Gradient norm", [known("optimizer/grad_norm", "norm")]],
+  ["Signs of reflection per completion", [known("text/reflection/correct", "correct"), known("text/reflection/incorrect", "incorrect")]],
+  ["How it writes", [known("text/duplicates", "copies"), known("text/repetition", "repetition"), known("text/mixed_scripts", "mixed scripts")], percent],
+  ["Sampler against trainer, nats", [known("mismatch/mean", "mean"), known("mismatch/max", "largest")]],
+  ["Loss", [known("loss", "loss")]],
+  ["Seconds of a step", /^time:seconds\//],
+  ["Tokens per second", /^time:tokens_per_second\//],
+];
+
+function columns(run) {
+  const found = new Map();
+  const put = (name, x, value) => {
+    if (typeof value !== "number") return;
+    if (!found.has(name)) found.set(name, new Map());
+    found.get(name).set(x, value);
+  };
+  for (const m of run.metrics) for (const [name, value] of Object.entries(m)) put(name, m.step + 1, value);
+  for (const t of run.timings ?? []) for (const [name, value] of Object.entries(t)) put(`time:${name}`, t.step + 1, value);
+  for (const e of run.evals) for (const [name, value] of Object.entries(e)) put(`held-out:${name}`, e.step, value);
+  return found;
+}
+
+// Colours as the page has them now, light or dark.
+function palette(host) {
+  const probe = h("span", { class: "probe" });
+  host.append(probe);
+  const of = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; };
+  const found = { ink: of("muted"), rule: of("line"), lines: COLOURS.map((c) => of(`series-${c}`)) };
+  probe.remove();
+  return found;
+}
+
+export function curves(source) {
+  const runs = source.compare ?? [source];
+  const grid = h("div", { class: "charts" });
+  const zero = h("p", { class: "muted small" }), more = h("select", { "aria-label": "Any other metric" });
+  let plots = [], extra = null, drawn = "";
+  const sync = window.uPlot?.sync("steps");
+
+  function wanted(data) {
+    const names = [...new Set(data.flatMap((d) => [...d.keys()]))];
+    const has = (name) => data.some((d) => d.has(name));
+    const list = CHARTS.map(([title, series, show]) => [title, series instanceof RegExp
+      ? names.filter((n) => series.test(n)).sort().map((n) => known(n, n.replace(/^time:/, "").replace(/^gradient_share\/pass_rate_(.*)_(.*)/, "$1 to $2").replace(/^reward\/(.*)\/mean$/, "$1").replace(/^(seconds|tokens_per_second)\//, "")))
+      : series.filter(([n]) => has(n)), show]).filter(([, series]) => series.length && series.length <= 12);
+    const nothing = ([, series]) => series.every(([n]) => data.every((d) => [...(d.get(n)?.values() ?? [])].every((v) => v === 0)));
+    const silent = list.filter(nothing).map(([t]) => t);
+    const chosen = list.filter((c) => !nothing(c) && !(source.compare && /function|Seconds|Tokens per second|Gradient by/.test(c[0])));
+    zero.textContent = silent.length && !source.compare ? `Zero so far: ${silent.join(" · ")}.` : "";
+    if (extra && has(extra)) chosen.push([extra, [known(extra, extra)]]);
+    return { chosen, names: names.filter((n) => n !== "step" && !/\/(low|high)$/.test(n)).sort() };
+  }
+
+  function draw() {
+    if (!grid.isConnected || !window.uPlot) return;
+    const data = runs.map(columns);
+    const { chosen, names } = wanted(data);
+    const colours = palette(grid);
+    const shape = JSON.stringify([chosen.map(([t, s]) => [t, s.length]), colours.ink, grid.clientWidth]);
+    if (shape !== drawn) {
+      for (const p of plots) p.destroy();
+      plots = [];
+      grid.replaceChildren();
+      more.replaceChildren(h("option", { value: "" }, "Any other metric …"), ...names.map((n) => h("option", { value: n }, n)));
+    }
+    chosen.forEach(([title, series, show], i) => {
+      const [values, made] = table(data, series, colours, show);
+      if (shape === drawn) { plots[i].setData(values); return; }
+      const host = h("figure", { class: "chart" }, h("figcaption", {}, title));
+      grid.append(host);
+      plots.push(new window.uPlot({
+        width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
+        scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(low ?? 0, high === low || high === null ? (low ?? 0) + 1 : high, 0.06, true) } }, legend: { live: true },
+        axes: [axis(colours, (v) => fmt(v, 0), 30), axis(colours, show ?? ((v) => fmt(v, 2)), 56)],
+        series: [{ label: "step" }, ...made],
+      }, values, host));
+    });
+    drawn = shape;
+  }
+
+  function table(data, series, colours, show) {
+    const lines = data.flatMap((d, r) => series.map(([name, text], k) => ({ points: d.get(name) ?? new Map(), name, text: source.compare ? `${runs[r].name}: ${text}` : text, r, k }))).filter((l) => l.points.size || !source.compare);
+    const xs = [...new Set(lines.flatMap((l) => [...l.points.keys()]))].sort((p, q) => p - q);
+    const made = lines.map((l, i) => {
+      const few = l.points.size < 60;
+      return {
+        label: l.text, stroke: colours.lines[(source.compare ? l.r : i) % COLOURS.length], width: 1.75, spanGaps: true,
+        dash: source.compare && l.k ? [5, 4] : undefined, points: { show: l.name.startsWith("held-out:") || (few && l.points.size < 2), size: 6 },
+        value: (_, v) => (v === null || v === undefined ? "" : (show ?? ((x) => fmt(x, 3)))(v)),
+      };
+    });
+    return [[xs, ...lines.map((l) => xs.map((x) => l.points.get(x) ?? null))], made];
+  }
+
+  const again = () => { drawn = ""; draw(); };
+  const watch = new ResizeObserver(() => draw());
+  more.addEventListener("change", () => { extra = more.value; again(); });
+  window.addEventListener("covey-theme", again);
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  scheme.addEventListener("change", again);
+  return {
+    node: h("div", {}, grid, zero, h("p", {}, more)),
+    draw: () => { watch.observe(grid); draw(); },
+    leave: () => { watch.disconnect(); window.removeEventListener("covey-theme", again); scheme.removeEventListener("change", again); for (const p of plots) p.destroy(); },
+  };
+}
+
+const axis = (colours, show, size = 36) => ({
+  stroke: colours.ink, size, font: "12px system-ui", grid: { stroke: colours.rule, width: 1 }, ticks: { show: false },
+  values: (_, splits) => splits.map((v) => show(v)),
+});

@@ -1,0 +1,135 @@
+// What every page is made of: elements, numbers, text nobody can trust, questions to the server.
+
+export function h(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(node.style, value);
+    else if (name === "vars") for (const [k, v] of Object.entries(value)) node.style.setProperty(k, v);
+    else if (name === "value" || name === "checked") node[name] = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));
+  return node;
+}
+
+export const svg = (tag, attributes = {}, ...children) => {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children.flat(Infinity));
+  return node;
+};
+
+// --- numbers ---------------------------------------------------------------------------------------
+
+export function fmt(value, digits = 3, sign = false) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  let text;
+  if (size !== 0 && (size < 0.5 * 10 ** -digits || size >= 1e6)) text = size.toExponential(2);
+  else if (size >= 1000) text = size.toLocaleString("en", { maximumFractionDigits: 0 });
+  else text = size.toFixed(Number.isInteger(size) && !sign ? 0 : digits);
+  const nothing = Number(text) === 0;
+  return (value < 0 && !nothing ? "−" : sign && !nothing ? "+" : "") + text;
+}
+
+export const percent = (value, digits = 0) =>
+  value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
+
+// The whole number travels along, so that a test or a reader's script can compare it.
+export const num = (value, digits = 3, sign = false) =>
+  h("span", { class: `num ${tone(sign ? value : 0)}`, "data-value": value ?? "" }, fmt(value, digits, sign));
+
+export const tone = (value) => (value > 1e-12 ? "up" : value < -1e-12 ? "down" : "");
+
+export function seconds(total) {
+  const s = Math.round(total);
+  if (s < 60) return `${s} s`;
+  return s < 3600 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+}
+
+// --- text that a model wrote ------------------------------------------------------------------------
+
+const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+
+// Text nodes only; what would act or hide (escapes, marks of direction, no-width characters) is shown by number.
+export function written(text) {
+  const parts = [];
+  let last = 0;
+  for (const found of text.matchAll(HIDDEN)) {
+    if (found.index > last) parts.push(text.slice(last, found.index));
+    const code = found[0].codePointAt(0);
+    const shown = code < 32 ? String.fromCodePoint(0x2400 + code) : code === 127 ? "␡" : code.toString(16).toUpperCase().padStart(4, "0");
+    parts.push(h("span", { class: "hidden-char", title: `U+${code.toString(16).toUpperCase().padStart(4, "0")}` }, shown));
+    last = found.index + found[0].length;
+  }
+  parts.push(text.slice(last));
+  return parts;
+}
+
+export const prose = (text, attributes = {}) => h("div", { dir: "auto", ...attributes, class: `prose ${attributes.class ?? ""}` }, written(text));
+
+// --- questions --------------------------------------------------------------------------------------
+
+const answers = () => document.getElementById("answers");
+export const isStatic = () => answers() !== null;
+let stored = null;
+
+export const keyOf = (path, query = {}) =>
+  `${path}?${Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => `${k}=${v}`).sort().join("&")}`;
+
+export async function ask(path, query = {}) {
+  if (isStatic()) {
+    stored ??= JSON.parse(answers().textContent);
+    const found = stored[keyOf(path, query)];
+    if (found === undefined) throw new Error("This copy of the lab holds its worked examples. Run `covey lab` for every other value.");
+    return found;
+  }
+  const kept = Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "");
+  const response = await fetch(`api/${path}?${new URLSearchParams(kept)}`, { headers: { accept: "application/json" } });
+  const body = response.headers.get("content-type")?.startsWith("application/json") ? await response.json() : { error: await response.text() };
+  if (!response.ok) throw new Error(body.error ?? response.statusText);
+  return body;
+}
+
+export const failure = (error) => h("div", { class: "note bad", role: "alert" }, error.message ?? String(error));
+
+// --- small parts --------------------------------------------------------------------------------------
+
+export const link = (href, ...children) => h("a", { href }, ...children);
+export const at = (...parts) => `#/${parts.map((p) => encodeURIComponent(p)).join("/")}`;
+
+export const crumbs = (...parts) =>
+  h("nav", { class: "crumbs", "aria-label": "Where you are" }, parts.flatMap((p, i) => (i ? [h("span", { "aria-hidden": "true" }, "›"), p] : [p])));
+
+export function slider({ label, value, min, max, step, show = (v) => fmt(v, 2), change }) {
+  const out = h("output", {}, show(value));
+  const input = h("input", {
+    type: "range", min, max, step, value, "aria-label": label,
+    oninput: () => { out.textContent = show(Number(input.value)); change(Number(input.value)); },
+  });
+  input.value = value;
+  return h("label", { class: "slider" }, h("span", {}, label), input, out);
+}
+
+export function choice({ label, options, value, change }) {
+  const name = `c${Math.random().toString(36).slice(2)}`;
+  return h("fieldset", { class: "choice" }, h("legend", {}, label),
+    options.map(([key, text, title]) => h("label", { title: title ?? "" },
+      h("input", { type: "radio", name, value: key, checked: key === value, onchange: () => change(key) }), h("span", {}, text))));
+}
+
+// Only the newest answer of a question that was asked again is drawn.
+export function latest(draw, fail) {
+  let turn = 0;
+  return async (promise) => {
+    const mine = ++turn;
+    try {
+      const value = await promise;
+      if (mine === turn) draw(value);
+    } catch (error) {
+      if (mine === turn) fail(error);
+    }
+  };
+}

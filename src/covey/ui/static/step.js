@@ -1,0 +1,78 @@
+// A step as a grid of its groups, and a group as its completions side by side.
+
+import { ask, at, crumbs, fmt, h, link, num, percent, prose, written } from "./dom.js";
+import { bar } from "./plot.js";
+
+const tie = (g) => (g.rewards.every((r) => r === null) ? "nothing scored" : `all ${fmt(g.mean, 2)}`);
+export const why = (g) => (g.texts === 1 ? "the same text every time" : `${g.texts} different texts, the same reward`);
+
+function place(run, step, logged) {
+  const i = logged.indexOf(step);
+  const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : h("a", { href: at("run", run, "step", to), "aria-label": label }, text));
+  return h("span", { class: "pager" }, go(logged[i - 1], "‹ earlier", "The step before"), go(logged[i + 1], "later ›", "The next step"));
+}
+
+export async function stepPage(run, number) {
+  const { groups, logged } = await ask("step", { run, step: number });
+  const rewards = groups.flatMap((g) => g.rewards).filter((r) => r !== null);
+  const low = Math.min(...rewards, 0), high = Math.max(...rewards, 1);
+  const mixed = groups.filter((g) => !g.dead && g.trained), tied = groups.filter((g) => g.dead), left = groups.filter((g) => !g.dead && !g.trained);
+  const part = (title, says, list) => (list.length ? h("section", {}, h("h2", {}, title, h("span", { class: "count num" }, list.length)), h("p", { class: "muted" }, says),
+    h("div", { class: "groups" }, list.map((g) => tile(run, number, g, low, high)))) : null);
+  const node = h("div", {},
+    crumbs(link("#/", "Runs"), link(at("run", run), written(run)), `step ${number}`),
+    h("div", { class: "title" }, h("h1", {}, `Step ${number}`), h("span", { class: "space" }), place(run, number, logged)),
+    h("p", { class: "lead" }, `${groups.length} groups: ${mixed.length} teach, ${tied.length} tie${left.length ? `, ${left.length} left out by the filter` : ""}.`),
+    part("Groups that teach", "The widest spread of rewards first.", mixed),
+    part("Groups that tie", "Equal rewards have no advantage: nothing was learned from these.", tied),
+    part("Left out by the filter", "They have a signal, but the algorithm did not train on them.", left));
+  return { title: `${run}, step ${number}`, node };
+}
+
+function tile(run, step, g, low, high) {
+  return h("article", { class: `group ${g.dead ? "dead" : ""}` },
+    h("a", { class: "cover", href: at("run", run, "step", step, "group", g.group), "aria-label": `Group ${g.group}, ${g.dead ? "tied" : `mean reward ${fmt(g.mean, 2)}`}` }, h("bdi", {}, written(lastLine(g.prompt)))),
+    h("div", { class: "cells", "aria-hidden": "true" }, g.rewards.map((r) => h("i", { class: r === null ? "none" : "", title: r === null ? "not scored" : fmt(r, 2), vars: { "--part": r === null ? 0 : (r - low) / (high - low || 1) } }))),
+    h("footer", {}, g.dead ? h("span", { class: "pill tied" }, tie(g)) : h("span", {}, "mean ", num(g.mean, 2), " ± ", num(g.spread, 2)),
+      h("span", { class: "muted" }, g.dead ? why(g) : [g.truncated ? `${g.truncated} truncated` : "", g.texts < g.rewards.length ? `${g.texts} texts` : ""].filter(Boolean).join(", "))));
+}
+
+const lastLine = (text) => {
+  const lines = text.split("\n").filter((l) => l.trim());
+  const found = lines.at(-1) ?? "";
+  return found.length > 160 ? `${found.slice(0, 160)}…` : found;
+};
+
+export async function groupPage(run, step, number) {
+  const g = await ask("group", { run, step, group: number });
+  const i = g.order.indexOf(number);
+  const go = (to, text, label) => (to === undefined ? h("span", { class: "muted" }, text) : h("a", { href: at("run", run, "step", step, "group", to), "aria-label": label }, text));
+  const largest = Math.max(...g.completions.map((c) => Math.abs(c.advantage)), 1e-12);
+  const bench = `#/lab/bench?rewards=${g.rewards.map((r) => r ?? 0).join(",")}&lengths=${g.lengths.map((n) => Math.max(n, 1)).join(",")}`;
+  const node = h("div", {},
+    crumbs(link("#/", "Runs"), link(at("run", run), written(run)), link(at("run", run, "step", step), `step ${step}`), `group ${number}`),
+    h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(g.order[i - 1], "‹ before", "The group before"), go(g.order[i + 1], "next ›", "The next group"))),
+    g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)}, so every advantage is 0 (${why(g)}).`)
+      : h("p", { class: "lead" }, "Mean reward ", num(g.mean), ", spread ", num(g.spread), g.trained ? "." : "; the filter left this group out."),
+    h("section", {}, h("h2", {}, "Prompt"), prompt(g.prompt)),
+    h("section", {}, h("div", { class: "title" }, h("h2", {}, "Completions", h("span", { class: "count num" }, g.completions.length)), h("span", { class: "space" }), g.completions.length > 1 && g.completions.length <= 64 ? h("a", { class: "button", href: bench }, "Open this group in the lab") : null),
+      h("div", { class: "completions" }, g.completions.map((c) => completion(run, step, g, c, largest)))));
+  return { title: `${run}, step ${step}, group ${number}`, node };
+}
+
+export const prompt = (given) => (typeof given === "string" ? prose(given, { class: "prompt" })
+  : h("div", { class: "chat" }, given.map((m) => h("div", { class: "message" }, h("span", { class: "role" }, written(String(m.role))), prose(typeof m.content === "string" ? m.content : JSON.stringify(m.content))))));
+
+function completion(run, step, g, c, largest) {
+  const components = Object.entries(c.components);
+  return h("article", { class: "completion" },
+    h("header", {}, h("a", { href: at("run", run, "step", step, "group", g.group, "token", c.sample) }, `Completion ${c.sample}`),
+      h("span", { class: "muted num" }, `${c.tokens} tokens`), c.finish === "length" ? h("span", { class: "pill bad" }, "truncated") : null),
+    h("div", { class: "score" }, h("div", {}, h("span", { class: "label" }, "reward"), c.reward === null ? h("strong", {}, "not scored") : h("strong", {}, num(c.reward, 2))),
+      h("div", {}, h("span", { class: "label" }, "advantage"), h("strong", {}, num(c.advantage, 3, true)), bar(c.advantage, largest))),
+    components.length ? h("table", { class: "parts" }, h("caption", { class: "sr" }, "Rewards by function"), h("tbody", {}, components.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, written(name)), h("td", {}, num(value, 2)),
+      h("td", { class: "muted" }, g.weights[name] === undefined ? "" : ["× ", fmt(g.weights[name], 2)]),
+      h("td", { class: "muted" }, written([c.status?.[name] && c.status[name] !== "ok" ? c.status[name] : "", c.extracted?.[name] ? `read ${c.extracted[name]}` : ""].filter(Boolean).join(", "))))))) : null,
+    c.steps?.length ? h("p", { class: "steps" }, h("span", { class: "label" }, "steps"), c.steps.map(([a, b, v]) => h("span", { class: "chip", title: `tokens ${a} to ${b - 1}` }, num(v, 2, true)))) : null,
+    prose(c.completion, { class: "text" }));
+}

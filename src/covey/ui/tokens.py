@@ -1,0 +1,107 @@
+"""A completion token by token: its text, and what sampler, advantage and updates gave each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from huggingface_hub import try_to_load_from_cache
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from torch.nn.utils.rnn import pad_sequence
+
+from covey.errors import ConfigError, CoveyError
+from covey.objective.credit import prefix_values
+from covey.objective.penalties import k3
+from covey.runs.reader import load_recorded
+from covey.runs.rollouts import RolloutLog, read_rollouts
+from covey.ui.records import Record, model_folder
+
+QUANTITIES = {
+    "applied": "gradient coefficient: how hard the step's updates pushed this token, the reduction included",
+    "advantage": "advantage of the token",
+    "logprob": "log-prob under the sampler, nats",
+    "ratio": "importance ratio in the last update that saw the token",
+    "kl": "KL to the reference by k3, nats",
+    "entropy": "entropy of the policy at this token, nats",
+    "value": "mean reward of the completions that share the text up to here",
+}
+"""What a token can be coloured by."""
+
+
+def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
+    """One completion of the rollout log."""
+    log = read_rollouts(folder, step)
+    places = log.groups.get(group, [])
+    if not 0 <= sample < len(places):
+        raise ConfigError(f"{folder}: step {step} has no completion {sample} of group {group}")
+    row, arrays = log.rows[places[sample]], log.of_completion(places[sample])
+    tokenizer, ids = tokenizer_of(folder), arrays["tokens"].tolist()
+    values = {
+        "applied": arrays.get("applied"),
+        "advantage": arrays["advantages"],
+        "logprob": arrays["logprobs"],
+        "ratio": arrays.get("ratios"),
+        "kl": None
+        if "ref_log_ratios" not in arrays
+        else k3(torch.from_numpy(arrays["ref_log_ratios"])).numpy(),
+        "entropy": arrays.get("entropies"),
+        "value": _values_of_prefixes(log, places, sample),
+    }
+    return {
+        "row": {k: v for k, v in row.items() if k != "prompt"},
+        "prompt": row["prompt"],
+        "siblings": len(places),
+        "ids": ids,
+        "pieces": None if tokenizer is None else token_pieces(tokenizer, ids),
+        "quantities": {k: QUANTITIES[k] for k, v in values.items() if v is not None},
+        "values": {k: v for k, v in values.items() if v is not None},
+    }
+
+
+def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text that each token adds; empty for one that only begins a character."""
+    stream = DecodeStream(skip_special_tokens=False)
+    return [stream.step(tokenizer, i) or "" for i in ids]
+
+
+def tokenizer_of(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a run: of its own model, else of the one it began with, as far as that is here."""
+    own = model_folder(folder)
+    try:
+        place = own / "tokenizer.json" if own else _of_base(folder)
+        return None if place is None else _read(place, place.stat().st_mtime)
+    except (OSError, ValueError, CoveyError):
+        return None
+
+
+def _of_base(folder: Path) -> Path | None:
+    loaded = load_recorded(folder)
+    model = str(loaded.config.model)
+    for place in (loaded.folder / model, Path(model)):
+        if (place / "tokenizer.json").is_file():
+            return place / "tokenizer.json"
+    found = None if model == "tiny" else try_to_load_from_cache(model, "tokenizer.json")
+    return Path(found) if isinstance(found, str) else None
+
+
+@lru_cache(maxsize=8)
+def _read(path: Path, _changed: float) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> np.ndarray | None:
+    """V before each token of a completion, by the group's own siblings. (T,)."""
+    known = [i for i in places if log.rows[i]["reward"] is not None]
+    if places[sample] not in known:
+        return None
+    rewards = torch.tensor([log.rows[i]["reward"] for i in known], dtype=torch.float64)
+    ids = [torch.from_numpy(log.of_completion(i)["tokens"]) for i in known]
+    values = prefix_values(rewards, pad_sequence(ids, batch_first=True, padding_value=-1))
+    return values[known.index(places[sample]), : len(ids[known.index(places[sample])])].numpy()

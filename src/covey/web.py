@@ -1,0 +1,51 @@
+"""JSON over HTTP, with a bound on everything: bytes, seconds, redirects."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A key is for the address in the config; another one is not followed to."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+_DIRECT = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""This machine, which no proxy stands in front of."""
+
+
+def ask(
+    url: str, body: object = None, token: str = "", timeout: float = 60.0, largest: int = 1 << 20
+) -> object:
+    """The JSON that a GET, or a POST of ``body``, is answered with.
+
+    ``timeout`` in seconds and ``largest`` in bytes bound the whole reply, however it trickles. Raises
+    urllib.error.HTTPError for a status that is not 2xx, OSError or http.client.HTTPException where nobody
+    answers, and ValueError for a reply that is no JSON or over a bound.
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError(f"{url} is no http address")
+    headers = {"Accept": "application/json"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    data = None
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+        data = json.dumps(body).encode()
+    ends, received = time.monotonic() + timeout, bytearray()
+    opener = _DIRECT if urlsplit(url).hostname in LOOPBACK else _OPENER
+    request = urllib.request.Request(url, data, headers)  # noqa: S310  the scheme is checked above
+    with opener.open(request, timeout=timeout) as reply:
+        while part := reply.read1(1 << 16):
+            received += part
+            if len(received) > largest or time.monotonic() > ends:
+                raise ValueError(f"a reply of more than {largest} bytes, or {timeout:g} s")
+    return json.loads(received) if received.strip() else None

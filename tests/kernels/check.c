@@ -1,0 +1,129 @@
+/* The compiled operations against plain sums, as a program: it also runs under an emulator. Exit 0: all right.
+ * Compiled with and without -DBFLOAT16, beside ops.c and gemm.c compiled the same way. */
+#include <stdio.h>
+#include "vector.h"
+
+long NAME(packed_size)(long, long);
+void NAME(pack_weight)(const real *, void *, long, long);
+void NAME(product)(const real *, const void *, const float *, real *, long, long, long);
+void NAME(product_once)(const real *, const real *, const float *, real *, long, long, long);
+void NAME(outer_sum)(const real *, long, long, const real *, long, float *, long, long, long);
+void NAME(attend)(const real *, const real *, const real *, const int64_t *, long, float, real *, float *, long,
+                  long, long, long);
+void NAME(decode_attend)(const real *, const real *, const real *, float, const real *, const real *, const int64_t *,
+                         const int64_t *, const int64_t *, const float *, const float *, float *, float *, float,
+                         real *, long, long, long, long, long, long);
+
+static uint32_t state = 1;
+static float noise(void) { return ((state = state * 1664525 + 1013904223) >> 8) / 8388608.0f - 1; }
+static real *random_reals(long n) {
+    real *x = aligned_alloc(64, (n * sizeof(real) + 64 + 63) / 64 * 64);
+    for (long i = 0; i < n; i++) {
+        vec v = splat(noise());
+        real line[LANES];
+        store(line, v);
+        x[i] = line[0];
+    }
+    return x;
+}
+static int wrong = 0;
+static void expect(int right, const char *what, long a, long b, long c) {
+    if (!right) printf("%s is wrong for %ld, %ld, %ld\n", what, a, b, c), wrong = 1;
+}
+static int near(double found, double wanted, double size) {
+    return fabs(found - wanted) <= size * (sizeof(real) == 4 ? 1e-5 : 8e-3); /* false for NaN */
+}
+
+static void products(long M, long N, long K) {
+    real *x = random_reals(M * K), *w = random_reals(N * K), *c = random_reals(M * N), *again = random_reals(M * N);
+    float *bias = calloc(N + 64, sizeof(float));
+    for (long n = 0; n < N; n++) bias[n] = noise();
+    void *panels = aligned_alloc(64, (NAME(packed_size)(N, K) + 63) / 64 * 64);
+    NAME(pack_weight)(w, panels, N, K);
+    NAME(product)(x, panels, bias, c, M, N, K);
+    int right = 1;
+    for (long m = 0; m < M; m++)
+        for (long n = 0; n < N; n++) {
+            double sum = bias[n];
+            for (long k = 0; k < K; k++) sum += (double)get(x + m * K + k) * get(w + n * K + k);
+            right &= near(get(c + m * N + n), sum, 1 + fabs(sum));
+        }
+    expect(right, "product", M, N, K);
+    NAME(product_once)(x, w, bias, again, M, N, K);
+    expect(!memcmp(c, again, M * N * sizeof(real)), "product_once", M, N, K);
+    for (long m = 0; m < M; m += 1 + M / 5) NAME(product)(x + m * K, panels, bias, again + m * N, 1, N, K);
+    expect(!memcmp(c, again, M * N * sizeof(real)), "a row alone", M, N, K);
+    free(x), free(w), free(c), free(again), free(bias), free(panels);
+}
+
+static void gradients(long M, long N, long K, int transposed) {
+    real *g = random_reals(M * N), *x = random_reals(M * K);
+    float *w = malloc(N * K * sizeof(float));
+    for (long i = 0; i < N * K; i++) w[i] = i % 7;
+    long gm = transposed ? 1 : N, gn = transposed ? M : 1;
+    NAME(outer_sum)(g, gm, gn, x, K, w, M, N, K);
+    int right = 1;
+    for (long n = 0; n < N; n++)
+        for (long k = 0; k < K; k++) {
+            double sum = (n * K + k) % 7;
+            for (long m = 0; m < M; m++) sum += (double)get(g + m * gm + n * gn) * get(x + m * K + k);
+            right &= fabs(sum - w[n * K + k]) < 1e-4 * (1 + sqrt(M)); /* sums are in float */
+        }
+    expect(right, transposed ? "outer_sum, transposed" : "outer_sum", M, N, K);
+    free(g), free(x), free(w);
+}
+
+/* The last of T tokens, decoded after a prompt of P, has the bits that it has among all. */
+static void attention(long P, long T) {
+    enum { H = 4, K = 2, E = 32, ROOM = 128 };
+    real *q = random_reals(T * H * E), *k = random_reals(T * K * E), *v = random_reals(T * K * E);
+    real *all = random_reals(T * H * E), *one = random_reals(H * E);
+    float level[1024], *store_[4];
+    int64_t spans[] = {0, 0, 0, T}, page = 0, before = P, drawn = T - 1 - P;
+    NAME(attend)(q, k, v, spans, 1, 0.25f, all, level, H, K, E, T);
+    for (int i = 0; i < 4; i++) store_[i] = calloc(K * E * ROOM, sizeof(float));
+    for (long t = 0; t < T - 1; t++) {
+        float **into = store_ + (t < P ? 0 : 2);
+        long at = t < P ? t : t - P;
+        for (long h = 0; h < K; h++)
+            for (long e = 0; e < E; e++) {
+                into[0][(h * E + e) * ROOM + at] = get(k + (t * K + h) * E + e);
+                into[1][(h * ROOM + at) * E + e] = get(v + (t * K + h) * E + e);
+            }
+    }
+    real *qkv = random_reals((H + 2 * K) * E), *cosine = random_reals(T * E), *sine = random_reals(T * E);
+    real unit[LANES], zero[LANES];
+    store(unit, splat(1)), store(zero, splat(0));
+    for (long i = 0; i < T * E; i++) cosine[i] = unit[0], sine[i] = zero[0];
+    memcpy(qkv, q + (T - 1) * H * E, H * E * sizeof(real));
+    memcpy(qkv + H * E, k + (T - 1) * K * E, K * E * sizeof(real));
+    memcpy(qkv + (H + K) * E, v + (T - 1) * K * E, K * E * sizeof(real));
+    NAME(decode_attend)(qkv, NULL, NULL, 0, cosine, sine, &page, &before, &drawn, store_[0], store_[1], store_[2],
+                        store_[3], 0.25f, one, 1, H, K, E, ROOM, ROOM);
+    expect(!memcmp(one, all + (T - 1) * H * E, H * E * sizeof(real)), "decode_attend", P, T, 0);
+    double total[E] = {0}, sum = 0;
+    for (long t = 0; t < T; t++) {
+        double score = 0;
+        for (long e = 0; e < E; e++)
+            score += 0.25 * get(q + (T - 1) * H * E + e) * get(k + t * K * E + e);
+        sum += exp(score);
+        for (long e = 0; e < E; e++) total[e] += exp(score) * get(v + t * K * E + e);
+    }
+    int right = 1;
+    for (long e = 0; e < E; e++) right &= near(get(one + e), total[e] / sum, 1);
+    expect(right, "attend", P, T, 0);
+}
+
+int main(void) {
+    long rows[] = {1, 2, 5, 16, 17, 33, 97}, outputs[] = {1, 16, 40, 130}, inner[] = {16, 48, 256};
+    for (int m = 0; m < 7; m++)
+        for (int n = 0; n < 4; n++)
+            for (int k = 0; k < 3; k++) products(rows[m], outputs[n], inner[k]);
+    long tokens[] = {1, 3, 31, 64, 257, 300}, columns[] = {16, 48, 304};
+    for (int m = 0; m < 6; m++)
+        for (int k = 0; k < 3; k++)
+            for (int n = 0; n < 4; n++)
+                for (int t = 0; t < 2; t++) gradients(tokens[m], (long[]){1, 20, 97, 130}[n], columns[k], t);
+    for (long t = 2; t < 90; t += 7) attention(t / 2, t), attention(1, t);
+    return wrong;
+}

@@ -1,0 +1,289 @@
+"""The sampler over HTTP, against servers of both kinds that are slow, wrong, or gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from covey.config.schema import Servers
+from covey.errors import ConfigError, SamplersLost
+from covey.models.policy import Policy
+from covey.rng import key
+from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.remote import RemoteSampler
+from tests.conftest import policy_of, random_prompts
+from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
+
+PARAMS = SamplingParams(max_tokens=10)
+
+
+class Version:
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return policy_of("qwen3")
+
+
+def asked(count: int = 5, size: int = 3) -> list[Request]:
+    prompts = random_prompts(*range(3, 3 + count))
+    return [Request(p, [key(7, i, g) for g in range(size)]) for i, p in enumerate(prompts)]
+
+
+def sampler(policy: Policy, stubs: list[Stub], folder: Path, **settings: object) -> RemoteSampler:
+    urls = tuple(s.url for s in stubs)
+    servers = Servers(url=urls, **{"timeout": 20.0, "patience": 0.5, **settings})
+    made = RemoteSampler(policy, servers, folder / "sync", random_prompts(4, 6, 8), 1.0, 12)
+    made.said = []
+    made.say = made.said.append
+    return made
+
+
+def moved(policy: Policy) -> None:
+    """An update of the policy."""
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.05)
+
+
+def together(found: list[Sampled]) -> dict[tuple[int, int], np.ndarray]:
+    return {(x.request, x.sample): x.completion.tokens for x in found}
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sglang"])
+def test_both_kinds_of_server_answer_and_follow_the_weights(
+    policy: Policy, tmp_path: Path, speaks: str
+) -> None:
+    with running(Stub(copied(policy), speaks)) as one, running(Stub(copied(policy), speaks)) as two:
+        made = sampler(policy, [one, two], tmp_path)
+        first = list(made.sample(asked(), PARAMS))
+        assert len(together(first)) == 15
+        assert not made.bit_exact, "its random numbers are its own"
+        assert not (tmp_path / "sync").exists(), "they had the right weights from the beginning"
+        moved(policy)
+        made.sync(Version(1))
+        second = list(made.sample(asked(), PARAMS))
+        assert {x.completion.version for x in second} == {1}
+        assert any((together(first)[k] != v).any() for k, v in together(second).items() if len(v) == 10)
+        for stub in (one, two):
+            for a, b in zip(stub.policy.model.parameters(), policy.model.parameters(), strict=True):
+                assert torch.equal(a, b)
+        assert made.said == []
+
+
+def test_recorded_logprobs_are_those_of_the_weights(policy: Policy, tmp_path: Path) -> None:
+    with running(Stub(copied(policy))) as stub:
+        for x in sampler(policy, [stub], tmp_path).sample(asked(2), PARAMS):
+            ids = np.concatenate([asked(2)[x.request].prompt, x.completion.tokens])
+            logits = policy.model(torch.tensor(ids)[None]).logits[0, -len(x.completion.tokens) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(x.completion.tokens)[:, None])[:, 0]
+            assert np.allclose(x.completion.logprobs, expected.detach(), atol=1e-4)
+            assert x.completion.text == policy.decode(x.completion.tokens.tolist())
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sglang"])
+def test_a_server_that_says_it_took_the_weights_and_did_not_is_named(
+    policy: Policy, tmp_path: Path, speaks: str
+) -> None:
+    honest, liar = Stub(copied(policy), speaks), Stub(copied(policy), speaks, takes_weights="says so")
+    with running(honest), running(liar):
+        made = sampler(policy, [honest, liar], tmp_path)
+        list(made.sample(asked(), PARAMS))
+        moved(policy)
+        made.sync(Version(1))
+        assert len(list(made.sample(asked(), PARAMS))) == 15
+        (said,) = made.said
+        assert liar.url in said
+        assert "off those of version 1" in said
+
+
+def test_wrong_weights_from_the_beginning_are_replaced(policy: Policy, tmp_path: Path) -> None:
+    other = copied(policy)
+    moved(other)
+    with running(Stub(other)) as stub:
+        assert len(list(sampler(policy, [stub], tmp_path).sample(asked(), PARAMS))) == 15
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters, policy.parameters, strict=True))
+
+
+def test_without_a_way_to_take_weights_the_run_ends_with_the_remedy(policy: Policy, tmp_path: Path) -> None:
+    with running(Stub(copied(policy), takes_weights="no route")) as stub:
+        made = sampler(policy, [stub], tmp_path)
+        list(made.sample(asked(1), PARAMS))
+        made.sync(Version(1))
+        moved(policy)
+        with pytest.raises(SamplersLost, match=r"VLLM_SERVER_DEV_MODE=1.*restart"):
+            list(made.sample(asked(1), PARAMS))
+
+
+def test_a_restart_command_is_the_way_out(policy: Policy, tmp_path: Path) -> None:
+    flag = tmp_path / "restarted"
+    stub = Stub(copied(policy), takes_weights="says so")
+
+    def freshly_started() -> None:
+        if flag.exists():
+            stub.policy.load_weights(Path(flag.read_text()))
+            flag.unlink()
+
+    stub.before = freshly_started
+    with running(stub):
+        made = sampler(policy, [stub], tmp_path, restart=f'printf %s "$COVEY_MODEL" > {flag}')
+        list(made.sample(asked(1), PARAMS))
+        moved(policy)
+        made.sync(Version(1))
+        assert len(list(made.sample(asked(), PARAMS))) == 15
+        assert "restarting it" in made.said[0]
+
+
+def in_first(**changes: object) -> Callable[[Reply], Reply]:
+    """The reply with other values in its first completion."""
+
+    def spoil(reply: Reply) -> Reply:
+        reply["choices"][0] |= {
+            k: v(reply["choices"][0][k]) if callable(v) else v for k, v in changes.items()
+        }
+        return reply
+
+    return spoil
+
+
+def logprob(value: float) -> Callable[[dict], dict]:
+    return lambda found: {"token_logprobs": [value, *found["token_logprobs"][1:]]}
+
+
+SPOILED: dict[str, Callable[[Reply], Reply]] = {
+    "wrong ids": in_first(token_ids=lambda ids: [300, *ids[1:]]),
+    "no ids": in_first(token_ids=None),
+    "text for ids": in_first(token_ids="12"),
+    "short": in_first(token_ids=lambda ids: ids[:1]),
+    "positive": in_first(logprobs=logprob(0.5)),
+    "no number": in_first(logprobs=logprob(float("nan"))),
+    "too few": lambda _: {"choices": []},
+    "aborted": in_first(finish_reason="abort"),
+    "never ended": in_first(token_ids=[5] * 3, logprobs={"token_logprobs": [-1.0] * 3}, finish_reason="stop"),
+    "garbage": lambda _: b"<html>hello</html>",
+    "empty": lambda _: b"",
+    "endless": lambda _: ENDLESS,
+}
+
+
+@pytest.mark.parametrize("change", SPOILED)
+def test_nonsense_is_never_trained_on_and_its_server_is_left_out(
+    policy: Policy, tmp_path: Path, change: str
+) -> None:
+    good, bad = Stub(copied(policy)), Stub(copied(policy))
+    with running(good), running(bad):
+        made = sampler(policy, [good, bad], tmp_path, timeout=2.0)
+        list(made.sample(asked(1), PARAMS))
+        bad.spoil = SPOILED[change]
+        found = together(list(made.sample(asked(8), PARAMS)))
+        assert len(found) == 24
+        alone = sampler(policy, [good], tmp_path)
+        expected = together(list(alone.sample(asked(8), PARAMS)))
+        assert all((found[k] == v).all() for k, v in expected.items()), "asked again with the same keys"
+        assert len(made.said) == 1
+        assert bad.url in made.said[0]
+
+
+def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path: Path) -> None:
+    good, other = Stub(copied(policy)), Stub(copied(policy))
+    with running(good):
+        with running(other):
+            made = sampler(policy, [good, other], tmp_path)
+            work = made.sample(asked(12), PARAMS)
+            found = [next(work)]
+            other.before = lambda: 500
+        found += work
+        assert len(together(found)) == 36
+        with running(other, int(other.url.rpartition(":")[2])):
+            other.before = lambda: None
+            made.servers[1].tried = 0.0
+            moved(policy)
+            made.sync(Version(1))
+            assert len(list(made.sample(asked(), PARAMS))) == 15
+            assert "takes part again, from version 1 on" in made.said[-1]
+
+
+def test_a_busy_server_is_asked_again(policy: Policy, tmp_path: Path) -> None:
+    with running(Stub(copied(policy))) as stub:
+        made = sampler(policy, [stub], tmp_path)
+        list(made.sample(asked(1), PARAMS))
+        answers = iter([429, 503, 429])
+        lock = threading.Lock()
+
+        def busy() -> object:
+            with lock:
+                return next(answers, None)
+
+        stub.before = busy
+        assert len(list(made.sample(asked(4), PARAMS))) == 12
+        assert made.said == []
+
+
+def test_a_slow_server_is_given_up_and_the_rest_goes_elsewhere(policy: Policy, tmp_path: Path) -> None:
+    good, slow = Stub(copied(policy)), Stub(copied(policy))
+    with running(good), running(slow):
+        made = sampler(policy, [good, slow], tmp_path, timeout=1.5)
+        list(made.sample(asked(1), PARAMS))
+        slow.before = lambda: time.sleep(6)
+        assert len(list(made.sample(asked(8), PARAMS))) == 24
+        assert slow.url in made.said[0]
+
+
+def test_nobody_left_is_an_error_that_names_them_all(policy: Policy, tmp_path: Path) -> None:
+    servers = Servers(url=("http://127.0.0.1:9", "http://127.0.0.1:19"), patience=0.0)
+    made = RemoteSampler(policy, servers, tmp_path, random_prompts(6), 1.0, 8)
+    with pytest.raises(SamplersLost, match=r"127.0.0.1:9: .*127.0.0.1:19: .*run the same command"):
+        list(made.sample(asked(), PARAMS))
+
+
+def test_something_else_at_the_address_is_said(policy: Policy, tmp_path: Path) -> None:
+    stub = Stub(policy)
+    stub.speaks = "smtp"  # no route of it answers
+    with running(stub), pytest.raises(SamplersLost, match="no server of `covey serve`, vLLM or SGLang"):
+        list(sampler(policy, [stub], tmp_path).sample(asked(), PARAMS))
+
+
+def test_what_top_p_left_must_be_known(policy: Policy, tmp_path: Path) -> None:
+    with running(Stub(copied(policy))) as stub, pytest.raises(ConfigError, match="Set top_p 1"):
+        list(sampler(policy, [stub], tmp_path).sample(asked(), SamplingParams(10, top_p=0.9)))
+
+
+def test_logprobs_before_temperature_are_recognized(policy: Policy, tmp_path: Path) -> None:
+    cold = SamplingParams(10, temperature=0.5)
+
+    def raw(reply: Reply) -> Reply:
+        for choice in reply["choices"]:
+            ids = np.concatenate([prompt, choice["token_ids"]])
+            with torch.no_grad():
+                logits = policy.model(torch.tensor(ids)[None]).logits[0, len(prompt) - 1 : -1]
+            of_ids = torch.tensor(choice["token_ids"])[:, None]
+            choice["logprobs"]["token_logprobs"] = logits.log_softmax(-1).gather(1, of_ids)[:, 0].tolist()
+        return reply
+
+    prompt = random_prompts(6)[0]
+    with running(Stub(copied(policy), spoil=raw)) as stub:
+        made = RemoteSampler(
+            policy, Servers(url=(stub.url,), patience=0.0), tmp_path, [prompt], cold.temperature, 8
+        )
+        with pytest.raises(SamplersLost, match="processed_logprobs"):
+            list(made.sample(asked(), cold))
+
+
+def test_a_consumer_that_stops_leaves_no_thread_at_work(policy: Policy, tmp_path: Path) -> None:
+    with running(Stub(copied(policy))) as stub:
+        before = threading.active_count()
+        work = sampler(policy, [stub], tmp_path).sample(asked(12), PARAMS)
+        next(work)
+        work.close()
+        ends = time.monotonic() + 10
+        while threading.active_count() > before and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert threading.active_count() <= before

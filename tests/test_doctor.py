@@ -1,0 +1,75 @@
+"""`covey doctor`: each part says what it found and what to do next, and nothing it meets ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from covey import doctor
+from covey.cli.commands import main
+from covey.errors import SandboxUnavailable
+from covey.kernels import build
+from covey.sandbox import choice
+
+
+def test_every_part_is_looked_at_and_json_says_the_same(capsys) -> None:
+    code = main(["doctor", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    parts = ["versions", "device", "kernels", "threads", "memory", "disk", "sandbox"]
+    assert [d["part"] for d in found] == parts
+    assert code == int(any(d["verdict"] == "FAIL" for d in found))
+    assert all(d["next_step"] for d in found if d["verdict"] != "OK")
+
+
+def test_a_part_that_breaks_is_a_finding(monkeypatch) -> None:
+    def memory() -> None:
+        raise ZeroDivisionError("nothing to divide")
+
+    monkeypatch.setattr(doctor, "memory", memory)
+    found = {d.part: d for d in doctor.diagnose()}
+    broken = next(d for d in found.values() if "ZeroDivisionError" in d.found)
+    assert broken.verdict == "FAIL"
+    assert len(found) == 7
+
+
+def test_more_threads_than_processors(monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "999")
+    monkeypatch.setattr(doctor, "available_threads", lambda: 999)
+    assert doctor.threads().verdict == "WARN"
+    assert "unset OMP_NUM_THREADS" in doctor.threads().next_step
+
+
+def test_a_library_that_fails_its_trial_is_said(monkeypatch) -> None:
+    import warnings
+
+    def fails() -> None:
+        warnings.warn("operations could not be compiled, torch does their work: sums", stacklevel=1)
+
+    monkeypatch.delenv(build.OFF, raising=False)
+    monkeypatch.setattr(build, "kernels", fails)
+    found = doctor.kernels()
+    assert (found.verdict, "three times as long" in found.found) == ("WARN", True)
+
+
+def test_without_compiler_the_next_step_is_to_install_one(monkeypatch) -> None:
+    monkeypatch.delenv(build.OFF, raising=False)
+    monkeypatch.setattr(build, "kernels", lambda: None)
+    assert "apt-get install gcc" in doctor.kernels().next_step
+
+
+def test_no_sandbox_is_a_warning(monkeypatch) -> None:
+    def none() -> None:
+        raise SandboxUnavailable("bwrap: not here")
+
+    monkeypatch.setattr(choice, "choose", none)
+    assert doctor.sandbox().verdict == "WARN"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch) -> None:
+    tmp_path.chmod(0o500)
+    monkeypatch.chdir(tmp_path)
+    assert doctor.disk().verdict == "FAIL"
