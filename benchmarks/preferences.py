@@ -1,6 +1,6 @@
 """A DPO step beside TRL's DPOTrainer on the same pairs: CPU seconds, equal and ragged lengths.
 
-    python benchmarks/preferences.py            # prints the rows of results/preferences.md
+    python benchmarks/preferences.py    # the rows of results/preferences.md
 
 Both take a whole step: forward, backward, AdamW. TRL's is timed with its reference computed in the step, its
 default, and with the reference's log-probs known before, as they always are here.
