@@ -29,7 +29,7 @@ from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.objective.bound import bind
 from covey.objective.preference import dpo
-from covey.prompts import Answer, Prompted
+from covey.prompts import GivenAnswer, Prompted
 from covey.training.preference import PreferenceObjective, summed
 from covey.types import Problem
 
@@ -42,9 +42,9 @@ def made(prompts: tuple[int, int], answers: tuple[int, int], vocabulary: int) ->
     """Random pairs."""
     rng = np.random.default_rng(0)
 
-    def answer() -> Answer:
+    def answer() -> GivenAnswer:
         length = int(rng.integers(*answers))
-        return Answer(rng.integers(5, vocabulary, length), np.ones(length, dtype=bool))
+        return GivenAnswer(rng.integers(5, vocabulary, length), np.ones(length, dtype=bool))
 
     return [
         Prompted(

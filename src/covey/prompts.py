@@ -12,12 +12,12 @@ from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens, ignored
 from covey.models.policy import Policy
-from covey.tasks.examples import Example, Text
+from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
 
 
-class Answer(NamedTuple):
+class GivenAnswer(NamedTuple):
     """A given answer."""
 
     tokens: np.ndarray
@@ -35,7 +35,7 @@ class Prompted:
     problem: Problem
     tokens: np.ndarray
     """(P,) int64."""
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[GivenAnswer, ...] = ()
     labels: tuple[float, ...] = ()
     """Of each answer: 1 imitated, chosen, good; 0 rejected, bad."""
 
@@ -49,7 +49,7 @@ def texts_of(source: Source, config: Config) -> Iterable[str]:
         yield from map(_plain, (example.problem.prompt, *example.answers))
 
 
-def _plain(text: Text) -> str:
+def _plain(text: AnswerText) -> str:
     return text if isinstance(text, str) else " ".join(str(m["content"]) for m in text)
 
 
@@ -138,14 +138,14 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     return kept
 
 
-def _answer(policy: Policy, prompted: Prompted, answer: Text) -> Answer:
+def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnswer:
     """A text with the end of sequence; of messages, the assistant's are trained, each with its end."""
     if isinstance(answer, str):
         end = policy.tokenizer.eos_token
         text = answer.removesuffix(end) if isinstance(end, str) else answer
         words = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
         tokens = [*words, policy.tokenizer.eos_token_id]
-        return Answer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
+        return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
     prompt, problem = prompted.problem.prompt, prompted.problem
     assert not isinstance(prompt, str), "an answer in messages has a prompt in messages"
     tokens, trained = prompted.tokens.tolist(), [False] * len(prompted.tokens)
@@ -163,7 +163,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: Text) -> Answer:
     length = max(n for n, yes in enumerate(trained, start=1) if yes)
     start = len(prompted.tokens)
     said_by = np.array(trained[start:length], dtype=bool)
-    return Answer(np.array(tokens[start:length], dtype=np.int64), said_by)
+    return GivenAnswer(np.array(tokens[start:length], dtype=np.int64), said_by)
 
 
 def _grown(policy: Policy, problem: Problem, before: list[int], messages: Messages, begin: bool) -> list[int]:

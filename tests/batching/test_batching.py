@@ -16,7 +16,7 @@ from tests.fakes import group
 from covey.advantage import with_advantages
 from covey.batching import collate, given_batch, micro_batches, minibatches
 from covey.config.algorithm import build_algorithm
-from covey.prompts import Answer, Prompted
+from covey.prompts import GivenAnswer, Prompted
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -143,7 +143,7 @@ def test_supervised_batches_train_every_answer_token() -> None:
 
 def example(prompt: list[int], *answers: list[int]) -> Prompted:
     """A problem with given answers, the first of them the better one."""
-    given = tuple(Answer(np.array(a), np.ones(len(a), dtype=bool)) for a in answers)
+    given = tuple(GivenAnswer(np.array(a), np.ones(len(a), dtype=bool)) for a in answers)
     return Prompted(Problem("p", "p"), np.array(prompt), given, (1.0, 0.0)[: len(given)])
 
 
@@ -161,7 +161,7 @@ def test_a_pair_stays_together_and_its_prompt_is_computed_once() -> None:
 
 
 def test_what_a_tool_says_in_an_answer_is_read_and_not_trained() -> None:
-    answer = Answer(np.array([4, 5, 6, 7]), np.array([True, False, False, True]))
+    answer = GivenAnswer(np.array([4, 5, 6, 7]), np.array([True, False, False, True]))
     batch = given_batch([Prompted(Problem("p", "p"), np.array([1]), (answer,), (1.0,))])
     assert batch.mask.tolist() == [[True, False, False, True]]
     assert batch.totals(1).tokens == 2

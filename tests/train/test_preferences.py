@@ -26,7 +26,7 @@ from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.objective.bound import bind
 from covey.objective.preference import PREFERENCES
-from covey.prompts import Answer, Prompted, encode_examples
+from covey.prompts import GivenAnswer, Prompted, encode_examples
 from covey.tasks.examples import examples_of, with_prompt
 from covey.training.given import added
 from covey.training.preference import REFERENCE, PreferenceObjective, mismatched, with_prompt_trained
@@ -52,7 +52,7 @@ def pairs(*sizes: tuple[int, int, int]) -> list[Prompted]:
     rng = np.random.default_rng(0)
     found = []
     for n, (prompt, *answers) in enumerate(sizes):
-        given = tuple(Answer(rng.integers(5, 300, size=k), np.ones(k, dtype=bool)) for k in answers)
+        given = tuple(GivenAnswer(rng.integers(5, 300, size=k), np.ones(k, dtype=bool)) for k in answers)
         found.append(Prompted(Problem(f"p{n}", "p"), rng.integers(5, 300, size=prompt), given, (1.0, 0.0)))
     return found
 

@@ -15,7 +15,7 @@ from covey.config.load import load_config
 from covey.config.schema import Keep
 from covey.errors import ConfigError, DataError, Stopped
 from covey.insight.stages import stage_table
-from covey.runs.harvest import Drawn, kept_of, pairs_of
+from covey.runs.harvest import LoggedSample, kept_of, pairs_of
 from covey.runs.reader import load_recorded
 from covey.tasks.classifier import TextClassifier
 from covey.types import Problem
@@ -29,8 +29,8 @@ SHORT = {
 
 def drawn(
     text: str, reward: float | None, finish: str = "stop", prompt: Any = "2+2=", **more: float
-) -> Drawn:
-    return Drawn(0, 0, "p", prompt, text, finish, reward, {"answer": reward, **more})
+) -> LoggedSample:
+    return LoggedSample(0, 0, "p", prompt, text, finish, reward, {"answer": reward, **more})
 
 
 def test_pairs_are_the_best_against_the_worst_by_a_margin() -> None:

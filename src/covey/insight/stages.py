@@ -12,7 +12,7 @@ from covey.runs.folder import read_stream
 from covey.tasks.source import EXAMPLES
 
 HEAD = ("stage", "steps", "greedy", "sampled", "gain of the stage", "tokens", "besides")
-MEASURED: Mapping[str, str] = {
+MEASURES: Mapping[str, str] = {
     "held_out/preference/accuracy": "held-out pairs ranked {:.0%}",
     "held_out/reward_model/accuracy": "held-out ranked {:.0%}",
     "text/reflection": "reflection {:.2f}",
@@ -37,7 +37,7 @@ def _row(folder: Path) -> tuple[str, ...]:
         after, gained = found[-1].summary(), gains(found[0], found[-1])["sampled"]
         accuracy = (str(after["greedy"]), str(after["pass@1"]), _points(gained))
     last: Mapping[str, Any] = metrics[-1] if metrics else {}
-    told = [text.format(last[name]) for name, text in MEASURED.items() if last.get(name)]
+    told = [text.format(last[name]) for name, text in MEASURES.items() if last.get(name)]
     told += [
         f"{name.split('/')[1]} {last[name]:.2f}"
         for name in last

@@ -15,10 +15,10 @@ from covey.runs.folder import ROLLOUT
 from covey.runs.reader import stages_in
 from covey.types import Problem
 
-Row = dict[str, object]
+ExampleRow = dict[str, object]
 
 
-class Drawn(NamedTuple):
+class LoggedSample(NamedTuple):
     """A completion in the log of a run."""
 
     step: int
@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
     components: Mapping[str, float | None]
 
 
-def sampled_groups(run: Path) -> Iterator[list[Drawn]]:
+def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     """The groups of a run, or of each stage of a pipeline, in the order of sampling.
 
     Raises CheckpointError naming a damaged file, DataError where nothing was sampled.
@@ -45,7 +45,7 @@ def sampled_groups(run: Path) -> Iterator[list[Drawn]]:
     for file in files:
         try:
             lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-            found = [Drawn(*(line[name] for name in Drawn._fields)) for line in lines]
+            found = [LoggedSample(*(line[name] for name in LoggedSample._fields)) for line in lines]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{file}: damaged ({error}). Put the file back, or remove it") from None
         yield from (list(group) for _, group in groupby(found, key=lambda s: s.group))
@@ -67,13 +67,15 @@ def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dic
     return {"pairs": len(rows), "groups": len(groups), "output": str(output)}
 
 
-def pairs_of(groups: Iterable[Sequence[Drawn]], keep: Keep, columns: Mapping[str, Problem]) -> list[Row]:
+def pairs_of(
+    groups: Iterable[Sequence[LoggedSample]], keep: Keep, columns: Mapping[str, Problem]
+) -> list[ExampleRow]:
     """The best against the worst of each group, then the next of each, by more than ``keep.margin``.
 
     Truncated completions are left out: their end is not the model's. ``columns``: the problems by id, whose
     columns go along.
     """
-    rows: dict[str, Row] = {}
+    rows: dict[str, ExampleRow] = {}
     for group in groups:
         whole = [(s.reward, s) for s in group if s.reward is not None and s.finish == "stop"]
         ranked = sorted(whole, key=lambda pair: -pair[0])
@@ -94,11 +96,11 @@ def pairs_of(groups: Iterable[Sequence[Drawn]], keep: Keep, columns: Mapping[str
 
 
 def kept_of(
-    groups: Iterable[Sequence[Drawn]], verdict: str, keep: Keep, columns: Mapping[str, Problem]
-) -> list[Row]:
+    groups: Iterable[Sequence[LoggedSample]], verdict: str, keep: Keep, columns: Mapping[str, Problem]
+) -> list[ExampleRow]:
     """Correct completions that pass ``keep.least``, at most ``keep.per_problem`` of each, no text twice."""
     least = {verdict: 0.5, **keep.least}
-    kept: dict[str, dict[str, Row]] = {}
+    kept: dict[str, dict[str, ExampleRow]] = {}
     for sampled in (s for group in groups for s in group if s.finish == "stop"):
         values = {name: sampled.components.get(name) for name in least}
         if not all(v is not None and v >= least[name] for name, v in values.items()):
@@ -112,13 +114,13 @@ def kept_of(
     return [row for texts in kept.values() for row in texts.values()]
 
 
-def _said(sampled: Drawn) -> object:
+def _said(sampled: LoggedSample) -> object:
     """A completion in the form of its prompt."""
     chat = not isinstance(sampled.prompt, str)
     return [{"role": "assistant", "content": sampled.completion}] if chat else sampled.completion
 
 
-def _columns(sampled: Drawn, columns: Mapping[str, Problem]) -> Row:
+def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRow:
     """The columns of a problem, for the rewards; not those of examples."""
     problem = columns.get(sampled.problem)
     taken = ("prompt", "completion", "chosen", "rejected", "label", "labels", "margin", "messages")

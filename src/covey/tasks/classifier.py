@@ -14,7 +14,7 @@ import numpy as np
 
 SLOTS = 1 << 16
 """Places of the hash."""
-WORD = re.compile(r"\d+|[^\W\d_]+|[^\w\s]")
+GRAM = re.compile(r"\d+|[^\W\d_]+|[^\w\s]")
 STEPS, RATE, DECAY = 300, 2.0, 1e-3
 
 
@@ -44,7 +44,7 @@ class TextClassifier:
 
 def features(text: str) -> np.ndarray:
     """Slots of the words and the pairs of words in a text, each once."""
-    words = ["#" if w[0].isdigit() else w for w in WORD.findall(text.lower())]
+    words = ["#" if w[0].isdigit() else w for w in GRAM.findall(text.lower())]
     grams = {*words, *(f"{a} {b}" for a, b in pairwise(words))}
     return np.array(sorted({crc32(gram.encode()) % SLOTS for gram in grams}), dtype=np.int64)
 

@@ -13,8 +13,8 @@ from covey.errors import DataError
 from covey.types import Messages, Problem
 
 Kind = Literal["answer", "pair", "judged", "steps"]
-Text = str | Messages
-COLUMNS: Mapping[Kind, str] = {
+AnswerText = str | Messages
+COLUMNS_OF: Mapping[Kind, str] = {
     "pair": "chosen and rejected",
     "judged": "completion and label",
     "steps": "completions (its steps) and labels",
@@ -37,7 +37,7 @@ class Example:
 
     kind: Kind
     problem: Problem
-    answers: tuple[Text, ...]
+    answers: tuple[AnswerText, ...]
     """One, the chosen and the rejected, or the steps of one."""
     labels: tuple[float, ...]
     """1: imitated, chosen, good; 0: rejected, bad."""
@@ -86,8 +86,8 @@ def examples_of(problems: Sequence[Problem], method: Method, data: Data, most: f
     kinds = sorted({e.kind for e in found})
     if len(kinds) > 1:
         raise DataError(
-            f"{_first(found, kinds[0])} has {COLUMNS[kinds[0]]}, {_first(found, kinds[1])} has "
-            f"{COLUMNS[kinds[1]]}: keep one kind of example in a file"
+            f"{_first(found, kinds[0])} has {COLUMNS_OF[kinds[0]]}, {_first(found, kinds[1])} has "
+            f"{COLUMNS_OF[kinds[1]]}: keep one kind of example in a file"
         )
     same = [e for e in found if _prefers_nothing(e)]
     if len(same) > most * len(found):
@@ -146,7 +146,7 @@ def _example(problem: Problem, method: Method, data: Data) -> Example:
     for kind in WANTED[method]:
         if present[kind]:
             return readers[kind](problem, data)
-    wanted = ", or ".join(COLUMNS[kind] for kind in WANTED[method])
+    wanted = ", or ".join(COLUMNS_OF[kind] for kind in WANTED[method])
     raise DataError(
         f"{problem.id}: method {method} needs {wanted}; the row has {', '.join(map(repr, columns)) or 'no'} "
         "columns. data.columns renames them; `covey pairs RUN` writes pairs from a run"
@@ -200,7 +200,7 @@ def _label(problem: Problem, label: object) -> float:
     return value
 
 
-def _text(problem: Problem, column: str, answer: object) -> Text:
+def _text(problem: Problem, column: str, answer: object) -> AnswerText:
     """An answer as it can be read: a text or, where the prompt is a chat, messages."""
     if isinstance(answer, list):
         if not answer or not all(isinstance(m, dict) and "role" in m and "content" in m for m in answer):

@@ -12,13 +12,13 @@ from covey.errors import DataError
 from covey.objective.diagnostics import group_metrics, score_metrics
 from covey.rollout import Rollouts
 from covey.runs.atomic import write_file
-from covey.runs.harvest import Row, as_jsonl, kept_of, pairs_of, sampled_groups
+from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, pairs_of, sampled_groups
 from covey.tasks.source import EXAMPLES
 from covey.training.run import Run
 from covey.types import Problem
 
 
-def collect(run: Run) -> None:
+def train(run: Run) -> None:
     """Sample and score ``train.steps`` rounds of problems, every group kept and logged."""
     config, journal = run.loaded.config, run.journal
     algorithm = replace(run.loaded.algorithm, filter=None)
@@ -40,7 +40,7 @@ def collect(run: Run) -> None:
         run.evaluate_and_save()
 
 
-def kept(run: Run) -> list[Row]:
+def kept(run: Run) -> list[ExampleRow]:
     """What a collecting stage leaves to later ones. Raises DataError where that is nothing."""
     config, folder = run.loaded.config, run.journal.folder.path
     problems = {p.problem.id: p.problem for p in run.train_set}
@@ -68,16 +68,16 @@ def _why(config: Config) -> str:
     )
 
 
-def _pairs(run: Run, problems: Mapping[str, Problem]) -> list[Row]:
+def _pairs(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
     return pairs_of(sampled_groups(run.journal.folder.path), run.loaded.config.keep, problems)
 
 
-def _correct(run: Run, problems: Mapping[str, Problem]) -> list[Row]:
+def _correct(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
     groups, keep = sampled_groups(run.journal.folder.path), run.loaded.config.keep
     return kept_of(groups, run.rewards.verdict.name, keep, problems)
 
 
-KEEPS: Mapping[str, Callable[[Run, Mapping[str, Problem]], list[Row]]] = {
+KEEPS: Mapping[str, Callable[[Run, Mapping[str, Problem]], list[ExampleRow]]] = {
     "pairs": _pairs,
     "rejection_sampling": _correct,
 }

@@ -15,11 +15,11 @@ from covey.models.logprobs import TokenScores
 from covey.rng import key, permutation
 from covey.training.run import Run
 
-Seen = Mapping[str, float]
+Shares = Mapping[str, float]
 """A micro-batch's share of each metric of its step: they add up. One is called `loss`."""
 
 
-Lesson = Callable[[Sequence[int]], tuple[Batch, Objective[Seen]]]
+Lesson = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
 """Numbers of examples -> their batch, and the loss with what it needs to know before the update.
 
 Held-out examples are numbered after those that are trained on.
@@ -50,17 +50,17 @@ def train(run: Run, lesson: Lesson) -> None:
         }
         times = journal.log(step, metrics)
         rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
-        told = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in SHOWN if name in metrics}
+        told = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
         journal.console.step(step + 1, -metrics["loss"], {**told, "tokens/s": rate})
         if run.evaluate_and_save():
             break
 
 
-SHOWN = ("loss", "preference/accuracy", "preference/margin")
+ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
 """Metrics on the console."""
 
 
-def added(seen: Sequence[Seen]) -> dict[str, float]:
+def added(seen: Sequence[Shares]) -> dict[str, float]:
     """The metrics of a step from the shares of its micro-batches."""
     return {name: math.fsum(s[name] for s in seen) for name in seen[0]} if seen else {"loss": 0.0}
 
@@ -74,7 +74,7 @@ def measures_after(step: int, run: Run) -> bool:
 def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
     """What the held-out examples say now, each metric's mean."""
     size, count, first = run.loaded.config.train.batch_size, len(run.held_out), len(run.train_set)
-    found: list[Seen] = []
+    found: list[Shares] = []
     with run.journal.clock("eval"):
         for start in range(0, count, size):
             rows = range(first + start, first + min(start + size, count))
@@ -86,7 +86,7 @@ def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
 def imitate(run: Run) -> None:
     """The supervised loop: imitate the answers of a data file or of a task's worked solutions."""
 
-    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Seen]]:
+    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         return given_batch([run.train_set[i] for i in rows]), NegativeLogLikelihood()
 
     train(run, lesson)
@@ -102,7 +102,7 @@ class NegativeLogLikelihood:
     whole_groups: bool = False
     needs_reference: bool = False
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Seen]:
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """A micro-batch's share of the loss, and its value."""
         logprobs = micro.packed.unpack(scores.logprobs)
         mask = micro.rows.mask.to(logprobs.device)

@@ -32,8 +32,8 @@ from covey.runs.folder import latest_checkpoint
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
-from covey.training import given, preference, reward_model, rl
-from covey.training.collect import KEEPS, collect, kept
+from covey.training import collect, given, preference, reward_model, rl
+from covey.training.collect import KEEPS, kept
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -44,7 +44,7 @@ LOOPS: Mapping[str, Callable[[Run], None]] = {
     "sft": given.imitate,
     **dict.fromkeys(PREFERENCES, preference.train),
     "reward_model": reward_model.train,
-    **dict.fromkeys(KEEPS, collect),
+    **dict.fromkeys(KEEPS, collect.train),
 }
 MODELLESS = (*KEEPS, "filter")
 """Methods that make examples: the model they sample from goes on to the stage after them."""

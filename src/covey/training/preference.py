@@ -17,15 +17,15 @@ from covey.learner.learner import Learner, Objective
 from covey.models.logprobs import TokenScores
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData
-from covey.prompts import Answer, Prompted
+from covey.prompts import GivenAnswer, Prompted
 from covey.runs.atomic import write_file
 from covey.training import given
-from covey.training.given import Seen
+from covey.training.given import Shares
 from covey.training.run import Run
 
 REFERENCE = "reference.npz"
 """Holds the log-probs of all examples under the first model, computed once: no second model is kept."""
-AT_ONCE = 256
+SCORED_AT_ONCE = 256
 """Examples that are scored between two writes of it."""
 
 
@@ -46,7 +46,7 @@ def train(run: Run) -> None:
         refs = torch.cat([sums[first + i] for i in numbers]) if sums else None
         return replace(given_batch(chosen), ref_sums=refs)
 
-    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Seen]]:
+    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         point = 0.0
         if others:
             batch = batch_of(rows, first=len(examples))
@@ -78,7 +78,7 @@ class PreferenceObjective:
     whole_groups: bool = True
     needs_reference: bool = False
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Seen]:
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """A micro-batch's share of the loss and of the metrics."""
         batch, count = micro.rows, micro.totals.prompts
         logprobs = micro.packed.unpack(scores.logprobs)
@@ -107,7 +107,7 @@ class PreferenceObjective:
         sizes = {"chosen_lengths": lengths[0::2], "rejected_lengths": lengths[1::2]}
         return PreferenceData(**parts, **sizes, nll=nll[0::2])
 
-    def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> Seen:
+    def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> Shares:
         if "desirable" in self.loss.needs:
             right = ((reward > self.reference_point) == labels).float()
             return {
@@ -132,7 +132,7 @@ def with_prompt_trained(example: Prompted) -> Prompted:
     for chosen, answer in zip((True, False), example.answers, strict=True):
         said = np.concatenate([np.full(len(rest), -1.0), answer.trained]).astype(np.float32)
         trained = np.concatenate([np.full(len(rest), chosen), answer.trained])
-        answers.append(Answer(np.concatenate([rest, answer.tokens]), trained, said))
+        answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, said))
     return replace(example, tokens=first, answers=tuple(answers))
 
 
@@ -146,7 +146,7 @@ def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
         before = (examples[n - k] for k in range(1, len(examples)))
         other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
         room = max(1, context - len(example.tokens))
-        answers = tuple(Answer(a.tokens[:room], a.trained[:room]) for a in other.answers)
+        answers = tuple(GivenAnswer(a.tokens[:room], a.trained[:room]) for a in other.answers)
         found.append(replace(example, answers=answers))
     return found
 
@@ -174,9 +174,9 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     run.journal.console.doing("scoring the reference")
     while done < len(examples):
         run.stop.check()
-        batch = given_batch(examples[done : done + AT_ONCE])
+        batch = given_batch(examples[done : done + SCORED_AT_ONCE])
         known = np.concatenate([known, summed(run.learner, batch).numpy()])
-        done = min(done + AT_ONCE, len(examples))
+        done = min(done + SCORED_AT_ONCE, len(examples))
         file = io.BytesIO()
         np.savez(file, sums=known, examples=np.array(digest.hexdigest()))
         write_file(path, file.getvalue())

@@ -30,10 +30,10 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.prompts import Answer, Prompted
+from covey.prompts import GivenAnswer, Prompted
 from covey.tasks.examples import Example
 from covey.training import given
-from covey.training.given import Seen
+from covey.training.given import Shares
 from covey.training.run import Run
 
 
@@ -43,7 +43,7 @@ def train(run: Run) -> None:
     assert loss is not None, "the method has one"
     paired = len(examples[0].answers) == 2
 
-    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Seen]]:
+    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
         return given_batch([examples[i] for i in rows]), RewardObjective(loss if paired else None)
 
     given.train(run, lesson)
@@ -60,7 +60,7 @@ class RewardObjective:
     whole_groups: bool = True
     needs_reference: bool = False
 
-    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Seen]:
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
         """A micro-batch's share of the loss and of the metrics."""
         asked = micro.rows.mask.to(scores.logprobs.device)
         values = micro.packed.unpack(scores.logprobs)[asked]
@@ -77,7 +77,7 @@ class RewardObjective:
         }
         return self._seen(losses.sum() / count, found, count)
 
-    def _judged(self, values: Tensor, said: Tensor, count: int) -> tuple[Tensor, Seen]:
+    def _judged(self, values: Tensor, said: Tensor, count: int) -> tuple[Tensor, Shares]:
         good = said > 0
         losses = -log_sigmoid(torch.where(good, values, -values))
         found = {
@@ -87,7 +87,7 @@ class RewardObjective:
         }
         return self._seen(losses.sum() / count, found, count)
 
-    def _seen(self, loss: Tensor, found: dict[str, Tensor], count: int) -> tuple[Tensor, Seen]:
+    def _seen(self, loss: Tensor, found: dict[str, Tensor], count: int) -> tuple[Tensor, Shares]:
         means = {name: float(v.detach().sum()) / count for name, v in found.items()}
         return loss, {"loss": float(loss.detach()), **means}
 
@@ -167,8 +167,8 @@ def _steps(policy: Policy, example: Example) -> Prompted:
     return Prompted(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
 
 
-def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> Answer:
+def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:
     """An answer that is asked about where the tokens at ``places`` would be predicted."""
     trained, said = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=np.float32)
     trained[list(places)], said[list(places)] = True, np.where(np.array(labels) > 0.5, 1.0, -1.0)
-    return Answer(np.array(tokens, dtype=np.int64), trained, said)
+    return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)

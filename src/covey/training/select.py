@@ -10,7 +10,7 @@ from covey.config.schema import Data
 from covey.console import RunConsole
 from covey.errors import DataError
 from covey.runs.atomic import make_folder, write_file
-from covey.runs.harvest import Row, as_jsonl
+from covey.runs.harvest import ExampleRow, as_jsonl
 from covey.tasks.classifier import TextClassifier
 from covey.tasks.files import rows
 from covey.tasks.source import EXAMPLES, data_files
@@ -32,7 +32,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
             "each with a text and a label"
         )
     corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
-    texts = [text_of(row, data, "data.examples") for part in labelled for row in part]
+    texts = [said_in(row, data, "data.examples") for part in labelled for row in part]
     labels = [_label(row) for part in labelled for row in part]
     if len(set(labels)) < 2:
         raise DataError(
@@ -42,8 +42,8 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     right = sum(_left_out(texts, labels))
     console.say(f"labelled lines judged by the others: {right} of {len(labels)} right")
     classifier = TextClassifier(texts, labels)
-    scored = [(classifier.probability(text_of(row, data, "data.train")), row) for row in corpus]
-    wanted: list[Row] = [{**row, "score": round(p, 6)} for p, row in scored if p >= config.keep.score]
+    scored = [(classifier.probability(said_in(row, data, "data.train")), row) for row in corpus]
+    wanted: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p >= config.keep.score]
     if not wanted:
         best = max((p for p, _ in scored), default=0.0)
         raise DataError(
@@ -54,10 +54,10 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
     write_file(config.output / "config.yaml", resolved_yaml(loaded))
     write_file(config.output / EXAMPLES, as_jsonl(wanted))
     console.say(f"{len(wanted)} of {len(corpus)} rows are wanted: {config.output / EXAMPLES}")
-    return Problem("filter", text_of(wanted[0], data, ""))
+    return Problem("filter", said_in(wanted[0], data, ""))
 
 
-def text_of(row: Row, data: Data, where: str) -> str:
+def said_in(row: ExampleRow, data: Data, where: str) -> str:
     """What a row says: its text, or prompt and answer."""
     parts = [row[name] for name in ("text", data.prompt, data.completion) if isinstance(row.get(name), str)]
     if not parts:
@@ -65,7 +65,7 @@ def text_of(row: Row, data: Data, where: str) -> str:
     return " ".join(map(str, parts))
 
 
-def _label(row: Row) -> float:
+def _label(row: ExampleRow) -> float:
     said = str(row.get("label")).lower()
     if said not in ("true", "false", "1", "0"):
         raise DataError(f"data.examples: a label is true or false, this is {said[:40]!r}")
