@@ -1,11 +1,12 @@
 """What a step costs, seconds and memory, over group size, length, vocabulary and model; what is predicted.
 
-    python benchmarks/cost.py [--threads 2] [--steps 3] [--only G32 V64k] [--write]
+    python benchmarks/cost.py [--threads 2] [--steps 3] [--only G32 V64k] [--write] [--rates FILE]
 
 Each cell is a run of `covey train` in a process of its own, from random weights that never end a completion.
 Memory is the run's own forecast (`env.json`), made before its first step. Seconds follow from the matrix
 products, the attention, the vocabulary and the decode steps of a cell, at rates fitted on the other cells.
-With --write the table and the curves go to benchmarks/results/cost.{md,svg}.
+With --write the table and the curves go to benchmarks/results/cost.{md,svg}, with --rates the rates to a file
+that `covey plan --device FILE` reads, on any machine.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -30,6 +31,9 @@ from presets import RESULTS
 sys.path.insert(0, str(Path(__file__).parent / "speed"))
 
 import subject
+
+from covey.insight.plan import Demand, work
+from covey.learner.memory import Shape
 
 GROUP, LENGTH = 8, 128
 BASE = dict(zip(subject.NAMES, subject.SHAPES["5M"], strict=True))
@@ -64,7 +68,7 @@ class Cost(NamedTuple):
     forecast: float
     """MB beside program and libraries."""
     work: list[float]
-    """GFLOP of products and of attention, giga-entries of logits, once through; thousands of decode steps."""
+    """Of sampling, as ``covey.insight.plan.Demand``."""
 
 
 def worker(cell: str, steps: int, threads: int) -> None:
@@ -99,30 +103,65 @@ def worker(cell: str, steps: int, threads: int) -> None:
         median(t["seconds/update"] for t in times[1:]),
         max(t["memory/peak_mib"] for t in times) * 2**20 / 1e6 - program / 1e6,
         sum(roles.values()) / 1e6,
-        work_of(cell, group, metrics["length/mean"]),
+        list(work_of(cell, group, metrics["length/mean"])),
     )
     print(json.dumps(cost))
 
 
-def work_of(cell: str, group: int, length: float, prompt: int = 36) -> list[float]:
-    """What the tokens of a step ask for, once through the model."""
-    shape = dict(zip(subject.NAMES, subject.SHAPES[cell], strict=True))
-    rows = subject.PROMPTS * group
-    seen = rows * (length * prompt + length * length / 2)
-    attention = 4 * shape["num_hidden_layers"] * shape["num_attention_heads"] * shape["head_dim"] * seen
-    products = 2 * rows * length * subject.matrix_parameters(cell)
-    return [products / 1e9, attention / 1e9, rows * length * shape["vocab_size"] / 1e9, length / 1e3]
+def work_of(cell: str, group: int, length: float, prompt: int = 36) -> Demand:
+    """What the completions of a step ask for, once through the model."""
+    names = {**dict(zip(subject.NAMES, subject.SHAPES["5M"], strict=True)), **CELLS[cell][2]}
+    subject.SHAPES[cell] = tuple(names.values())
+    shape = Shape(
+        parameters=subject.matrix_parameters(cell) + names["vocab_size"] * names["hidden_size"],
+        trained=0,
+        vocabulary=names["vocab_size"],
+        layers=names["num_hidden_layers"],
+        width=names["hidden_size"],
+        queries=names["num_attention_heads"],
+        keys=names["num_key_value_heads"],
+        head=names["head_dim"],
+        inner=names["intermediate_size"],
+        number=4,
+        exact=True,
+    )
+    completions = subject.PROMPTS * group
+    return work(shape, False, subject.PROMPTS, completions, prompt, length, running=256)
+
+
+PARTS = {"rollout": 4, "update": 3}
+"""How many parts of the work a phase's seconds follow from."""
+
+
+def rates(costs: Sequence[Cost], which: str) -> np.ndarray:
+    """Seconds by unit of work, least squares of relative errors."""
+    seconds = np.array([getattr(c, which) for c in costs])
+    amounts = np.array([c.work[: PARTS[which]] for c in costs])
+    return np.linalg.lstsq(amounts / seconds[:, None], np.ones(len(costs)))[0]
 
 
 def predicted(costs: Mapping[str, Cost], which: str) -> dict[str, float]:
-    """Seconds of every cell at rates that are fitted on all others, least squares of relative errors."""
-    found, parts = {}, {"rollout": 4, "update": 3}[which]
-    for name, cost in costs.items():
-        rest = [c for other, c in costs.items() if other != name]
-        seconds, work = np.array([getattr(c, which) for c in rest]), np.array([c.work[:parts] for c in rest])
-        rates = np.linalg.lstsq(work / seconds[:, None], np.ones(len(rest)))[0]
-        found[name] = float(rates @ cost.work[:parts])
-    return found
+    """Seconds of every cell at rates that are fitted on all others."""
+    others = {name: [c for other, c in costs.items() if other != name] for name in costs}
+    return {n: float(rates(others[n], which) @ c.work[: PARTS[which]]) for n, c in costs.items()}
+
+
+def device(costs: Mapping[str, Cost], threads: int) -> dict[str, object]:
+    """What `covey plan --device` reads."""
+    import torch
+
+    from covey.models.load import device_memory
+
+    here = torch.device(subject.device())
+    name = torch.cuda.get_device_name(here) if here.type == "cuda" else f"{platform.machine()}-{threads}"
+    return {
+        "name": name,
+        "memory": device_memory(here),
+        "sampling": [*rates(list(costs.values()), "rollout"), 0.0],
+        "update": [*rates(list(costs.values()), "update")],
+        "compiled": here.type == "cpu",
+        "source": f"measured by benchmarks/cost.py on {dt.date.today()}, {threads} threads",
+    }
 
 
 def table(costs: Mapping[str, Cost], said: Mapping[str, Mapping[str, float]]) -> str:
@@ -165,6 +204,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")
+    parser.add_argument("--rates", type=Path, help="write the rates for `covey plan --device FILE`")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/cost.{md,svg}")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -189,6 +229,8 @@ def main() -> None:
         f"{table(costs, said)}.\n\n![Measured and predicted](cost.svg)\n"
     )
     print(text)
+    if chosen.rates:
+        chosen.rates.write_text(json.dumps(device(costs, chosen.threads), indent=1) + "\n")
     if chosen.write:
         (RESULTS / "cost.md").write_text(text)
         (RESULTS / "cost.svg").write_text(picture(costs, said))

@@ -1,4 +1,4 @@
-"""What goes wrong in reinforcement learning, and what mends it, on the demo's task.
+"""Baselines, group sizes and label noise, on the demo's task; benchmarks/diseases.py has what goes wrong.
 
     python benchmarks/pathologies.py [--only CASE ...] [--seed 1] [--steps 60] [--write]
 
@@ -15,7 +15,6 @@ import datetime as dt
 import json
 import os
 import platform
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,13 @@ import torch
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.insight.chart import Line, Panel, chart
-from covey.insight.explain import Seen, explain
+from covey.insight.findings import Seen, unknown
+from covey.insight.rules import explain
 from covey.learner.old_logprobs import old_logprob_source
 from covey.rng import key
 from covey.rollout import Position, Rollouts
 from covey.runs.folder import read_stream
 from covey.signals import StopSignal
-from covey.tasks.generated import problems
-from covey.tasks.sums import LAST_DIGIT
 from covey.training.rl import PolicyObjective, prepare
 from covey.training.setup import set_up
 from presets import RESULTS, ROOT, VERDICT, Settings, cold_start, config_of, merged, trained
@@ -67,15 +65,8 @@ class Case:
     """Metrics of a run. None: nothing is trained, only the gradient's noise is measured."""
     draws: str = "greedy"
     """The metric that is drawn, or held-out accuracy."""
-    start: Settings | None = None
-    """What the cold start has of its own."""
     noise: bool = False
     """Whether the gradient's noise on the cold start is measured too."""
-
-
-def answer(weight: float) -> dict[str, Any]:
-    """The verdict, with a weight."""
-    return {"math_answer": {**VERDICT["math_answer"], "weight": weight}}
 
 
 def of_size(size: int) -> Settings:
@@ -83,8 +74,6 @@ def of_size(size: int) -> Settings:
     return {"rollout.group_size": size, "rollout.prompts_per_step": 256 // size}
 
 
-HUMMED = str(FOLDER / "humming.jsonl")
-HUMMING: Settings = {"rollout.max_tokens": 64, "train.lr": 1e-4, "algorithm.kl": 0.02}
 BASELINES: Mapping[str, Settings] = {
     "none": {"algorithm.advantage": "reward"},
     "batch mean": {"algorithm.advantage": "reward", "algorithm.whiten": "batch_centered"},
@@ -94,54 +83,6 @@ BASELINES: Mapping[str, Settings] = {
 }
 NOISES = (0.0, 0.1, 0.2, 0.4)
 CASES: dict[str, Case] = {
-    "length": Case(
-        "Do wrong answers grow where each completion's loss is divided by its own length? The cold start "
-        "has learned to hum for 0 to 12 words before it answers.",
-        {
-            "sequence mean": HUMMING,
-            "constant length": {**HUMMING, "algorithm.reduce": "constant_length"},
-        },
-        ("length/incorrect", "length/correct", "accuracy"),
-        "length/incorrect",
-        start={"data": {"task": None, "train": HUMMED, "test": HUMMED}, "rewards": [VERDICT]},
-    ),
-    "farming": Case(
-        "Does a format that pays too much crowd out the answer?",
-        {
-            "format 1, answer .1": {"rewards": [answer(0.1), {"answer_format": 1.0}]},
-            "format .1, answer 1": {"rewards": [answer(1.0), {"answer_format": 0.1}]},
-            "format 1 if right": {
-                "rewards": [
-                    answer(0.1),
-                    {"answer_format": {"weight": 1.0, "gated_by": "math_answer:correct"}},
-                ]
-            },
-        },
-        ("reward/answer_format/mean", "accuracy"),
-    ),
-    "entropy": Case(
-        "How fast does exploration end, and what slows it?",
-        {
-            "clip .2 / .2": {"algorithm.kl": None},
-            "clip .2 / .28": {"algorithm.kl": None, "algorithm.surrogate": {"clip_high": 0.28}},
-            "KL .1, clip .2 / .2": {},
-        },
-        ("entropy", "accuracy"),
-        "entropy",
-    ),
-    "drift": Case(
-        "How far does a policy drift from its reference, and does a larger coefficient bring it back?",
-        {
-            "KL .001": {"algorithm.kl": 0.001},
-            "KL .1": {},
-            "KL .001, raised": {
-                "algorithm.kl": 0.001,
-                "guards": {"kl_warn": 0.5, "kl_act": 1.0, "kl_action": "raise_coef"},
-            },
-        },
-        ("kl/completion_k1", "kl/coef", "accuracy"),
-        "kl/completion_k1",
-    ),
     "group_size": Case(
         "What do larger groups change, with as many completions?",
         {f"G {size}": of_size(size) for size in (4, 8, 16, 32)},
@@ -169,17 +110,6 @@ CASES: dict[str, Case] = {
 def config_of_arm(case: str, arm: str, seed: int, steps: int, model: Path) -> dict[str, Any]:
     """The demo's second stage with GRPO and a reference that stays, and what the arm changes."""
     return merged(merged(config_of("grpo", seed, steps, model), BASE), CASES[case].arms[arm])
-
-
-def hum(file: Path) -> None:
-    """Worked solutions with 0 to 12 words that say nothing before the answer."""
-    rng = random.Random(0)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as out:
-        for problem in problems(LAST_DIGIT, "train", 4096):
-            text = problem.columns["completion"].replace("</think>", " hm" * rng.randint(0, 12) + "</think>")
-            row = {**problem.columns, "prompt": problem.prompt, "completion": text}
-            out.write(json.dumps(row) + "\n")
 
 
 def gradient_noise(config: Settings, folder: Path, batches: int = 40) -> tuple[float, float]:
@@ -220,9 +150,7 @@ def points(records: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], 
 def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
     """The section of a case, and its diagram."""
     case = CASES[name]
-    if name == "length":
-        hum(Path(HUMMED))
-    model = cold_start(seed, FOLDER / name if case.start else FOLDER, 1, case.start)
+    model = cold_start(seed, FOLDER, 1)
     heads = ["config", *(f"`{m}`" for m in case.shows), *["greedy, %"] * bool(case.shows)]
     heads += ["gradient's variance", "its noise"] if case.noise else []
     rows, said, drawn = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"], [], []
@@ -233,10 +161,10 @@ def run_case(name: str, seed: int, steps: int) -> tuple[str, Panel | None]:
         if case.shows:
             run = trained(config, folder, 1)
             metrics, evals = read_stream(run, "metrics.jsonl"), read_stream(run, "evals.jsonl")
-            seen = Seen(metrics, evals)
+            seen = Seen(metrics)
             cells += [f"{seen.early(m):.3g} to {seen.late(m):.3g}" for m in case.shows]
             cells += [f"{100 * evals[0]['greedy']:.0f} to {100 * evals[-1]['greedy']:.0f}"]
-            said += [f"- {arm}: {remark.finding}." for remark in explain(metrics, evals)]
+            said += [f"- {arm}: {finding.sentence}." for finding in explain(metrics, evals, unknown)]
             drawn.append(Line(arm, *points(evals if case.draws == "greedy" else metrics, case.draws)))
         if case.noise:
             variance, signal = gradient_noise(config, folder)

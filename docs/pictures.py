@@ -6,7 +6,6 @@ Copies the learning curve, and draws the live panel as it stood after half of th
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 import sys
@@ -14,8 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from covey.console import RunConsole
-from covey.metrics import console_facts
+from covey.console import RunConsole, Shown
+from covey.insight.show import spoken_prompt
+from covey.metrics import console_facts, worries
+from covey.runs.folder import read_numbers
+from covey.runs.rollouts import RolloutLog, read_rollouts
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -24,21 +26,33 @@ def main(run: Path) -> None:
     """Write demo.svg and panel.svg."""
     IMAGES.mkdir(exist_ok=True)
     shutil.copy(run / "curve.svg", IMAGES / "demo.svg")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    times = [json.loads(line) for line in (run / "timings.jsonl").read_text().splitlines()]
-    terminal = Console(record=True, width=118, force_terminal=True, file=io.StringIO(), highlight=False)
+    rows, times, evals = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings", "evals"))
+    half = len(rows) // 2
+    terminal = Console(
+        record=True, width=118, height=30, force_terminal=True, file=io.StringIO(), highlight=False
+    )
     console = RunConsole(quiet=True)
-    console.begin("2-rl (rl)", len(rows))
+    console.begin(f"{run.name} (rl)", len(rows))
+    for number, (metrics, lap) in enumerate(zip(rows[:half], times, strict=False), start=1):
+        console.step(number, metrics["reward/mean"], console_facts(metrics, lap), worries(metrics))
+    console.recall(rows[:half], [e for e in evals if e["step"] <= half])
+    console.examples = most_mixed(read_rollouts(run, half - 1))
+    console.started -= sum(v for lap in times[:half] for k, v in lap.items() if k.startswith("seconds/"))
     console.console = terminal
-    for number, (metrics, lap) in enumerate(zip(rows[: len(rows) // 2], times, strict=False), start=1):
-        console.step(number, metrics["reward/mean"], console_facts(metrics, lap))
-    shown = times[: len(rows) // 2]
-    console.started -= sum(v for lap in shown for k, v in lap.items() if k.startswith("seconds/"))
     console.sampling(181, 256)
     terminal.print(console.panel())
     drawing = terminal.export_svg(title="covey demo")
     # Without the fonts it would load from elsewhere.
     (IMAGES / "panel.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawing, flags=re.DOTALL))
+
+
+def most_mixed(log: RolloutLog) -> tuple[str, Shown, Shown]:
+    """The prompt, the best and the worst completion of the group whose rewards differ the most."""
+    groups = ([log.rows[place] for place in places] for places in log.groups.values())
+    ordered = [sorted(rows, key=lambda r: r["reward"]) for rows in groups]
+    worst, *_, best = max(ordered, key=lambda rows: rows[-1]["reward"] - rows[0]["reward"])
+    shown = [Shown(row["reward"], row["completion"]) for row in (best, worst)]
+    return spoken_prompt(best["prompt"]), shown[0], shown[1]
 
 
 if __name__ == "__main__":

@@ -78,18 +78,18 @@ def accurate(share: float) -> Evaluation:
     return Evaluation(right, right.astype(int), right, right.astype(float), samples=1)
 
 
-def test_a_pathology_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entropies = [0.5 if s < 5 else 0.01 for s in range(10)]
-    fell = [{"step": s, "entropy": e, "entropy/sampled": e, "accuracy": 0.4} for s, e in enumerate(entropies)]
+def test_a_case_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [{"step": s, "accuracy": 0.4, "reward/std": 0.5 if s < 5 else 0.3} for s in range(10)]
+    steps = [{**r, "length/truncated": 0.6} for r in steps]
     evals = [{"step": s, **accurate(share).record()} for s, share in ((0, 0.3), (10, 0.5))]
-    for name, records in (("metrics", fell), ("evals", evals)):
+    for name, records in (("metrics", steps), ("evals", evals)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     monkeypatch.setattr(PATHOLOGIES, "cold_start", lambda *_: tmp_path)
     monkeypatch.setattr(PATHOLOGIES, "trained", lambda *_: tmp_path)
-    section, panel = PATHOLOGIES.run_case("entropy", 1, 10)
-    assert "| KL .1, clip .2 / .2 | 0.5 to 0.01 | 0.4 to 0.4 | 30 to 50 |" in section
-    assert "- KL .1, clip .2 / .2: entropy fell to 0.010 nats" in section
-    assert (panel.lines[0].x, panel.lines[0].y) == ([0, 5], [0.5, pytest.approx(0.01)])
+    section, panel = PATHOLOGIES.run_case("noise", 1, 10)
+    assert "| 10 % wrong | 0.4 to 0.4 | 0.5 to 0.3 | 30 to 50 |" in section
+    assert "- 10 % wrong: 60 % of the completions are truncated" in section
+    assert (panel.lines[0].x, panel.lines[0].y) == ([0, 10], [0.3, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from covey.config.load import load_config
-from covey.console import RunConsole
+from covey.console import RunConsole, Shown
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from tests.train.test_runs import FAST, varied
@@ -24,12 +24,12 @@ FACTS = {
 }
 
 
-def terminal(width: int) -> Console:
-    return Console(width=width, height=24, force_terminal=True, file=io.StringIO(), highlight=False)
+def terminal(width: int, height: int = 12) -> Console:
+    return Console(width=width, height=height, force_terminal=True, file=io.StringIO(), highlight=False)
 
 
-def shown(console: RunConsole, width: int) -> list[str]:
-    console.console = terminal(width)
+def shown(console: RunConsole, width: int, height: int = 12) -> list[str]:
+    console.console = terminal(width, height)
     rendered = console.console.render_lines(console.panel(), pad=False)
     return ["".join(part.text for part in line) for line in rendered]
 
@@ -54,6 +54,44 @@ def test_no_word_of_the_panel_is_cut(width: int, title: str) -> None:
     ):
         assert whole in text, whole
     assert len(lines) <= (4 if width >= 80 else 8)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_where_there_is_room_the_panel_shows_curves_completions_and_the_newest_finding(width: int) -> None:
+    console = RunConsole(quiet=True)
+    console.begin("2-rl (rl)", 10)
+    for number in range(1, 6):
+        console.step(number, number / 5, FACTS, {"truncated": "red"})
+    console.measured(5, 0.25)
+    long = "an answer that is much longer than a line of the terminal " * 9
+    console.examples = ("1+\x1b[2J2=", Shown(1.0, f"3\n{long}"), Shown(0.0, long))
+    console.say(f"step 4: something. {long}", "yellow")
+    lines = shown(console, width, 30)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 16
+    text = "\n".join(lines)
+    for whole in (
+        "reward  0.2 -> 1",
+        "held-out accuracy  0.25",
+        "1+\\x1b[2J2=",
+        "▲ 1 3 ⏎ an",
+        "▼ 0 an",
+        "! step 4",
+    ):
+        assert whole in text, whole
+    curve = next(line for line in lines if line.startswith("1 ┤"))
+    assert curve.index("┤", 3) == lines[lines.index(curve) + 1].index("┤", 3), "the second curve is upright"
+    assert any(0x2800 < ord(c) < 0x2900 for c in text)
+
+
+def test_a_resumed_stage_shows_its_past() -> None:
+    console = RunConsole(quiet=True)
+    console.begin("rl", 10, first=2)
+    console.recall(
+        [{"step": 0, "reward/mean": 0.5}, {"step": 1, "reward/mean": 0.75}], [{"step": 0, "pass@1": 0.1}]
+    )
+    assert console.values == [(1, 0.5), (2, 0.75)]
+    assert console.held_out == [(0, 0.1)]
 
 
 def test_a_long_line_breaks_between_words_and_stays_whole_in_a_file() -> None:

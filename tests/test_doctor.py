@@ -49,14 +49,14 @@ def test_a_library_that_fails_its_trial_is_said(monkeypatch) -> None:
         warnings.warn("operations could not be compiled, torch does their work: sums", stacklevel=1)
 
     monkeypatch.delenv(build.OFF, raising=False)
-    monkeypatch.setattr(build, "kernels", fails)
+    monkeypatch.setattr(build, "tested_kernels", fails)
     found = doctor.kernels()
     assert (found.verdict, "three times as long" in found.found) == ("WARN", True)
 
 
 def test_without_compiler_the_next_step_is_to_install_one(monkeypatch) -> None:
     monkeypatch.delenv(build.OFF, raising=False)
-    monkeypatch.setattr(build, "kernels", lambda: None)
+    monkeypatch.setattr(build, "tested_kernels", lambda: None)
     assert "apt-get install gcc" in doctor.kernels().next_step
 
 

@@ -13,7 +13,7 @@ from covey.config.usercode import refuse_while_importing
 
 if TYPE_CHECKING:
     from covey.estimates import Evaluation
-    from covey.insight.explain import Remark
+    from covey.insight.findings import Finding
     from covey.training.pipeline import Result
 
 
@@ -64,11 +64,11 @@ def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluat
     return evaluate_once(loaded, RunConsole(quiet))
 
 
-def explain(run: str | Path) -> list[Remark]:
-    """What stands out in a run's metrics, and which setting to change."""
+def explain(run: str | Path) -> list[Finding]:
+    """What went wrong in a run, and the config line that mends it."""
     from covey.insight.recorded import explain_run
 
-    return explain_run(Path(run))[1]
+    return explain_run(Path(run))[2]
 
 
 def sample(

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TextIO, cast
+from typing import NamedTuple, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from covey.plot import beside, framed
+
 BARS = "▁▂▃▄▅▆▇█"
 LINES_PER_STAGE = 20
+CURVE_ROWS = 5
+TALL, WIDE = 18, 60
+"""Lines and columns of a terminal that has room for curves and completions."""
 
 
 OUTPUT_GONE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.ENXIO, errno.ESTALE)
@@ -71,6 +77,21 @@ def tolerant(stream: TextIO) -> Output:
     return stream if isinstance(stream, Output) else Output(stream)
 
 
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What moves a cursor, rings, colours, turns text around or cannot be written: all but tab and newline."""
+
+
+def inert(text: str) -> str:
+    r"""Text that a terminal only shows: what a model or a file may hold to act on it is spelled out.
+
+    >>> print(inert("\x1b[2Jgone\u202e"))
+    \x1b[2Jgone\u202e
+    """
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def sparkline(values: Sequence[float], width: int = 32) -> str:
     """Values as bars of eighths, averaged into at most ``width`` columns.
 
@@ -99,6 +120,13 @@ def duration(seconds: float) -> str:
     return f"{s // 60} min {s % 60} s" if s < 3600 else f"{s // 3600} h {s % 3600 // 60} min"
 
 
+class Shown(NamedTuple):
+    """A completion to look at."""
+
+    reward: float
+    text: str
+
+
 class RunConsole:
     """Shows a run as it goes. ``quiet`` prints nothing at all."""
 
@@ -107,15 +135,25 @@ class RunConsole:
         self.console = Console(highlight=False, quiet=quiet, file=cast("TextIO | None", self.output))
         self._told = False
         self.live: Live | None = None
-        self.title, self.steps, self.started, self.first, self.at_most = "", 0, 0.0, 0, False
-        self.rewards: list[float] = []
+        self.title, self.steps, self.started, self.first = "", 0, 0.0, 0
+        self.at_most = self.by_completion = False
+        self.values: list[tuple[float, float]] = []
+        self.held_out: list[tuple[float, float]] = []
         self.facts: Mapping[str, str] = {}
+        self.worries: Mapping[str, str] = {}
+        self.examples: tuple[str, Shown, Shown] | None = None
+        self.newest = ""
         self.activity = ""
         self.step_number = 0
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that stays: broken between words on a terminal, left whole in a file."""
-        self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
+        """A line that stays: broken between words on a terminal, left whole in a file.
+
+        The newest warning or finding, in yellow, is on the panel too.
+        """
+        if style == "yellow":
+            self.newest = text
+        self.console.print(Text(inert(text), style=style), soft_wrap=not self.console.is_terminal)
 
     def lost_output(self) -> str:
         """Why printed text reaches nobody any more, the first time this is asked; else empty."""
@@ -124,17 +162,32 @@ class RunConsole:
         self._told = True
         return str(self.output.lost.strerror)
 
-    def begin(self, title: str, steps: int, first: int = 0, at_most: bool = False) -> None:
-        """A stage starts (or resumes at step ``first``); ``at_most``: it may end before all its steps."""
+    def begin(
+        self, title: str, steps: int, first: int = 0, at_most: bool = False, by_completion: bool = False
+    ) -> None:
+        """A stage starts (or resumes at step ``first``); ``at_most``: it may end before all its steps.
+
+        ``by_completion``: its progress is that of sampling.
+        """
         self.title, self.steps, self.first, self.started = title, steps, first, time.monotonic()
-        self.at_most = at_most
-        self.rewards, self.facts, self.activity, self.step_number = [], {}, "", first
+        self.at_most, self.by_completion = at_most, by_completion
+        self.values, self.held_out, self.facts, self.worries = [], [], {}, {}
+        self.examples, self.newest, self.activity, self.step_number = None, "", "", first
         if self.console.is_terminal and not self.console.quiet:
             self.live = Live(self.panel(), console=self.console, refresh_per_second=8, transient=True)
             self.live.start()
 
+    def recall(self, metrics: Sequence[Mapping[str, float]], evals: Sequence[Mapping[str, float]]) -> None:
+        """What the curves showed before the stage was interrupted."""
+        for name in ("reward/mean", "loss"):
+            seen = [(m["step"] + 1, m[name]) for m in metrics if m.get(name) is not None]
+            self.values = self.values or seen
+        self.held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
+
     def sampling(self, done: int, total: int, what: str = "sampling") -> None:
         """Completions come in."""
+        if self.by_completion:
+            self.step_number = done
         self.doing(f"{what} {done}/{total}")
 
     def fewer_running(self, running: int) -> None:
@@ -146,10 +199,17 @@ class RunConsole:
         self.activity = activity
         self._refresh()
 
-    def step(self, number: int, value: float, facts: Mapping[str, str]) -> None:
-        """A step ended: its headline value (reward or loss) and further facts."""
-        self.rewards.append(value)
-        self.step_number, self.facts, self.activity = number, facts, ""
+    def measured(self, step: int, accuracy: float) -> None:
+        """Sampled accuracy on held-out problems."""
+        self.held_out.append((float(step), accuracy))
+        self._refresh()
+
+    def step(
+        self, number: int, value: float, facts: Mapping[str, str], worries: Mapping[str, str] | None = None
+    ) -> None:
+        """A step ended: its headline value (reward or loss), further facts, and how worrying ones look."""
+        self.values.append((float(number), value))
+        self.step_number, self.facts, self.worries, self.activity = number, facts, worries or {}, ""
         self._refresh()
         every = max(1, self.steps // LINES_PER_STAGE)
         if self.live is None and (number % every == 0 or number == self.steps):
@@ -175,18 +235,61 @@ class RunConsole:
         return f"at most {left} left" if self.at_most else f"{left} left"
 
     def panel(self) -> RenderableType:
-        """Stage, progress and time left; the reward's course and what happens now; the last step's facts."""
+        """Stage, progress and time left; curves; the last step's facts; two completions; the newest finding.
+
+        On a low or narrow terminal the curve is a line and the completions are left out.
+        """
         width = self.console.width
-        words = [Text(w) for w in (f"step {self.step_number}/{self.steps}", self._time_left()) if w]
+        unit = "completion" if self.by_completion else "step"
+        words = [Text(w) for w in (f"{unit} {self.step_number}/{self.steps}", self._time_left()) if w]
         room = width - sum(2 + w.cell_len for w in words)
         title = Text(self.title, style="bold")
         title.truncate(max(16, room), overflow="ellipsis")
         room -= title.cell_len + 2
         bar = [_bar(self.step_number / max(self.steps, 1), min(30, room))] if room >= 8 else []
-        course = Text(sparkline(self.rewards, min(32, width)), style="green")
-        facts = [Text.assemble((f"{k} ", "dim"), v) for k, v in self.facts.items()]
-        rows = ([title, *bar, *words], [course, Text(self.activity, style="dim")], facts)
+        rows: list[list[Text]] = [[title, *bar, *words]]
+        tall = self.console.height >= TALL and width >= WIDE
+        if tall and self.values:
+            rows += [[line] for line in self._curves(width)]
+        facts = [self._fact(name, value) for name, value in self.facts.items()]
+        course = Text(sparkline([v for _, v in self.values], min(32, width)), style="green")
+        rows += [[*([] if tall else [course]), Text(self.activity, style="dim")], facts]
+        rows += [[line] for line in self._completions(width)] if tall else []
+        if self.newest:
+            newest = Text.assemble(("! ", "yellow"), inert(self.newest).replace("\n", " "))
+            newest.truncate(2 * width, overflow="ellipsis")
+            rows.append([newest])
         return Group(*(line for row in rows for line in flow([item for item in row if item], width)))
+
+    def _fact(self, name: str, value: str) -> Text:
+        style = self.worries.get(name)
+        return Text.assemble((f"{name} ", "dim"), (value, style) if style else value)
+
+    def _curves(self, width: int) -> list[Text]:
+        name = next(iter(self.facts), "reward")
+        last = max(self.steps, 1)
+        half = width // 2 if self.held_out else min(width, 2 * WIDE // 2)
+        own = framed(name, self.values, half - 2, CURVE_ROWS, last, "green")
+        if not self.held_out:
+            return own
+        other = framed("held-out accuracy", self.held_out, width - half, CURVE_ROWS, last, "cyan", (0.0, 1.0))
+        return beside(own, other, half)
+
+    def _completions(self, width: int) -> list[Text]:
+        """The prompt, the best and the worst of a group's completions, a line each."""
+        if self.examples is None:
+            return []
+        prompt, best, worst = self.examples
+        lines = [Text(_one_line(prompt), style="dim")]
+        for sign, style, shown in (("▲", "green", best), ("▼", "red", worst)):
+            lines.append(Text.assemble((f"{sign} {shown.reward:.3g} ", style), _one_line(shown.text)))
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        return lines
+
+
+def _one_line(text: str) -> str:
+    return inert(text.strip()).replace("\n", " ⏎ ").replace("\t", " ")
 
 
 def flow(items: Sequence[Text], width: int) -> list[Text]:

@@ -17,7 +17,7 @@ from covey.types import VERSION
 
 LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
 """Bytes: of the demo, and of a few checkpoints of a small model."""
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 EXTRAS = {"peft": "lora", "math-verify": "math", "trl": "bench"}
 
 
@@ -56,12 +56,12 @@ def _guarded(part: Callable[[], Diagnosis]) -> Diagnosis:
 def versions() -> Diagnosis:
     """Python, covey and the libraries it computes with."""
     found, lacking = [f"covey {VERSION}", f"Python {platform.python_version()}"], []
-    for name in (*LIBRARIES, *EXTRAS):
+    for name in (*NEEDED, *EXTRAS):
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             lacking.append(name)
-    if needed := [name for name in lacking if name in LIBRARIES]:
+    if needed := [name for name in lacking if name in NEEDED]:
         return Diagnosis("versions", "FAIL", f"{', '.join(needed)} missing", "pip install covey")
     absent = "; ".join(f"{name} is optional: pip install 'covey[{EXTRAS[name]}]'" for name in lacking)
     return Diagnosis("versions", "OK", ", ".join(found), absent)
@@ -97,7 +97,7 @@ def kernels() -> Diagnosis:
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = build.kernels()
+        found = build.tested_kernels()
     if found is not None:
         taken = found.trial.choice()
         rates = "; ".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_source
+from covey.types import Problem
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
@@ -52,6 +54,17 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
             )
         finally:
             console.end()
+
+
+def greedy(loaded: Loaded, problems: Sequence[Problem]) -> list[list[str]]:
+    """The likeliest completion of each problem by the model of a config, as its tokens' texts."""
+    with lent(loaded.config.model):
+        policy = load_policy(loaded)
+        requests = [Request(p.tokens, [0]) for p in encode(policy, problems, loaded.config)]
+        params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
+        found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
+    texts = [[policy.decode([token]) for token in found[i].tokens.tolist()] for i in range(len(problems))]
+    return [[text for text in own if text] for own in texts]  # special tokens have none
 
 
 def sample_once(

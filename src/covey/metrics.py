@@ -9,6 +9,7 @@ import numpy as np
 from covey.advantage import off_centre
 from covey.batching import Batch, trained_advantages
 from covey.config.schema import Config, Train
+from covey.console import Shown
 from covey.learner.schedule import learning_rate
 from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
@@ -21,6 +22,7 @@ from covey.objective.diagnostics import (
     token_metrics,
     token_record,
 )
+from covey.objective.signs import gradient_signs, group_signs
 from covey.rollout import RolloutBatch
 from covey.runs.journal import Journal
 from covey.types import Group
@@ -39,12 +41,14 @@ def step_metrics(
     train: Train,
 ) -> dict[str, float]:
     """Everything that is logged of a step, by name; it follows from the config alone."""
-    groups = [*rollout.groups, *rollout.filtered]
+    groups, advantages = [*rollout.groups, *rollout.filtered], trained_advantages(batch)
     applied = [n for n in norms if np.isfinite(n)]
     metrics = {
         **group_metrics(groups),
         **score_metrics(groups, rollout.scoring.logged),
-        **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in trained_advantages(batch)])),
+        **group_signs(groups),
+        **gradient_shares(rollout.groups, np.array([np.abs(a).sum() for a in advantages])),
+        **gradient_signs(rollout.groups, advantages),
         **token_metrics(stats, algorithm),
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
@@ -75,7 +79,10 @@ def report_step(
     _note_off_centre(journal, algorithm, batch, rollout.groups, step)
     seen = token_record(stats, [len(tokens) for tokens in batch.tokens])
     times = journal.rollouts(step, rollout, batch, seen, config.train.inner_epochs, metrics)
-    journal.console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times))
+    console = journal.console
+    groups = [*rollout.groups, *rollout.filtered]
+    console.examples = extremes(groups)
+    console.step(step + 1, metrics["reward/mean"], console_facts(metrics, times), worries(metrics))
 
 
 def _note_off_centre(
@@ -101,6 +108,37 @@ def covered(batch: Batch, groups: Sequence[Group], skips_idle: bool) -> float:
     busy = batch.advantages.any(-1) if skips_idle else batch.mask.any(-1)
     tokens = sum(c.length for g in groups for c in g.completions)
     return float((batch.mask & busy[:, None]).sum()) / max(tokens, 1)
+
+
+def extremes(groups: Sequence[Group]) -> tuple[str, Shown, Shown] | None:
+    """The prompt, the best and the worst completion of the group whose rewards differ the most."""
+    known = [g for g in groups if g.scorable.any()]
+    if not known:
+        return None
+    group = max(known, key=lambda g: float(np.nanmax(g.rewards) - np.nanmin(g.rewards)))
+    given = group.problem.prompt
+    prompt = given if isinstance(given, str) else str(given[-1]["content"])
+    best, worst = int(np.nanargmax(group.rewards)), int(np.nanargmin(group.rewards))
+    shown = [Shown(float(group.rewards[i]), group.completions[i].text) for i in (best, worst)]
+    return prompt, shown[0], shown[1]
+
+
+WORRYING: Mapping[str, tuple[str, float, float]] = {
+    "dead groups": ("groups/dead", 0.5, 0.8),
+    "truncated": ("length/truncated", 0.1, 0.5),
+}
+"""Fact -> its metric, above what it is shown in yellow and above what in red; docs/metrics.md has why."""
+LOW_ENTROPY = 0.05
+
+
+def worries(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The style of each fact that is not healthy."""
+    found = {
+        fact: "red" if metrics[name] > bad else "yellow"
+        for fact, (name, poor, bad) in WORRYING.items()
+        if metrics[name] > poor
+    }
+    return found | ({"entropy": "yellow"} if metrics["entropy/sampled"] < LOW_ENTROPY else {})
 
 
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:

@@ -18,10 +18,10 @@ from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
 from covey.prompts import Prompted
-from covey.rewards.audit import ask_canaries, count_failures
+from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
 from covey.rewards.groups import with_label_noise
-from covey.rewards.scorer import Scorer, ScoringStats
+from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, allocate
@@ -145,6 +145,7 @@ class Rollouts:
             "rollout/reward_calls": float(scorer.calls),
             "rollout/scored": float(scorer.completions),
             **_kept_tokens(groups),
+            **paid_elsewhere(scorer, groups),
             **(difficulty.metrics() if self._remembers else {}),
         }
         remembered = difficulty.state() if self._remembers else {}
@@ -239,9 +240,23 @@ def score_all(
 
     Results are in the order of the requests, in whatever order completions end.
     """
+    whole = dict(score_each(problems, requests, sampler, params, scorer, progress))
+    return [whole[number].result() for number in range(len(requests))]
+
+
+def score_each(
+    problems: Sequence[Prompted],
+    requests: Sequence[Request],
+    sampler: Sampler,
+    params: SamplingParams,
+    scorer: Scorer,
+    progress: Progress,
+) -> Iterator[tuple[int, GroupScoring]]:
+    """``score_all``, each group with its number as soon as its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
-    for done, sampled in enumerate(sampler.sample(requests, params), start=1):
+    for done, (number, sample, completion) in enumerate(sampler.sample(requests, params), start=1):
         progress(done, sum(sizes))
-        groups[sampled.request].add(sampled.sample, sampled.completion)
-    return [group.result() for group in groups]
+        groups[number].add(sample, completion)
+        if len(groups[number].completions) == sizes[number]:
+            yield number, groups[number]

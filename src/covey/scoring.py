@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,23 @@ import numpy as np
 
 from covey.config.load import load_config
 from covey.config.schema import Data
-from covey.errors import DataError
+from covey.errors import ConfigError, DataError
 from covey.learned import LEARNED
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
+from covey.runs.reader import last_stage, load_recorded
 from covey.tasks.files import read_problems, rows
 from covey.tasks.source import load_problems
 from covey.types import Group, Problem
 
 
-def score_file(file: Path, rewards: Sequence[object]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Each row with its rewards, statuses and extracted answers by name, and the mean of each reward.
 
     Raises DataError, RewardError.
     """
-    functions = load_rewards(rewards, Path.cwd(), learned=LEARNED)
+    functions = named_rewards(words)
     scorer, begun = Scorer(functions), []
     for line, row in rows(file):
         if "completion" not in row:
@@ -40,7 +42,51 @@ def score_file(file: Path, rewards: Sequence[object]) -> tuple[list[dict[str, An
     scored = [_scored(row, group.result()) for row, group in begun]
     names = [f.name for f in functions]
     known = {n: [r["rewards"][n] for r in scored if r["rewards"][n] is not None] for n in names}
+    known["reward"] = [r["reward"] for r in scored if r["reward"] is not None]
     return scored, {n: float(np.mean(v)) if v else float("nan") for n, v in known.items()}
+
+
+def named_rewards(words: Sequence[str]) -> Rewards:
+    """Rewards as the command line names them: built-in names, module.py:function, a file with all its
+    rewards, or a config or the folder of a run with weights, gates, `scoring` and `sandbox`, and settings
+    of it as --section.key value. Raises ConfigError.
+    """
+    first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
+    named, settings = list(words[:first]), words[first:]
+    configs = [Path(w) for w in named if w.endswith((".yaml", ".yml")) or Path(w).is_dir()]
+    if configs and len(named) > 1:
+        raise ConfigError(
+            f"{configs[0]} names the rewards; leave out {', '.join(set(named) - {str(configs[0])})}"
+        )
+    if settings and not configs:
+        raise ConfigError(f"{' '.join(settings)}: settings are those of a config, and none is named")
+    if not configs:
+        specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
+        return load_rewards(specs, Path.cwd(), learned=LEARNED)
+    place = configs[0]
+    loaded = load_recorded(last_stage(place), settings) if place.is_dir() else load_config(place, settings)
+    stage = next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
+    config = stage.config
+    named_there = config.rewards or load_problems(stage).rewards
+    return load_rewards(named_there, stage.folder, config.scoring, config.sandbox, LEARNED)
+
+
+def _all_in(file: str) -> list[str]:
+    """All functions of a file that look like rewards: public ones of completions."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [
+        f"{file}:{f.name}"
+        for f in functions
+        if not f.name.startswith("_")
+        and {"completion", "completions"} & {a.arg for a in (*f.args.args, *f.args.kwonlyargs)}
+    ]
+    if not found:
+        raise ConfigError(f"{file}: no function of a `completion` or of `completions` in it")
+    return found
 
 
 def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
@@ -50,6 +96,8 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
         "rewards": {name: s.value for name, s in scores.items()},
         "status": {name: s.status for name, s in scores.items()},
         "extracted": {name: s.extracted for name, s in scores.items() if s.extracted is not None},
+        "parts": {name: dict(s.metrics) for name, s in scores.items() if s.metrics},
+        "detail": {name: s.detail for name, s in scores.items() if s.detail},
         "reward": None if np.isnan(group.rewards[0]) else float(group.rewards[0]),
     }
 

@@ -279,3 +279,17 @@ def test_absurd_values_are_refused_before_any_work(setting: str) -> None:
 def test_a_step_has_no_absurd_number_of_completions() -> None:
     with pytest.raises(ConfigError, match="group_size times prompts_per_step"):
         load_config(overrides=["--rollout.group_size=65536", "--rollout.prompts_per_step=65536"])
+
+
+def test_dotted_keys_in_a_file_reach_inside(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    lines = ("model: tiny", "algorithm: grpo", "rollout: {group_size: 4}")
+    file.write_text("\n".join([*lines, "rollout.max_tokens: 64", "algorithm.kl.coef: 0.1", ""]))
+    loaded = load_config(file)
+    assert (loaded.config.rollout.group_size, loaded.config.rollout.max_tokens) == (4, 64)
+    assert loaded.algorithm.kl is not None
+    assert loaded.algorithm.kl.coef == 0.1
+    assert loaded.origins["rollout.max_tokens"] == f"{file}:4"
+    file.write_text("model: tiny\nrollout: {max_tokens: 5}\nrollout.max_tokens: 64\n")
+    with pytest.raises(ConfigError, match=r"run.yaml:3: rollout.max_tokens is set already"):
+        load_config(file)

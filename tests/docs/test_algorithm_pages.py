@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.fakes import group
@@ -20,7 +21,9 @@ from covey.objective.algorithms import AXES, PRESETS, Algorithm
 from covey.objective.bound import Bound, bind
 from covey.objective.diagnostics import gradient_shares, group_metrics, token_metrics, token_stats
 from covey.objective.loss import policy_loss
+from covey.objective.signs import gradient_signs, group_signs
 from covey.tasks.difficulty import Difficulty
+from covey.types import StepRewards
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "algorithms").glob("*.md"))
@@ -101,7 +104,7 @@ def logged() -> set[str]:
     groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
-    names |= set(Difficulty(3).metrics())
+    names |= set(Difficulty(3).metrics()) | signs()
     for file in ("metrics.py", "rollout.py", "training/preference.py", "training/reward_model.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
         names |= set(
@@ -109,6 +112,14 @@ def logged() -> set[str]:
         )
     names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}
     return {re.sub("(other_)?answer", "NAME", name) for name in names}
+
+
+def signs() -> set[str]:
+    """What is counted for the findings."""
+    steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
+    groups = [replace(group([1, 0]), steps=steps)]
+    advantages = [np.ones(2), -np.ones(2)]
+    return {*group_signs(groups), *gradient_signs(groups, advantages), "kl/start", "reward/paid_elsewhere"}
 
 
 def test_every_metric_is_explained_and_no_other() -> None:

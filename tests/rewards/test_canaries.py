@@ -10,7 +10,7 @@ from tests.fakes import completion
 
 from covey.errors import RewardError
 from covey.objective.diagnostics import score_metrics
-from covey.rewards.audit import PATIENCE, ask_canaries, canaries
+from covey.rewards.audit import PATIENCE, ask_canaries, canaries, paid_elsewhere
 from covey.rewards.base import BUILT_IN, load_rewards
 from covey.rewards.contract import Reward, reward
 from covey.rewards.scorer import Rewards, Scorer
@@ -42,6 +42,26 @@ def test_a_verifier_that_pays_everything_is_found_at_once() -> None:
     verifier.verdict = 1.0
     with pytest.raises(RewardError, match="known to be incorrect: 'canary'"):
         ask_canaries(Scorer(rewards), PROBLEM, {})
+
+
+def contains(completion: str, answer: str) -> float:
+    return float(answer in completion)
+
+
+@pytest.mark.parametrize(("text", "elsewhere"), [("the answer is {}", 0.0), ("0 1 2 3 4 5", 1.0)])
+def test_a_text_that_is_paid_for_every_problem_shows(text: str, elsewhere: float) -> None:
+    rewards = Rewards([Reward("judge", contains)])
+    problems = [Problem(f"p{n}", f"{n}=", {"answer": str(n)}) for n in range(4)]
+    groups = [
+        rewards.score_group(
+            p, np.array([1]), [completion(text.format(p.columns["answer"])), completion("no")]
+        )
+        for p in problems
+    ]
+    assert paid_elsewhere(Scorer(rewards), groups) == {"reward/paid_elsewhere": elsewhere}
+    assert paid_elsewhere(Scorer(rewards), groups[:1]) == {}, "there is no other problem"
+    nothing = [rewards.score_group(p, np.array([1]), [completion("no")]) for p in problems]
+    assert paid_elsewhere(Scorer(rewards), nothing) == {}, "nothing is correct"
 
 
 def test_one_that_pays_nothing_any_more_is_found_after_a_while() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from covey.console import Output, tolerant_output
+from covey.console import CONTROLS, Output, inert, tolerant_output
 from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
 from covey.parent import CRASHED, works_in
 
@@ -35,6 +35,14 @@ Settings = Annotated[
         allow_leading_hyphen=True,
         help="Any setting of the config, as --section.key value; it holds in every stage. "
         "Of one stage: --stages.2.section.key value.",
+    ),
+]
+Rewarding = Annotated[
+    str,
+    Parameter(
+        allow_leading_hyphen=True,
+        help="Built-in names, module.py:function, or a file with all its rewards; or a config or run, whose "
+        "weights, gates, scoring and sandbox then hold too, with settings as --section.key value.",
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
@@ -62,7 +70,14 @@ TRAINING = {"demo", "train", "resume"}
 def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
     recipe = Path(str(files("covey") / "recipes" / "demo.yaml"))
-    return _train(_start(recipe, settings), manner, as_json)
+    start = _start(recipe, settings)
+    code = _train(start, manner, as_json)
+    if not as_json:
+        from covey.console import RunConsole
+        from covey.demonstration import demonstrate
+
+        demonstrate(start.load().config.output, RunConsole())
+    return code
 
 
 @app.command(name="train")
@@ -93,7 +108,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     loaded = start.changed(place).load()
     _tell(as_json, (f"note: {note}" for note in loaded.notes))
     from covey.fault_injection import Faults
-    from covey.insight.usage import sample_command
+    from covey.insight.usage import sample_command, shell_word
 
     faults = Faults(manner.inject)
     from covey.console import RunConsole
@@ -124,6 +139,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     if last.kind == "model":
         try_it = sample_command(last.made, last.example, last.template)
         lines += [f"curve   {last.folder / 'curve.svg'}", f"try it  {try_it}"]
+    lines.append(f"see it  covey ui {shell_word(str(home))}")
     _print(as_json, value, lines)
     return 1 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
 
@@ -168,17 +184,20 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
 
 @app.command(name="explain")
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
-    """Say what stands out in a run and which setting to change; or what a setting does.
+    """Say what went wrong in a run and which line mends it; or what a setting, metric or finding means.
 
-    :param what: The folder of a run, or a setting or section, as train.lr, or a name of TRL's;
-        without it every setting is listed.
+    :param what: The folder of a run; or a setting or section, as train.lr, a metric, as kl/start, a function
+        of the algorithm, a finding, or a name of TRL's; without it every setting is listed.
     """
     if what and Path(what).is_dir():
         from covey.insight.recorded import explain_run
 
-        stage, remarks = explain_run(Path(what))
-        found = [vars(r) for r in remarks]
-        lines: Iterable[str] = [str(r) for r in remarks] or [f"nothing stands out in the metrics of {stage}"]
+        stage, verdict, findings = explain_run(Path(what))
+        found: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
+        said = [f"step {f.step + 1}: {f}" for f in findings] or [
+            f"nothing stands out in the metrics of {stage}"
+        ]
+        lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
         from covey.cli.settings import settings, show
 
@@ -244,16 +263,15 @@ def command_serve(
 
 
 @app.command(name="score")
-def command_score(file: Path, *rewards: str, as_json: Json = False) -> int:
+def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
 
     :param file: Rows with a `completion` and whatever columns the rewards ask for.
-    :param rewards: Built-in names or module.py:function.
     """
     from covey.scoring import score_file
 
     rows, means = score_file(file, rewards)
-    _print(as_json, {"means": means, "rows": rows}, (json.dumps(r, ensure_ascii=False) for r in rows))
+    _print(as_json, {"means": means, "rows": rows}, map(as_line, rows))
     _tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
     return 0
 
@@ -346,14 +364,20 @@ def _json_object(text: str, option: str) -> dict[str, object]:
 
 def _print(as_json: bool, value: object, lines: Iterable[str]) -> None:
     """What a command found: one JSON object, or lines for people."""
-    for line in [json.dumps(value, ensure_ascii=False, default=str)] if as_json else lines:
-        print(line)
+    for line in [as_line(value)] if as_json else lines:
+        print(inert(line))
+
+
+def as_line(value: object) -> str:
+    """A value as JSON in which no character acts on a terminal."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def _tell(as_json: bool, lines: Iterable[str]) -> None:
     """What is said beside it, to people only."""
     for line in () if as_json else lines:
-        print(line, file=sys.stderr)
+        print(inert(line), file=sys.stderr)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -373,7 +397,7 @@ def main(arguments: Sequence[str]) -> int:
             error = _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
             if "--json" in arguments:
                 _print(True, {"error": str(error), "exit_code": error.code}, ())
-            print(f"{'' if error.code == 75 else 'error: '}{error}", file=sys.stderr)
+            print(f"{'' if error.code == 75 else 'error: '}{inert(str(error))}", file=sys.stderr)
             return error.code
 
 

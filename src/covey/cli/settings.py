@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
+from covey.cli.words import words
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on, parameters_of
-from covey.config.effects import AXES_IN_WORDS, LOSS_EFFECTS, USUAL, effect
+from covey.config.effects import AXES_IN_WORDS, LOSS_EFFECTS, SOURCES, USUAL, effect
 from covey.config.schema import Config
 from covey.config.sources import fields_of, key_paths
 from covey.config.unknown import explained
@@ -34,7 +35,9 @@ INERT = (
 
 
 def settings(prefix: str = "") -> list[dict[str, object]]:
-    """Every setting whose name is ``prefix``, or below it, or ends so; without one, those of the schema.
+    """Every setting whose name is ``prefix``, or below it, or ends so, and what else goes by that name.
+
+    Without a name, the settings of the schema.
 
     Raises ConfigError with the nearest name.
     """
@@ -44,10 +47,13 @@ def settings(prefix: str = "") -> list[dict[str, object]]:
     found = [s for s in everything if f"{s['setting']}.".startswith(f"{prefix}.")]
     if not found and prefix in trl.NAMES:
         return _of_trl(prefix, everything)
-    found = found or [s for s in everything if f".{prefix}." in f".{s['setting']}."]
+    found = [*(found or [s for s in everything if f".{prefix}." in f".{s['setting']}."]), *words(prefix)]
     if not found:
         said = explained(prefix, None, [*key_paths(), *algorithm_keys()])
-        raise ConfigError(f"{said}; nor is it a run folder. `covey explain` lists the settings")
+        raise ConfigError(
+            f"{said}; nor is it a run folder, a metric, a function of the algorithm, a reward or a finding. "
+            "`covey explain` lists the settings"
+        )
     return found
 
 
@@ -73,7 +79,8 @@ def _of_losses() -> Iterator[dict[str, object]]:
 
 def _row(path: str, of: str, default: object, values: str, says: str | None) -> dict[str, object]:
     facts = {"setting": path, "of": of, "default": default, "range": values, "effect": says}
-    return facts | {"usual": USUAL.get(path, ""), "trl": ALIKE.get(path, "")}
+    usual, source = USUAL.get(path, ""), SOURCES.get(path, "")
+    return facts | {"usual": usual, "trl": ALIKE.get(path, ""), "source": source}
 
 
 def _of_trl(name: str, everything: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -107,5 +114,7 @@ def show(found: list[dict[str, object]]) -> Iterator[str]:
         whose = f"of {s['of']}" if s["of"] else ""
         usual = f"usual {s['usual']}" if s["usual"] else ""
         alike = f"TRL {s['trl']}" if s["trl"] else ""
-        facts = ", ".join(x for x in (whose, f"default {s['default']}", str(s["range"]), usual, alike) if x)
+        default = "" if s["default"] == "" else f"default {s['default']}"
+        source = f"from {s['source']}" if s["source"] else ""
+        facts = ", ".join(x for x in (whose, default, str(s["range"]), usual, alike, source) if x)
         yield f"{s['setting']} ({facts}): {s['effect']}"

@@ -41,6 +41,22 @@ USUAL: Mapping[str, str] = {
 }
 """Setting -> values in papers and recipes; a start, not a limit."""
 
+SOURCES: Mapping[str, str] = {
+    "rollout.group_size": "64 in DeepSeekMath (arXiv 2402.03300), 16 in DAPO (2503.14476)",
+    "rollout.max_tokens": "1,024 in DeepSeekMath (arXiv 2402.03300), 20,480 in DAPO (2503.14476)",
+    "rollout.temperature": "1.0 in DAPO (arXiv 2503.14476), 0.6 in evaluations of DeepSeek-R1 (2501.12948)",
+    "rollout.mask_truncated": "DAPO's overlong filtering (arXiv 2503.14476)",
+    "train.lr": "1e-6 in DeepSeekMath (arXiv 2402.03300) and DAPO (2503.14476)",
+    "train.inner_epochs": "1 in DeepSeekMath (arXiv 2402.03300), 4 and more in PPO (1707.06347)",
+    "train.updates_per_batch": "16 in DAPO (arXiv 2503.14476)",
+    "guards.kl_stop": "5 to 10 nats are where explainers put the alarm",
+    "algorithm.surrogate.clip_low": "0.2 in PPO (arXiv 1707.06347); 3e-4 in GSPO (2507.18071)",
+    "algorithm.surrogate.clip_high": "0.28 in DAPO (arXiv 2503.14476); 4e-4 in GSPO (2507.18071)",
+    "algorithm.kl.coef": "0.04 in DeepSeekMath (arXiv 2402.03300), 0.001 in DeepSeek-R1 (2501.12948)",
+    "algorithm.advantage.eps": "from 1e-9 to 1e-4, by framework",
+}
+"""Setting -> where the usual values come from."""
+
 _LOW = "Weights below this become 0."
 _HIGH = "Weights above this become 0."
 _DDOF = "1: the sample's standard deviation; 0: the population's, larger advantages in small groups."

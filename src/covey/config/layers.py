@@ -65,14 +65,16 @@ class Layers:
             self.raw["stages"] = list(named)
 
     def _renamed(self, raw: Mapping[str, object], prefix: str) -> dict[str, object]:
-        """A mapping of a file under covey's names."""
-        result: dict[str, object] = {k: v for k, v in raw.items() if k not in trl.SAME}
-        for old in (k for k in raw if k in trl.SAME):
+        """A mapping of a file under covey's names; dotted keys reach inside, as on the command line."""
+        moved = [k for k in raw if k in trl.SAME or "." in k]
+        result: dict[str, object] = {k: v for k, v in raw.items() if k not in moved}
+        for old in moved:
             origin = self.origins.pop(f"{prefix}{old}", old)
             new, value = self._name(old, raw[old], origin)
-            if new != old and get(result, new) is not None:
+            if (new != old or "." in old) and get(result, new) is not None:
                 before = self.origins.get(f"{prefix}{new}", new)
-                raise ConfigError(f"{origin}: {old} is {new} here, which is set already ({before}); keep one")
+                said = f"{old} is {new} here, which is set already" if new != old else f"{old} is set already"
+                raise ConfigError(f"{origin}: {said} ({before}); keep one")
             result = put(result, new, value)
             self.origins[f"{prefix}{new}"] = origin
         return result

@@ -351,6 +351,9 @@ class Config(Section):
     eval: Eval = Eval()
     keep: Keep = Keep()
     guards: Guards = Guards()
+    tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = Field(
+        None, description="Who gets a copy of all numbers; offline. The run folder has them anyway."
+    )
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
     stages: tuple[dict[str, object], ...] = Field(
         (), description="A pipeline: each stage overrides this config and starts from the last model."

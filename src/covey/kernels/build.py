@@ -46,12 +46,12 @@ def library() -> ctypes.CDLL | None:
     if (given := os.environ.get(OFF, "")).startswith("/"):
         _share_openmp("cc")
         return _permitted(ctypes.CDLL(given))
-    found = kernels() if given != "0" else None
+    found = tested_kernels() if given != "0" else None
     return None if found is None else found.operations
 
 
 @cache
-def kernels() -> Kernels | None:
+def tested_kernels() -> Kernels | None:
     """The fastest library that passes its trial; None where there is none."""
     compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
     if compiler is None or os.environ.get(OFF) or platform.system() not in ("Linux", "Darwin"):

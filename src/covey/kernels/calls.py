@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from covey.kernels.build import kernels, library
+from covey.kernels.build import library, tested_kernels
 from covey.kernels.choice import FEW_ROWS
 from covey.kernels.known import first_incorrect
 
@@ -37,7 +37,7 @@ def _correct(dtype: torch.dtype) -> bool:
 
 
 def by_torch(kind: str, dtype: torch.dtype) -> bool:
-    """Whether torch does products of this kind (`choice.KINDS`)."""
+    """Whether torch does products of this kind (`choice.PRODUCT_KINDS`)."""
     return kind in products().get(str(dtype).removeprefix("torch."), ())
 
 
@@ -48,7 +48,7 @@ def forward_kind(rows: int) -> str:
 
 def products() -> Mapping[str, Sequence[str]]:
     """dtype -> the kinds of products that torch does in this process."""
-    if _followed is None and (found := kernels()) is not None:
+    if _followed is None and (found := tested_kernels()) is not None:
         return found.trial.choice()
     return _followed or {}
 

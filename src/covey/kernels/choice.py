@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-KINDS = ("decode", "forward", "inputs", "weights")
+PRODUCT_KINDS = ("decode", "forward", "inputs", "weights")
 """Products of few rows, of many rows, and the gradients of both factors."""
 FEW_ROWS = 64
 MUCH_FASTER = 1.5

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from covey.kernels.calls import DTYPES, call, packed_size
-from covey.kernels.choice import KINDS
+from covey.kernels.choice import PRODUCT_KINDS
 from covey.kernels.known import first_incorrect
 
 SHAPES = {
@@ -23,10 +23,10 @@ SHAPES = {
     "weights": (256, 768, 256),
 }
 """Rows, outputs, inputs."""
-SECONDS = 0.02
+TURN_SECONDS = 0.02
 
 
-def main() -> None:
+def print_trial() -> None:
     """Print the trial as JSON."""
     torch.set_num_threads(1)
     for dtype, name in DTYPES.items():
@@ -34,7 +34,7 @@ def main() -> None:
             print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
             return
     with torch.no_grad():
-        rates = {str(d).removeprefix("torch."): {k: measured(k, d) for k in KINDS} for d in DTYPES}
+        rates = {str(d).removeprefix("torch."): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
     print(json.dumps({"rates": rates}))
 
 
@@ -69,11 +69,11 @@ def _seconds(work: Callable[[], object]) -> float:
     """CPU seconds of one call: other programs on this machine do not count."""
     work()
     began, calls = time.thread_time(), 0
-    while (taken := time.thread_time() - began) < SECONDS / 4 or not calls:
+    while (taken := time.thread_time() - began) < TURN_SECONDS / 4 or not calls:
         work()
         calls += 1
     return taken / calls
 
 
 if __name__ == "__main__":
-    main()
+    print_trial()

@@ -13,7 +13,7 @@ from covey.kernels.calls import LANES, WIDEST_HEAD, available, by_torch, call
 from covey.models.flex import FlexOps
 from covey.models.linear import FusedLinear, weight_gradient
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
-from covey.models.ops import Attention, Gate, Heads, Norm, Ops, Rotation, Sequences, TorchOps
+from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
 
 
@@ -57,7 +57,7 @@ class CompiledOps:
         """No padding; a vector of queries at a time."""
         return lambda q, k, v, factor: _apply(_Attend, q, k, v, sequences, factor, window or UNLIMITED)
 
-    def gate_mul(self, both: Tensor, gate: Gate) -> Tensor:
+    def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
         """One pass over the row."""
         return _apply(_GateMul, both, gate.linear, gate.cubic)
 

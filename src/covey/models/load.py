@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -73,6 +74,24 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     if loaded.checkpoint is not None:
         policy.load_weights(loaded.checkpoint)
     return policy
+
+
+def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
+    """The policy that a config asks for without its weights: shapes and tokenizer. Raises as load_policy."""
+    config = loaded.config
+    if isinstance(config.model, GivenModel) or config.model == "tiny":
+        return load_policy(loaded, texts)
+    source = source_of(config.model, loaded.folder)
+    cached = unreachable(source)
+    try:
+        tokenizer = pretrained_tokenizer(source, local_files_only=cached)
+        shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=False)
+            return with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise ConfigError(f"model: {config.model!r}: its shape cannot be read: {reason[:300]}") from None
 
 
 def source_of(name: str, folder: Path) -> str:

@@ -52,7 +52,7 @@ class Heads(NamedTuple):
         return self.width**-0.5 if self.scale is None else self.scale
 
 
-class Gate(NamedTuple):
+class Activation(NamedTuple):
     """An activation gate * sigmoid(linear gate + cubic gate^3), and torch's function for it."""
 
     linear: float
@@ -61,8 +61,8 @@ class Gate(NamedTuple):
 
 
 ACTIVATIONS = {
-    "silu": Gate(1.0, 0.0, F.silu),
-    "gelu_pytorch_tanh": Gate(
+    "silu": Activation(1.0, 0.0, F.silu),
+    "gelu_pytorch_tanh": Activation(
         (8 / math.pi) ** 0.5, 0.044715 * (8 / math.pi) ** 0.5, partial(F.gelu, approximate="tanh")
     ),
 }
@@ -105,7 +105,7 @@ class Ops(Protocol):
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
         """Causal attention of every sequence within [its prompt | itself], for all layers."""
 
-    def gate_mul(self, both: Tensor, gate: Gate) -> Tensor:
+    def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
         """activation(gate) * up of rows [gate | up]. (T, 2F) -> (T, F)."""
 
 
@@ -161,7 +161,7 @@ class TorchOps:
 
         return attend
 
-    def gate_mul(self, both: Tensor, gate: Gate) -> Tensor:
+    def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
         """As the Hugging Face modules do."""
         first, up = both.chunk(2, dim=-1)
         return gate.torch(first) * up

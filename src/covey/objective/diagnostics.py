@@ -20,6 +20,7 @@ import torch
 
 from covey.objective.algorithms import Algorithm
 from covey.objective.loss import policy_values
+from covey.objective.signs import mixes_scripts, repeated_windows
 from covey.types import Group
 
 if TYPE_CHECKING:
@@ -276,8 +277,8 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
         "text/reflection/correct": _mean(every[correct]),
         "text/reflection/incorrect": _mean(every[~correct]),
         **{f"text/reflection/{kind}": _mean(found) for kind, found in signs.items()},
-        "text/mixed_scripts": _mean(np.array([_mixes_scripts(t) for t in texts])),
-        "text/repetition": _mean(np.array([_repetition(t) for t in texts])),
+        "text/mixed_scripts": _mean(np.array([mixes_scripts(t) for t in texts])),
+        "text/repetition": _mean(np.array([repeated_windows(t) for t in texts])),
         "text/duplicates": 1 - len(set(texts)) / max(len(texts), 1),
     }
 
@@ -289,16 +290,3 @@ def _mean(values: np.ndarray) -> float:
 
 def _std(values: np.ndarray) -> float:
     return float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
-
-
-def _mixes_scripts(text: str) -> bool:
-    latin = bool(re.search(r"[a-zA-Z]{2}", text))
-    other = bool(re.search(r"[\u0400-\u04ff\u0590-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]", text))
-    return latin and other
-
-
-def _repetition(text: str) -> float:
-    """Fraction of four-word windows that occurred before."""
-    words = text.split()
-    windows = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
-    return 1 - len(set(windows)) / len(windows) if windows else 0.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from covey.batching import Batch
+from covey.batching import Batch, with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
@@ -59,7 +59,7 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             sampled = next(rollouts.after(0, Position(), run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups, now = sampled.groups or sampled.filtered, run.state.coefficients
-            batch = _with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
+            batch = with_signal(prepare(groups, run.learner, algorithm, config, old, now, step=0))
             minibatch = next(updates(batch, algorithm, config, old, step=0))
             console.doing("measuring")
             rollout = config.rollout
@@ -67,14 +67,6 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             return list(claims(run.learner, run.sampler, objective, minibatch))
         finally:
             run.journal.folder.close()
-
-
-def _with_signal(batch: Batch) -> Batch:
-    """The batch, with alternating advantages where its rewards all tie, so that there is a gradient."""
-    if batch.advantages.any():
-        return batch
-    signs = 1.0 - 2.0 * (torch.arange(len(batch)) % 2)
-    return replace(batch, advantages=signs[:, None] * batch.mask)
 
 
 def claims(learner: Learner, sampler: Sampler, objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:

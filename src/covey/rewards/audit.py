@@ -19,6 +19,8 @@ SHOWN = 5
 PATIENCE = 3
 WINDOW = 5
 """Steps over which scores that could not be made are counted."""
+ELSEWHERE = 8
+"""One correct completion for so many groups is tried on another problem, and two at least."""
 Failures = Sequence[tuple[int, int]]
 """Of the last steps: scores that could not be made, and all scores."""
 
@@ -92,6 +94,26 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
                     f"{text[:200]!r}. The verifier cannot be trusted, so training stops",
                 )
     return counts
+
+
+def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
+    """Of some correct completions, the fraction that the verdict calls correct for another problem too.
+
+    An honest verdict does so as often as two problems have the same answer. Nearly always: it is fooled, by
+    a text that names every answer say. Where a call is slow or costs money nothing is asked.
+    """
+    verdict = scorer.rewards.verdict
+    if verdict.is_async or verdict.place == "process" or "sandbox" in verdict.parameters:
+        return {}
+    paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
+    asked, found = max(2, len(groups) // ELSEWHERE), list[bool]()
+    for number, sample in paid[:asked]:
+        others = (groups[(number + shift) % len(groups)].problem for shift in range(1, len(groups)))
+        other = next((p for p in others if p.id != groups[number].problem.id), None)
+        text = groups[number].completions[sample].text
+        score = scorer.score(verdict, other, text) if other else None
+        found += [score.value > 0.5] if score and score.value is not None else []
+    return {"reward/paid_elsewhere": sum(found) / len(found)} if found else {}
 
 
 def canaries(reward: Reward, problem: Problem) -> Iterator[tuple[str, str]]:

@@ -32,6 +32,7 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("guards.*", "safe"),
     ("threads", "safe"),  # what it means for the numbers is told by the environment
     ("sandbox.*", "safe"),
+    ("tracker", "safe"),
     # What the checkpoint holds, or what its position in the data means, is of another run.
     ("model", "refused"),
     ("method", "refused"),

@@ -1,6 +1,6 @@
 """A run's folder: configuration, metric stream, rollout log, checkpoints, final model.
 
-config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl events.jsonl
+config.yaml env.json metrics.jsonl timings.jsonl evals.jsonl events.jsonl findings.jsonl
 rollouts/step_000012.{jsonl,npz} checkpoints/step_000100/ final/
 """
 
@@ -26,7 +26,7 @@ from covey.integrity import damage
 from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
 from covey.types import Group, SamplingMask
 
-STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl")
+STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = ("trainer.json", "optimizer.safetensors")
@@ -239,6 +239,12 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
             raise CheckpointError(f"{path}:{number}: damaged. Put the file back, or remove this line")
         records.append(record)
     return records
+
+
+def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
+    """The numbers of each record of a stream, by name. Raises as read_stream."""
+    records = read_stream(folder, stream)
+    return [{k: float(v) for k, v in record.items() if isinstance(v, float | int)} for record in records]
 
 
 def _record(line: bytes) -> dict[str, object] | None:

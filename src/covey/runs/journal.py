@@ -13,9 +13,11 @@ from torch import Tensor
 
 from covey.batching import Batch, trained_advantages
 from covey.console import RunConsole
+from covey.estimates import Evaluation
 from covey.rollout import RolloutBatch
 from covey.runs.clock import Clock
 from covey.runs.folder import RunFolder
+from covey.trackers import Tracking, named
 
 SKIPPED = "skipped"
 """Folder with the batches of skipped updates."""
@@ -28,6 +30,7 @@ class Journal:
     folder: RunFolder
     console: RunConsole
     clock: Clock
+    tracking: Tracking | None = None
 
     def say(self, text: str, style: str = "") -> None:
         """A line on the console that stays."""
@@ -41,11 +44,43 @@ class Journal:
         """Whether the run has noted this before, resumes included."""
         return any(e["event"] == what for e in self.folder.read("events.jsonl"))
 
+    def held_out(self, step: int, evaluation: Evaluation) -> None:
+        """Log an evaluation, show it, and pass it on."""
+        record = evaluation.record()
+        self.folder.append("evals.jsonl", {"step": step, **record})
+        self.console.measured(step, float(evaluation.pass_rate.mean()))
+        self.track(step, {f"held_out/{name}": e.value for name, e in evaluation.summary().items()})
+
+    def track(self, step: int, values: Mapping[str, float]) -> None:
+        """Give the tracker a copy, if there is one."""
+        if self.tracking is not None:
+            self.tracking.log(step, values)
+
+    def track_by(self, name: str | None, settings: Mapping[str, object], first: int) -> None:
+        """Begin to give a tracker copies; that it fails is said once and changes nothing."""
+        if name is None:
+            return
+
+        def failed(why: str) -> None:
+            self.say(
+                f"tracker {name} gets no more numbers ({why}); {self.folder.path} has them all", "yellow"
+            )
+            self.event(first, "tracker failed", tracker=name, because=why)
+
+        self.tracking = Tracking(lambda: named(name)(self.folder.path, settings, first), failed)
+
+    def close(self) -> None:
+        """Let the tracker write what is left, and give the folder back."""
+        if self.tracking is not None:
+            self.tracking.close()
+        self.folder.close()
+
     def log(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Write what follows from the config alone, and apart from it the times; returns these."""
         times = self.clock.lap()
         self.folder.append("metrics.jsonl", {"step": step, **metrics})
         self.folder.append("timings.jsonl", {"step": step, **times})
+        self.track(step, {**metrics, **times})
         return times
 
     def rollouts(

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
-from covey.config.load import Loaded
+from covey.config.load import Loaded, flatten, resolved
 from covey.console import RunConsole, duration
 from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
 from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
-from covey.insight.explain import explain, no_signal, settings_of
+from covey.insight.findings import STREAM, Finding, settings_of
+from covey.insight.rules import no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
@@ -28,7 +29,7 @@ from covey.models.reward_model import is_reward_model
 from covey.objective.preference import PREFERENCES
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
-from covey.runs.folder import latest_checkpoint
+from covey.runs.folder import latest_checkpoint, read_numbers
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
@@ -227,6 +228,8 @@ def run_stage(
         stops_early = config.train.stop_at is not None and config.eval.every > 0
         title = f"{config.output.name} ({config.method})"
         console.begin(title, config.train.steps, run.state.step, stops_early)
+        console.recall(*(read_numbers(config.output, f"{name}.jsonl") for name in ("metrics", "evals")))
+        run.journal.track_by(config.tracker, dict(flatten(resolved(loaded))), run.state.step)
         evaluations = {}
         with run.watchdog.watching():
             if run.test_set:
@@ -239,6 +242,8 @@ def run_stage(
                 run.save()  # so that more steps can follow, and a lost final/ can be written anew
             if run.test_set:
                 evaluations["after"] = run.evaluate()
+            if config.method == "rl" and run.state.step:
+                run.find(run.state.step - 1)
             return finish(run, evaluations)
     except Stopped as stopped:
         run.save()
@@ -251,7 +256,7 @@ def run_stage(
         raise GuardStop(f"{reason}. {last}") from None
     finally:
         console.end()
-        run.journal.folder.close()
+        run.journal.close()
 
 
 def finish_examples(run: Run) -> Result:
@@ -310,7 +315,6 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")
     if verdict and verdict.word in ("did not learn", "got worse"):
-        streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
-        for remark in explain(*streams, settings_of(run.loaded))[:1]:
-            run.journal.say(f"likely why: {remark}", "yellow")
+        for record in run.journal.folder.read(STREAM)[:1]:
+            run.journal.say(f"likely why: {Finding.from_record(record)}", "yellow")
     return result

@@ -50,9 +50,9 @@ def train(run: Run) -> None:
                 stats += seen if isfinite(norms[-1]) else []
         run.sampler.sync(learner)
         run.advance(step + 1, rollout.position)
-        metrics = step_metrics(step, rollout, batch, stats, norms, algorithm, now, config.train)
+        metrics = step_metrics(step, rollout, batch, stats, norms, algorithm, now, config.train) | run.moved()
         report_step(journal, step, rollout, batch, stats, metrics, config, algorithm)
-        run.follow(step, metrics, signal=bool(batch.advantages.any()))
+        run.follow(step, metrics, [*rollout.groups, *rollout.filtered], signal=bool(batch.advantages.any()))
         refresh(learner, algorithm, updates=sum(norm > 0 for norm in norms))
         if run.evaluate_and_save():
             break

@@ -17,7 +17,8 @@ from covey.errors import CheckpointError, GuardStop
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
-from covey.insight.explain import no_signal, settings_of
+from covey.insight.findings import settings_of
+from covey.insight.rules import no_signal
 from covey.kernels.calls import products
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
@@ -32,7 +33,10 @@ from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
+from covey.training.drift import Drift
 from covey.training.guards import Stop, judge_step, judge_update, kl_level
+from covey.training.watch import Watch
+from covey.types import Group
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class Run:
     watchdog: Watchdog
     options: RunOptions = field(default_factory=RunOptions)
     state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.journal.folder, settings_of(self.loaded))
+        self.drift = Drift(self.journal.folder.path)
 
     def begin_step(self) -> None:
         """Compute beside other programs, not against them: two threads of which one waits for a CPU take many
@@ -116,8 +124,21 @@ class Run:
         if why := self.journal.console.lost_output():
             self.journal.event(step, "output lost", because=why)
 
-    def follow(self, step: int, metrics: Mapping[str, float], signal: bool) -> None:
-        """Let guards and coefficients follow a step that has ended. Raises GuardStop."""
+    def moved(self) -> dict[str, float]:
+        """How far the policy is from where it began, as a metric."""
+        with self.journal.clock("drift"):
+            return self.drift.metrics(self.learner, self.loaded.config.rollout.temperature)
+
+    def find(
+        self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
+    ) -> None:
+        """Say what goes wrong, each thing once in a run."""
+        for finding in self.watch.after(step, metrics, groups):
+            self.journal.say(f"step {step + 1}: {finding}", "yellow")
+
+    def follow(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group], signal: bool) -> None:
+        """Let findings, guards and coefficients follow a step that has ended. Raises GuardStop."""
+        self.find(step, metrics, groups)
         config, now = self.loaded.config, self.state.coefficients
         memory, actions = judge_step(
             step, metrics, signal, self.state.guards, config.guards, self._why_no_signal
@@ -152,7 +173,7 @@ class Run:
                 config.seed,
                 partial(self.on_sample, what="evaluating"),
             )
-        self.journal.folder.append("evals.jsonl", {"step": self.state.step, **result.record()})
+        self.journal.held_out(self.state.step, result)
         return result
 
     def evaluation_at(self, step: int) -> Evaluation:

@@ -40,6 +40,7 @@ from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
+from covey.trackers import check_tracker
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
 
@@ -50,6 +51,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     Raises ConfigError, DataError or RewardError before any model is loaded where that is possible.
     """
     config, algorithm = loaded.config, loaded.algorithm
+    check_tracker(config.tracker)
     source = load_source(loaded)
     rewards = judges(loaded, source, options)
     source = usable_problems(source, rewards, config, console)

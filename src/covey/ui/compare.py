@@ -11,7 +11,7 @@ import numpy as np
 from covey.estimates import Evaluation, gains
 from covey.runs.reader import recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.ui.records import Record, changed_settings, news, tails
+from covey.ui.records import Record, differing_settings, news, tails
 
 LATEST = 20
 """Steps of each run whose problems are compared, the last ones."""
@@ -21,7 +21,7 @@ MOST = 100
 
 def compared(a: Path, b: Path) -> Record:
     """What differs between two runs, from a to b."""
-    settings = [{s["setting"]: s["value"] for s in changed_settings(run)} for run in (a, b)]
+    settings = [{s["setting"]: s["value"] for s in differing_settings(run)} for run in (a, b)]
     differ = [k for k in sorted({*settings[0], *settings[1]}) if settings[0].get(k) != settings[1].get(k)]
     read = [{name: tail.read() for name, tail in tails(run).items()} for run in (a, b)]
     why_not = _incomparable(a, b, [r["evals"] for r in read])

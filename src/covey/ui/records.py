@@ -186,7 +186,7 @@ def run_page(name: str, folder: Path) -> Record:
     notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
     settings: list[Record] = []
     try:
-        settings = changed_settings(folder)
+        settings = differing_settings(folder)
     except CoveyError as error:
         notes.append(str(error))
     remarks: list[Record] = []
@@ -218,7 +218,7 @@ def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:
     return {**read, "evals": evals, "logged": recorded_steps(folder)}
 
 
-def changed_settings(folder: Path) -> list[Record]:
+def differing_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
     recorded = recorded_settings(folder)
     if recorded is None:

@@ -143,7 +143,7 @@ def build_site(root: Path | None) -> Starlette:
     def live(request: Request) -> Response:
         at = {name: number(request, name) for name in request.query_params if name != "run"}
         try:
-            return StreamingResponse(changes(folder(request), at), media_type="text/event-stream")
+            return StreamingResponse(live_events(folder(request), at), media_type="text/event-stream")
         except CoveyError as error:
             return json_answer({"error": str(error)}, 400)
 
@@ -172,7 +172,7 @@ def build_site(root: Path | None) -> Starlette:
     )
 
 
-async def changes(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
+async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
     """What a run writes from now on, as server-sent events; `reset` where it begins again at a checkpoint."""
     streams, before = tails(folder, at), ""
     while True:

@@ -1,0 +1,324 @@
+"""Sixteen diseases of reinforcement without a critic, each on a task where it happens, and what names it.
+
+    python benchmarks/diseases.py [--only NAME ...] [--seeds 1] [--write]
+
+Each disease is a run, its cure another that differs in one thing; both begin from the same cold start. What
+the run finds first must be the disease's true cause, and a cured run must find nothing. Runs are tiny (48
+completions a step, a model of 50,000 weights) and kept in runs/diseases, so that the same command continues
+after an interruption; findings are those of today's rules on the records. With --write the matrix and the
+pictures go to benchmarks/results/diseases.{md,svg}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, Qwen3Config
+
+from covey.config.load import load_config
+from covey.console import RunConsole
+from covey.errors import ConfigError, CoveyError
+from covey.insight.chart import Line, Panel, chart
+from covey.insight.findings import settings_of
+from covey.insight.rules import explain
+from covey.models.tiny import build_tokenizer
+from covey.rng import key
+from covey.runs.folder import read_stream
+from covey.runs.reader import load_recorded
+from covey.signals import StopSignal
+from covey.training.pipeline import run_pipeline
+from presets import PRESETS, RESULTS, ROOT, Settings, merged
+from worlds import write_cold_start, write_problems
+
+FOLDER = ROOT / "runs" / "diseases"
+COLD = FOLDER / "cold"
+OWN = f"{ROOT / 'benchmarks' / 'worlds.py'}:"
+ANSWER = {"math_answer": {"rule": "answer_tag"}}
+BASE: Settings = {
+    "threads": 1,
+    "rewards": [ANSWER],
+    "algorithm": {"name": "grpo", "kl": None},
+    "rollout": {"group_size": 8, "prompts_per_step": 6, "max_tokens": 24, "max_resampling_rounds": 0},
+    "train": {"steps": 20, "lr": 3e-4, "save_every": 1000},
+    "eval": {"problems": 20, "samples": 1},
+    "guards": {"dead_steps": 0, "kl_stop": None},
+}
+
+
+def weighted(reward: str, weight: float, **settings: object) -> dict[str, Any]:
+    """An entry of `rewards`."""
+    return {reward: {"weight": weight, **settings}}
+
+
+@dataclass(frozen=True)
+class Disease:
+    """What goes wrong, and the one thing that mends it."""
+
+    id: str
+    what: str
+    world: str
+    disease: Settings
+    cure: Settings
+    says: str
+    """The finding that is the true cause; `refused` where the config is not accepted."""
+    metric: str
+    """That the picture shows."""
+    both: Settings | None = None
+    """What the two have in common beyond BASE."""
+    twin: str = ""
+    """The world of the cured run, where that is what differs."""
+
+
+RM = str(FOLDER / "reward_model")
+DISEASES: dict[str, Disease] = {
+    "length": Disease(
+        "S122", "incorrect answers grow, their length dilutes the penalty", "humming", {},
+        {"algorithm.reduce": "constant_length"}, "length_bias", "length/incorrect",
+        {"rollout.max_tokens": 64, "algorithm.advantage": "reward", "rewards": [f"{OWN}signed"],
+         "train.lr": 6e-4, "rollout.group_size": 16},
+    ),
+    "std": Disease(
+        "S123", "dividing by the std prefers very hard prompts", "uneven", {},
+        {"algorithm.advantage": "group_centered"}, "std_overweight", "gradient_share/overweight",
+        {"rollout.group_size": 32, "rollout.prompts_per_step": 8, "train.lr": 1e-4, "train.steps": 8},
+    ),
+    "farming": Disease(
+        "S124", "a format is paid more than the answer", "forms",
+        {"rewards": [weighted("math_answer", 0.1, rule="answer_tag"), {"answer_format": 1.0}]},
+        {"rewards": [weighted("math_answer", 1.0, rule="answer_tag"),
+                     weighted("answer_format", 1.0, gated_by="math_answer:correct")]},
+        "farmed", "accuracy",
+    ),
+    "extractor": Disease(
+        "S125", "a verdict that finds the answer anywhere", "lists", {"rewards": [f"{OWN}contains"]},
+        {"rewards": [ANSWER]}, "fooled", "reward/paid_elsewhere",
+        {"rollout.group_size": 16, "rollout.prompts_per_step": 4},
+    ),
+    "visible_tests": Disease(
+        "S126", "programs written for the tests they see", "programs",
+        {"rewards": [f"{OWN}visible_tests"]}, {"rewards": [f"{OWN}hidden_tests"]}, "visible_gap", "accuracy",
+    ),
+    "languages": Disease(
+        "S127", "another language is right more often", "languages", {},
+        {"rewards": [ANSWER, weighted("language_consistency", 1.0, gated_by="math_answer:correct")]},
+        "mixed_scripts", "text/mixed_scripts", {"rollout.max_tokens": 32},
+    ),
+    "entropy": Disease(
+        "S128", "exploration ends before the task is solved", "lottery", {},
+        {"train.lr": 1e-4}, "entropy_collapse", "entropy/sampled",
+        {"train.lr": 1e-3, "train.updates_per_batch": 3},
+    ),
+    "drift": Disease(
+        "S129", "eight prompts are learned by heart, far from the start", "few", {},
+        {"algorithm.kl": 1.0}, "kl_growth", "kl/start", {"train.lr": 1e-3, "train.steps": 30},
+    ),
+    "cold": Disease(
+        "S130", "the temperature is too low", "mixed", {"rollout.temperature": 0.05}, {}, "temperature",
+        "groups/dead",
+    ),
+    "easy": Disease(
+        "S130", "all problems are solved", "solved", {}, {}, "too_easy", "groups/dead", twin="half"
+    ),
+    "hard": Disease(
+        "S130", "no problem can be solved", "never", {}, {}, "too_hard", "groups/dead", twin="half"
+    ),
+    "single": Disease(
+        "S130", "groups of one", "half", {"rollout.group_size": 1}, {}, "refused", "groups/dead"
+    ),
+    "wide_groups": Disease(
+        "S131", "large groups spread the ratio over inner epochs", "rare",
+        {"rollout.group_size": 32, "rollout.prompts_per_step": 2}, {}, "wide_ratios", "ratio/q99",
+        {"train.inner_epochs": 4, "train.lr": 1.5e-3},
+    ),
+    "outlier": Disease(
+        "S132", "one outlier decides a group of four", "rare",
+        {"rollout.group_size": 4, "rollout.prompts_per_step": 12},
+        {"rollout.group_size": 16, "rollout.prompts_per_step": 3}, "small_group", "groups/one_against_all",
+    ),
+    "blame": Disease(
+        "S133", "harmless words are blamed with the answer", "preamble", {},
+        {"algorithm.advantage": "prefix_tree"}, "blame_on_prefix", "gradient_share/shared_prefix",
+    ),
+    "noisy_steps": Disease(
+        "S134", "the judge of steps is wrong about a fifth", "steps", {"scoring.noise": 0.2}, {},
+        "noisy_steps", "steps/inconsistent",
+        {"algorithm": {"name": "grpo_process", "kl": None, "advantage": {"credit": "own_step"}},
+         "rewards": [ANSWER, f"{OWN}named_digits"]},
+    ),
+    "reward_model": Disease(
+        "S135", "a model's taste is paid", "guess",
+        {"rewards": [weighted("math_answer", 0.1, rule="answer_tag"),
+                     weighted("reward_model", 1.0, model=RM)]},
+        {"rewards": [ANSWER]}, "paid_by_model", "accuracy",
+    ),
+    "dead_weight": Disease(
+        "S136", "most prompts are always or never solved", "wasted", {}, {"rollout.curriculum": "frontier"},
+        "dead_weight", "groups/dead", {"train.steps": 24},
+    ),
+}  # fmt: skip
+
+
+HEALTHY = {
+    f"preset {name}": Disease(
+        "healthy", f"the preset {name}", "guess", {"algorithm": {"name": name}}, {}, "nothing", "accuracy"
+    )
+    for name in PRESETS
+}
+"""Presets as they are, on a task that can be learned: nothing is to be said."""
+
+
+def cold_start() -> None:
+    """The policy that all runs begin from, and the problems of the worlds."""
+    there = (COLD / "sft" / "final").is_dir()
+    if not there:
+        write_cold_start(COLD)
+    write_problems(COLD)
+    if there:
+        return
+    settings = {
+        "model": str(COLD / "model"),
+        "method": "sft",
+        "output": str(COLD / "sft"),
+        "data": {"train": str(COLD / "cold.jsonl")},
+        "rollout": {"max_tokens": 64},
+        "rewards": [ANSWER],
+        "train": {"steps": 600, "lr": 4e-3, "batch_size": 64, "warmup_steps": 5, "schedule": "cosine"},
+        "threads": 1,
+    }
+    run_pipeline(load_config(values=settings), RunConsole(quiet=True), StopSignal())
+
+
+def config_of(name: str, arm: str, seed: int, output: Path) -> dict[str, Any]:
+    """The config of a disease or its cure."""
+    case = {**DISEASES, **HEALTHY}[name]
+    world = case.twin if case.twin and arm == "cure" else case.world
+    own = merged(BASE, case.both or {})
+    own = merged(own, case.disease if arm == "disease" else case.cure)
+    data = {split: str(COLD / f"{world}-{split}.jsonl") for split in ("train", "test")}
+    model = str(COLD / "sft" / "final")
+    return {**own, "seed": seed, "model": model, "data": data, "output": str(output)}
+
+
+def trained(name: str, arm: str, seed: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], float]:
+    """Metrics and findings of a run, and its seconds; a config that is refused is a finding itself."""
+    folder = FOLDER / f"{key(str(sorted(config_of(name, arm, seed, FOLDER).items()))):016x}"
+    started = time.monotonic()
+    if not (folder / "result.json").exists() and not (folder / "ended").exists():
+        try:
+            settings = config_of(name, arm, seed, folder)
+            run_pipeline(load_config(values=settings), RunConsole(quiet=True), StopSignal())
+        except ConfigError as error:
+            return [], [{"id": "refused", "step": 0, "sentence": str(error), "remedy": ""}], 0.0
+        except CoveyError as error:  # a guard has ended it: what was found is written down
+            (folder / "ended").write_text(str(error))
+    metrics, evals = (read_stream(folder, f"{stream}.jsonl") for stream in ("metrics", "evals"))
+    found = explain(metrics, evals, settings_of(load_recorded(folder)))  # by the rules of today
+    return metrics, [f.record() for f in found], time.monotonic() - started
+
+
+def reward_model() -> None:
+    """A random classifier: a judge with tastes."""
+    if not Path(RM).is_dir():
+        torch.manual_seed(0)
+        tokenizer = build_tokenizer(["<answer>3</answer>"] * 3)
+        config = Qwen3Config(
+            vocab_size=512, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=2, head_dim=16, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(5.0)
+        model.save_pretrained(RM)
+        tokenizer.save_pretrained(RM)
+
+
+def curve(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """(steps, values) where there is one."""
+    known = [(int(m["step"]), float(m[name])) for m in metrics if m.get(name) is not None]
+    return [s for s, _ in known], [v for _, v in known]
+
+
+def main() -> None:
+    """Each disease and its cure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=DISEASES, default=list(DISEASES), metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--presets", action="store_true", help="then nine presets, of which nothing is said")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/diseases.{md,svg}")
+    arguments = parser.parse_args()
+    cold_start()
+    reward_model()
+    rows, sentences, panels, healthy = [], [], [], []
+    for name in arguments.only:
+        case, lines = DISEASES[name], []
+        for seed in range(arguments.seeds):
+            metrics, found, seconds = trained(name, "disease", seed)
+            twin, quiet, more = trained(name, "cure", seed)
+            first = found[0]["id"] if found else "nothing"
+            rest = ", ".join(f["id"] for f in found[1:])
+            good = "yes" if first == case.says else "**no**"
+            said = ", ".join(f["id"] for f in quiet) or "nothing"
+            rows.append(f"| {case.id} | {case.what} | {seed} | `{first}` | {good} | {rest} | {said} |")
+            print(rows[-1], f"{seconds:.0f} s, {more:.0f} s", flush=True)
+            if seed == 0 and found:
+                line = found[0]["remedy"].replace("\n", " ")
+                remedy = f" `{line}`" if line else ""
+                sentences.append(
+                    f"- {case.id} {name}, step {found[0]['step'] + 1}: {found[0]['sentence']}.{remedy}"
+                )
+            lines += [Line("disease", *curve(metrics, case.metric)), Line("cure", *curve(twin, case.metric))]
+        lines = [line for line in lines if len(line.x)]
+        panels += [Panel(f"{case.id} {case.metric}", lines)] if lines else []
+    for name in HEALTHY if arguments.presets else ():
+        for seed in range(arguments.seeds):
+            metrics, found, seconds = trained(name, "disease", seed)
+            said = ", ".join(f"`{f['id']}`" for f in found) or "nothing"
+            rates = [metrics[0]["accuracy"], metrics[-1]["accuracy"]]
+            healthy.append(f"| {name} | {seed} | {rates[0]:.0%} to {rates[1]:.0%} | {said} |")
+            print(healthy[-1], f"{seconds:.0f} s", flush=True)
+    page = report(rows, sentences, healthy)
+    print(page)
+    if arguments.write:
+        (RESULTS / "diseases.md").write_text(page)
+        label = "A metric of each disease and its cure over the steps"
+        (RESULTS / "diseases.svg").write_text(chart(panels, label))
+
+
+def report(rows: Sequence[str], sentences: Sequence[str], healthy: Sequence[str]) -> str:
+    """The page of results."""
+    where = f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores"
+    right, quiet = sum("| yes |" in r for r in rows), sum(r.endswith("| nothing |") for r in rows)
+    about = (__doc__ or "").split("\n\n")[2].replace("\n", " ")
+    heads = ["", "disease", "seed", "said first", "true cause", "said later", "the cured run says"]
+    lines = [
+        "# Diseases, and the findings that name them",
+        f"{where}, Python {platform.python_version()}. `{' '.join(['python', *sys.argv])}`",
+        about,
+        f"The true cause is said first in {right} of {len(rows)} runs; {quiet} cured runs say nothing.",
+        "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows]),
+        "What is said first, and the line that mends it:",
+        "\n".join(sentences),
+    ]
+    if healthy:
+        heads = ["run", "seed", "correct in training", "said"]
+        lines += ["Presets as they are, on a task that can be learned:"]
+        lines += ["\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *healthy])]
+    picture = "![A metric of each disease and its cure over the steps](diseases.svg)"
+    return "\n\n".join([*lines, picture]) + "\n"
+
+
+if __name__ == "__main__":
+    main()

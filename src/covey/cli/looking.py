@@ -1,0 +1,156 @@
+"""Commands that look: before a run at what it would begin with, after it at what it has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from covey.cli.commands import Json, Rewarding, Settings, _load, _print, _tell, app
+from covey.errors import ConfigError
+
+
+@app.command(name="preview")
+def command_preview(
+    config: Path,
+    *settings: Settings,
+    groups: int = 32,
+    samples: int = 0,
+    temperature: list[float] | None = None,
+    as_json: Json = False,
+) -> int:
+    """Say before a run whether it can learn, with which group size, and at what cost; nothing is trained.
+
+    Ctrl-C shows what there is by then. Exit code 1 if every group ties, 130 after Ctrl-C.
+
+    :param config: A YAML file.
+    :param groups: Problems that are sampled.
+    :param samples: Completions of each; 0: the group size, at least 8 and at most 16.
+    :param temperature: Sample the same problems at this temperature too; may be repeated.
+    """
+    if config.is_dir():
+        raise ConfigError(f"{config} is a run: `covey show` looks at it, `covey preview` takes a YAML file")
+    if groups < 2 or samples < 0 or samples == 1:
+        raise ConfigError(f"--groups {groups} --samples {samples}: at least 2 of each")
+    if wrong := [t for t in temperature or () if not 0 < t <= 100]:
+        raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
+    loaded = _load(config, settings, as_json)
+    from covey.console import RunConsole
+    from covey.preview import preview, rl_stage
+    from covey.signals import StopSignal
+
+    noted = len(loaded.notes)
+    stage = rl_stage(loaded)
+    _tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
+    each = samples or min(16, max(8, stage.config.rollout.group_size))
+    with StopSignal().listening() as stop:
+        found = preview(stage, RunConsole(quiet=as_json), stop, groups, each, temperature or ())
+    _print(as_json, found.record(), found.lines())
+    return 130 if found.measured.stopped else int(found.word == "no")
+
+
+@app.command(name="plan")
+def command_plan(
+    config: Path,
+    *settings: Settings,
+    device: str,
+    price: float = 0.0,
+    preview: Path | None = None,
+    length: float | None = None,
+    dead: float | None = None,
+    as_json: Json = False,
+) -> int:
+    """Say what a run takes on a device that is not at hand: seconds, hours, memory by role, money.
+
+    Exit code 1 if it does not fit into the device's memory.
+
+    :param config: A YAML file.
+    :param device: epyc-2, h200, h100, a100, l40s, rtx4090, l4, or a file of rates that
+        `python benchmarks/cost.py --rates FILE` has written on a device.
+    :param price: Of an hour of the device.
+    :param preview: What `covey preview --json` printed: lengths and dead groups are taken from there.
+    :param length: Mean tokens of a completion; otherwise rollout.max_tokens, the worst case.
+    :param dead: The fraction of groups that tie.
+    """
+    loaded = _load(config, settings, as_json)
+    from covey.insight.devices import device_named
+    from covey.insight.plan import assumed, plan
+    from covey.preview import rl_stage
+
+    stage = rl_stage(loaded)
+    found = plan(stage, device_named(device), assumed(stage, length, dead, preview), price)
+    _print(as_json, found.record(), found.lines())
+    forecast = found.forecast
+    return int(sum(forecast.memory.values()) > forecast.there)
+
+
+@app.command(name="show")
+def command_show(
+    run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
+) -> int:
+    """Show a run in the terminal: its course; the groups of a step; a group with all its completions.
+
+    :param run: Its folder; of several stages, the last one's is taken.
+    :param step: Counted from 0.
+    :param group: Its number in the step.
+    """
+    from covey.insight import show
+
+    if step is None:
+        _print(as_json, *show.show_run(run))
+    elif group is None:
+        _print(as_json, *show.show_step(run, step))
+    else:
+        _print(as_json, *show.show_group(run, step, group))
+    return 0
+
+
+@app.command(name="diff")
+def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
+    """Compare two runs: settings, curves, and the problems both have met, with intervals.
+
+    :param a: Folder of a run.
+    :param b: Folder of the other; differences are B's less A's.
+    """
+    from covey.insight.difference import difference
+
+    _print(as_json, *difference(a, b))
+    return 0
+
+
+@app.command(name="rescore")
+def command_rescore(
+    run: Path, *words: Rewarding, rewards: list[str] | None = None, steps: int = 8, as_json: Json = False
+) -> int:
+    """Apply other rewards to the completions of a run: which groups change sign, die, come alive.
+
+    :param run: Its folder; its data give the columns.
+    :param rewards: The same as the arguments after the folder.
+    :param steps: How many of the last steps are scored.
+    """
+    from covey.insight import rescore
+    from covey.scoring import named_rewards
+
+    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words]), steps)
+    _print(as_json, rescore.record(found), rescore.lines(run, found))
+    return 0
+
+
+@app.command(name="report")
+def command_report(
+    run: Path,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("report.html"),
+    *,
+    as_json: Json = False,
+) -> int:
+    """Write a run into one HTML file: verdict, curves, findings, completions, settings. It loads nothing.
+
+    :param run: Its folder, or that of a pipeline.
+    :param output: The file.
+    """
+    from covey.insight.report import write_report
+
+    write_report(run, output)
+    _print(as_json, {"report": str(output)}, [f"report  {output}"])
+    return 0

@@ -1,0 +1,105 @@
+"""What `covey explain` says of names that are no settings: metrics, functions, presets, rewards, findings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import covey
+from covey.objective.algorithms import AXES, PRESETS, Algorithm
+from covey.objective.bound import Bound
+
+Word = dict[str, object]
+"""The fields of a setting, see ``covey.cli.settings``."""
+METRIC = re.compile(r"^\| `(?P<name>[\w/.]+)` \| (?P<meaning>.*?) \| (?P<healthy>.*?) ?\|$", re.MULTILINE)
+ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
+PLACES = {"NAME": r"[\w.]+", "STATUS": r"[a-z_]+", "PART": r"\w+", "A_B": r"[\d.]+_[\d.]+"}
+"""What stands for a part of a metric's name."""
+
+
+def words(name: str) -> list[Word]:
+    """All that is known by a name; of a metric's family, as `kl/`, all members."""
+    return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
+
+
+@cache
+def metrics_page() -> str:
+    """docs/metrics.md, which an installed package brings along."""
+    package = Path(covey.__file__).parent
+    brought = package / "metrics.md"
+    return (brought if brought.exists() else package.parents[1] / "docs" / "metrics.md").read_text("utf-8")
+
+
+def _metrics(name: str) -> Iterator[Word]:
+    for found in METRIC.finditer(metrics_page()):
+        pattern = re.escape(found["name"])
+        for word, stands_for in PLACES.items():
+            pattern = pattern.replace(word, stands_for)
+        if re.fullmatch(pattern, name) or name == found["name"] or _in_family(name, found["name"]):
+            yield _word(found["name"], "metric", found["meaning"], range=f"healthy: {found['healthy']}")
+
+
+def _in_family(name: str, metric: str) -> bool:
+    return name.endswith("/") and metric.startswith(name)
+
+
+def _functions(name: str) -> Iterator[Word]:
+    for axis, functions in AXES.items():
+        for function in functions:
+            if function.__name__ == name:
+                users = [n for n, preset in PRESETS.items() if function in _functions_of(preset)]
+                uses = f"used by {', '.join(users)}" if users else ""
+                where = f"algorithm.{'kl.' * (axis == 'estimator')}{axis}"
+                yield _word(name, where, _doc(function), range=uses, source=_sources(function, users))
+
+
+def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
+    bound = [*vars(preset).values(), *preset.token_weights, preset.kl and preset.kl.estimator]
+    return {b.function for b in bound if isinstance(b, Bound)}
+
+
+def _sources(function: Callable[..., object], users: list[str]) -> str:
+    """The papers that a function names, or else those of the presets that use it."""
+    cited = dict.fromkeys(ARXIV.findall(inspect.getdoc(function) or ""))
+    if cited:
+        return ", ".join(f"arXiv {number}" for number in cited)
+    return "; ".join(dict.fromkeys(PRESETS[user].paper for user in users[:3])) or "covey"
+
+
+def _presets(name: str) -> Iterator[Word]:
+    if name in PRESETS:
+        axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "correction", "filter")
+        chosen = {axis: getattr(PRESETS[name], axis) for axis in axes}
+        made = ", ".join(f"{axis} {bound.name}" for axis, bound in chosen.items() if bound is not None)
+        yield _word(name, "algorithm", f"A preset: {made}.", source=PRESETS[name].paper)
+
+
+def _rewards(name: str) -> Iterator[Word]:
+    from covey.rewards.base import BUILT_IN
+
+    if name in BUILT_IN:
+        yield _word(name, "rewards", _doc(BUILT_IN[name]))
+
+
+def _findings(name: str) -> Iterator[Word]:
+    from covey.insight.rules import RULES
+
+    for rule in RULES:
+        if rule.id == name:
+            silences = f"; silences {', '.join(rule.explains)}" if rule.explains else ""
+            yield _word(
+                name, "finding", f"{rule.threshold} Because {rule.reason}", range=rule.severity + silences
+            )
+
+
+def _doc(function: Callable[..., object]) -> str:
+    """A docstring as one paragraph, examples left out."""
+    return " ".join((inspect.getdoc(function) or "").partition(">>>")[0].split())
+
+
+def _word(name: str, kind: str, effect: str, **facts: str) -> Word:
+    known: Mapping[str, object] = {"default": "", "range": "", "usual": "", "trl": "", "source": ""}
+    return {"setting": name, "of": kind, "effect": effect, **known, **facts}

@@ -1,0 +1,62 @@
+"""How the demo ends: held-out problems, greedy_answers before and after reinforcement, token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from covey.config.load import Loaded
+from covey.console import RunConsole, inert
+from covey.inference import greedy
+from covey.learned import LEARNED
+from covey.rewards.base import load_rewards
+from covey.rewards.scorer import Scorer
+from covey.runs.reader import load_run, stages_in
+from covey.tasks.source import load_problems
+from covey.types import Problem
+
+PROBLEMS = 3
+PAUSE = 0.02
+"""Seconds between tokens on a terminal, so that they can be seen to come."""
+
+
+def demonstrate(home: Path, console: RunConsole) -> None:
+    """Show the first held-out problems as the last two stages answer them; chosen by nobody."""
+    before, after = (load_run(stage) for stage in stages_in(home)[-2:])
+    source = load_problems(after)
+    problems = source.test[:PROBLEMS]
+    answers = [greedy_answers(loaded, problems, source.rewards) for loaded in (before, after)]
+    console.say(f"the first {len(problems)} held-out problems, greedy, before reinforcement and after:")
+    for number, problem in enumerate(problems):
+        for name, own in zip(("before", "after "), answers, strict=True):
+            tokens, correct = own[number]
+            write_tokens(
+                console, f"  {problem.prompt if name == 'before' else '':<10} {name} ", tokens, correct
+            )
+
+
+def greedy_answers(
+    loaded: Loaded, problems: Sequence[Problem], named: Sequence[object]
+) -> list[tuple[list[str], bool]]:
+    """The tokens of each greedy answer, and whether it is correct."""
+    config = loaded.config
+    rewards = load_rewards(config.rewards or named, loaded.folder, config.scoring, config.sandbox, LEARNED)
+    scorer, found = Scorer(rewards), []
+    for problem, tokens in zip(problems, greedy(loaded, problems), strict=True):
+        score = scorer.score(rewards.verdict, problem, "".join(tokens))
+        found.append((tokens, (score.value or 0.0) > 0.5))
+    return found
+
+
+def write_tokens(console: RunConsole, label: str, tokens: Sequence[str], correct: bool) -> None:
+    """A line that grows on a terminal, a dot between two tokens."""
+    show, slow = console.console.print, console.console.is_terminal
+    show(Text(inert(label), style="dim"), end="", soft_wrap=True)
+    for number, token in enumerate(tokens):
+        dot = ("·", "bright_black") if number else ""
+        show(Text.assemble(dot, inert(token).replace("\n", "⏎")), end="", soft_wrap=True)
+        time.sleep(PAUSE if slow else 0)
+    show(Text("  correct" if correct else "  incorrect", style="green" if correct else "red"), soft_wrap=True)

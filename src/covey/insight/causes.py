@@ -1,0 +1,403 @@
+"""Rules that name causes in rewards, sampling and data. Thresholds are for tasks with 0/1 rewards.
+
+A rule reads means over the last steps (`late`) and the first ones (`early`). Its docstring is the threshold
+and, after "Because", the reason; docs/findings.md has the table that is made of them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from covey.insight.findings import Rule, Seen, collector
+from covey.insight.remedies import (
+    BY_STD,
+    CENTRED,
+    LARGER_GROUPS,
+    PULL,
+    QUIET,
+    WIDER,
+    at_least,
+    built_in,
+    dead,
+    gated,
+    last_token,
+    near_tie,
+    of_status,
+    paid_differently,
+    paid_incorrect,
+    reward_of,
+    rewards,
+    scaled,
+    spec_name,
+    spec_settings,
+    specs_of,
+    to,
+    truncated,
+    with_reward,
+)
+from covey.objective.signs import lone, mixes_scripts
+
+LEARNED = ("reward_model", "process_reward_model", "judge")
+NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
+STILL = ("flat", "no_motion", "held_out_flat")
+OUTCOMES = (*NO_SIGNAL, *STILL, "worse", "entropy_collapse", "duplicates", "kl_growth", "length_bias")
+"""What any bad reward ends in."""
+CAUSES: list[Rule] = []
+rule = collector(CAUSES)
+
+
+def percent(fraction: float) -> str:
+    """As people read it."""
+    return f"{100 * fraction:.0f} %"
+
+
+def largest(found: dict[str, float]) -> tuple[str, float]:
+    """The name with the largest value; ("", NaN) of none."""
+    return max(found.items(), key=lambda item: item[1], default=("", math.nan))
+
+
+@rule(
+    "scores_fail",
+    to("scoring.timeout", 600.0),
+    to("scoring.max_infra", 0.05),
+    severity="severe",
+    advice="`covey score` on some completions: what do the functions say?",
+    explains=OUTCOMES,
+    shows=of_status("infra_error", "bad_reference"),
+)
+def _(seen: Seen) -> str | None:
+    """More than 5 % of the completions have no score, or 5 % of one function's scores failed. Because what
+    is left out is rarely left out at random; a loaded machine alone fails less often.
+    """
+    name, failed = largest(seen.names("reward/", "/infra_error"))
+    if failed > 0.05:
+        return f"{percent(failed)} of the scores of {name} failed (infra_error)"
+    unscored = seen.late("reward/unscored")
+    return f"{percent(unscored)} of the completions could not be scored" if unscored > 0.05 else None
+
+
+@rule(
+    "paid_by_model",
+    PULL,
+    severity="note",
+    advice="a verdict that a program can check, or tuning on preferences where none can",
+    explains=("held_out_flat", "kl_growth", "worse", "near_ties"),
+    shows=reward_of,
+)
+def _(seen: Seen) -> str | None:
+    """From the first step, where a model gives at least half of the reward and nothing gates it. Because a
+    policy that is trained against a model finds what it overrates; a smaller part is outvoted.
+    """
+    free = [s for s in specs_of(seen) if "gated_by" not in spec_settings(s)]
+    weights = {spec_name(s): float(str(spec_settings(s).get("weight", 1.0))) for s in free}
+    learned = [name for name in weights if name in LEARNED]
+    part = sum(abs(weights[n]) for n in learned) / (sum(map(abs, weights.values())) or 1.0)
+    if part < 0.5:
+        return None
+    said = f"{percent(part)} of the reward is what a model says ({', '.join(learned)})"
+    return f"{said}: it has blind spots, and training finds them"
+
+
+@rule(
+    "overoptimised",
+    PULL,
+    advice="a reward model refreshed on this run's completions: covey pairs, then method: reward_model",
+    explains=("held_out_flat", "kl_growth", "worse", "paid_by_model", "flat"),
+    shows=reward_of,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifteenth step, a learned reward has risen and ranks a correct answer above an incorrect one
+    in a tenth fewer of the cases than at first. Because it then pays for what it overrates; where the
+    policy gets better by it, its ranking of right and wrong stays.
+    """
+    for name in LEARNED:
+        before, now = (f(f"reward/{name}/agreement") for f in (seen.early, seen.late))
+        rise = seen.rise(f"reward/{name}/mean")
+        if seen.after(15) and rise > 0 and now < before - 0.1:
+            said = f"{name} is over-optimised: it gives {rise:+.2g} more than at first, and ranks a correct"
+            return (
+                f"{said} answer above an incorrect one in {percent(now)} of the cases, not {percent(before)}"
+            )
+    return None
+
+
+@rule("temperature", *WIDER, explains=(*OUTCOMES, "sure_from_start", "inconsistent"), shows=dead)
+def _(seen: Seen) -> str | None:
+    """More than half of the groups are dead and of the completions copies, with a temperature below .7,
+    top_p below .5 or top_k up to 4, unless 95 % are correct. Because published runs sample at .6 to 1;
+    where half of what is sampled is a copy, sampling is what makes siblings the same.
+    """
+    known = [(key, seen.setting(key)) for key in ("rollout.temperature", "rollout.top_p")]
+    bounds = {"rollout.temperature": 0.7, "rollout.top_p": 0.5}
+    causes = [f"{key} {own:g}" for key, own in known if isinstance(own, float) and own < bounds[key]]
+    if isinstance(top_k := seen.setting("rollout.top_k"), int) and 0 < top_k <= 4:
+        causes.append(f"rollout.top_k {top_k}")
+    copies, tied = seen.late("text/duplicates"), seen.late("groups/dead")
+    if not (causes and copies > 0.5 and tied > 0.5 and seen.late("accuracy") < 0.95):
+        return None
+    why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little to choose"
+    return f"{percent(tied)} of the groups are dead because their texts are the same (collapse): {why}"
+
+
+@rule(
+    "sure_from_start",
+    scaled("rollout.temperature", 1.3, 1.3, most=2.0),
+    advice="a cold start that ends earlier (train.stop_at)",
+    explains=(*NO_SIGNAL, *STILL, "entropy_collapse", "duplicates"),
+    shows=dead,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, more than half of the groups are one text in three quarters of their completions
+    and not all correct, as they were in the first steps. Because such a prompt gives the same again,
+    however often.
+    """
+    collapsed = seen.late("groups/collapsed")
+    if not (seen.after(5) and collapsed > 0.5 and seen.early("groups/collapsed") > 0.5):
+        return None
+    said = f"{percent(collapsed)} of the groups are dead because their texts are the same (collapse)"
+    return f"{said}: the model is sure from the start, though not correct"
+
+
+@rule(
+    "end_token",
+    to("rollout.stop", ["</answer>"], bool),
+    to("data.chat", True),
+    severity="severe",
+    advice="a cold start whose answers end",
+    explains=("truncated", "unparsable", "repetition", "length_bias", *NO_SIGNAL),
+    shows=truncated,
+    token=last_token,
+)
+def _(seen: Seen) -> str | None:
+    """From the third step, 99 % of the completions reach the limit, and half of these have answered already
+    or half of the text repeats itself. Because a model that needs more room has not answered yet; this one
+    cannot end.
+    """
+    answered, repeats = seen.late("length/truncated_done"), seen.late("text/repetition")
+    if not (seen.after(3) and seen.late("length/truncated") >= 0.99 and (answered > 0.5 or repeats > 0.5)):
+        return None
+    said = f"no completion ends by itself, though {percent(answered)} of them have answered"
+    return f"{said}: the model does not produce its end token"
+
+
+@rule(
+    "constant_reward",
+    rewards(built_in),
+    to("guards.dead_steps", 5),
+    severity="severe",
+    advice="`covey score` on some completions",
+    explains=OUTCOMES,
+    shows=dead,
+)
+def _(seen: Seen) -> str | None:
+    """For five steps every completion got the same from your own function, or a value that is neither 0 nor
+    1. Because built-in verdicts are asked about a known answer in each step: there a constant 0 is a hard
+    task.
+    """
+    value, own = seen.late("reward/mean"), [n for n in map(spec_name, specs_of(seen)) if ":" in n]
+    if not (seen.after(5) and seen.late("reward/std") == 0 and seen.late("groups/dead") == 1):
+        return None
+    if value in (0.0, 1.0) and not own:
+        return None
+    whose = f" from {own[0]}" if own else ""
+    return f"every completion of the last steps got the reward {value:g}{whose}: it tells nothing apart"
+
+
+@rule(
+    "fooled",
+    rewards(built_in),
+    to("rewards", ["exact_answer"]),
+    severity="severe",
+    advice="`covey stress`, which names the attack",
+    explains=(*OUTCOMES, "farmed", "truncated", "repetition", "std_overweight"),
+    shows=reward_of,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, more than four in five of the correct completions that were tried are correct
+    for another problem too. Because an honest verdict agrees only where answers coincide: about half of the
+    time for yes and no.
+    """
+    elsewhere = seen.late("reward/paid_elsewhere")
+    if not (seen.after(5) and elsewhere > 0.8 and seen.late("accuracy") > 0.05):
+        return None
+    said = f"{percent(elsewhere)} of the correct completions are correct for another problem too"
+    return f"{said}: the verdict can be fooled"
+
+
+@rule(
+    "visible_gap",
+    rewards(lambda own: [{"code_tests": {**spec_settings(s), "points": "all"}} for s in own]),
+    severity="severe",
+    advice="more hidden tests in the data, so that only these pay",
+    explains=("held_out_flat", "farmed", "length_bias"),
+    shows=reward_of,
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, visible tests pass a tenth more often than hidden ones (`gap`), and it is not
+    getting less. Because chance differences of a batch are a few points; a tenth is programs that are
+    written for the tests they see.
+    """
+    name, gap = largest(seen.names("reward/", "/gap"))
+    if not (seen.after(10) and gap > 0.1) or seen.falling(f"reward/{name}/gap"):
+        return None
+    return f"{name}: visible tests pass {percent(gap)} more often than hidden ones: they are special-cased"
+
+
+@rule(
+    "mixed_scripts",
+    with_reward("language_consistency", 0.5),
+    PULL,
+    explains=("length_bias", "kl_growth", "truncated", "worse"),
+    shows=lambda group, i: float(mixes_scripts(group.completions[i].text)),
+)
+def _(seen: Seen) -> str | None:
+    """More than a tenth of the completions mix scripts, and a twentieth more than at first. Because prompts
+    may mix them too: what counts is that training does.
+    """
+    mixed, before = seen.late("text/mixed_scripts"), seen.early("text/mixed_scripts")
+    if not (mixed > 0.1 and mixed - before > 0.05):
+        return None
+    return f"{percent(mixed)} of the completions mix languages (scripts), {percent(before)} did at first"
+
+
+@rule(
+    "farmed",
+    rewards(gated),
+    severity="severe",
+    advice="other weights",
+    explains=(*OUTCOMES, "conflict", "unparsable", "truncated"),
+    shows=paid_incorrect,
+)
+def _(seen: Seen) -> str | None:
+    """A reward rose by a tenth, or is above .9 from the tenth step, while fewer completions are correct
+    than at first by two standard errors, or less than a tenth. Because a format that is learned raises
+    both; one that is farmed costs answers.
+    """
+    means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
+    now, before = seen.late("accuracy"), seen.early("accuracy")
+    weights = [float(str(spec_settings(s).get("weight", 0.0))) for s in specs_of(seen)]
+    heavier = bool(weights) and max(weights) > weights[0]
+    fewer = seen.fell("accuracy", 0.02, errors=1 if heavier else 2) or (
+        seen.after(10) and now < 0.1 and now <= before
+    )
+    for name, late in means.items() if len(means) > 1 and fewer else ():
+        early = seen.early(f"reward/{name}/mean")
+        if late - early > 0.1 or (late > 0.9 and early > 0.5 and seen.after(10)):
+            answers = f"correct answers from {percent(before)} to {percent(now)}"
+            return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
+    return None
+
+
+@rule(
+    "noisy_steps",
+    QUIET,
+    LARGER_GROUPS,
+    advice="a better judge of steps",
+    explains=(*OUTCOMES, "inconsistent"),
+    shows=paid_differently,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, a twentieth of the steps that siblings have in common was not paid the same.
+    Because the same tokens after the same tokens are the same step: any difference is the judge's noise.
+    """
+    noise = seen.late("steps/inconsistent")
+    if not (seen.after(5) and noise > 0.05):
+        return None
+    return f"{percent(noise)} of the steps that siblings share were not paid the same: step rewards are noisy"
+
+
+@rule(
+    "inconsistent",
+    QUIET,
+    LARGER_GROUPS,
+    advice="a judge at temperature 0",
+    explains=OUTCOMES,
+    shows=paid_differently,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, a twentieth of the completions that are copies of a sibling was paid
+    differently. Because the same tokens for the same problem deserve the same: any difference is noise.
+    """
+    noise = seen.late("reward/inconsistent")
+    if not (seen.after(5) and noise > 0.05):
+        return None
+    return f"{percent(noise)} of the copies of a sibling were paid differently: the reward is noisy"
+
+
+@rule("critic", scaled("train.lr", 1 / 3, 1e-6), severity="severe", explains=OUTCOMES)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, the critic's explained variance is below 0 and its loss twice that of the first
+    steps. Because a critic that is worse than the mean of the returns adds noise to every advantage.
+    """
+    loss, explained = seen.late("value/loss"), seen.late("value/explained_variance")
+    if not (seen.after(5) and explained < 0 and loss > 2 * seen.early("value/loss")):
+        return None
+    return f"the critic diverges: its loss rose to {loss:.3g}, its explained variance is {explained:.2g}"
+
+
+@rule(
+    "near_ties",
+    CENTRED,
+    to("algorithm.advantage.eps", 0.1),
+    explains=("std_overweight", "small_group", *STILL),
+    shows=near_tie,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, a third of the groups that train differ by less than 5 % of the range of
+    rewards, and the advantage divides by their std. Because .95 against .96 then weighs as much as 0
+    against 1.
+    """
+    ties = seen.late("groups/near_ties")
+    if not (seen.after(5) and ties > 1 / 3 and seen.setting("algorithm.advantage") in BY_STD):
+        return None
+    return f"{percent(ties)} of the groups that train nearly tie, and the std blows their differences up"
+
+
+@rule(
+    "small_group",
+    to("rollout.group_size", 16, at_least(5)),
+    severity="note",
+    explains=("std_overweight", *STILL),
+    shows=lambda group, i: float(lone(group) == i),
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, with up to four completions a group, one stands against all others in half of
+    the groups that train. Because one of four then gets +1.5, whatever luck it had; of 16 it is compared
+    better.
+    """
+    size, alone = seen.setting("rollout.group_size"), seen.late("groups/one_against_all")
+    if not (seen.after(5) and isinstance(size, int) and 1 < size <= 4 and alone > 0.5):
+        return None
+    most = (size - 1) / math.sqrt(size)
+    said = f"in {percent(alone)} of the groups that train one outlier of {size} decides"
+    return f"{said}: it gets {most:.2g}, by luck or not"
+
+
+@rule(
+    "std_overweight",
+    CENTRED,
+    severity="note",
+    explains=("flat",),
+    shows=lambda group, i: float(lone(group) == i),
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, an eighth of the gradient lies in other groups than rewards less their mean
+    would put it, under an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05
+    and 2 at one half; prompts of mixed difficulty in groups of eight move a twentieth.
+    """
+    moved = seen.late("gradient_share/overweight")
+    if not (seen.after(5) and moved > 0.125 and seen.setting("algorithm.advantage") in BY_STD):
+        return None
+    return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
+
+
+@rule("conflict", rewards(gated), explains=("flat",))
+def _(seen: Seen) -> str | None:
+    """From the fifteenth step, two rewards have a correlation below -.3. Because each is then earned at the
+    other's cost, and their sum moves less than either; weaker correlations come and go.
+    """
+    found = {name: -r for name, r in seen.names("reward/correlation/").items()}
+    name, strength = largest(found)
+    if not (seen.after(15) and strength > 0.3):
+        return None
+    return f"rewards {' and '.join(name.split('/'))} pull apart (r {-strength:.2f})"

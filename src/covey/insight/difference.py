@@ -1,0 +1,122 @@
+"""`covey diff`: two runs side by side: settings, curves, and the problems that both have met."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from covey.config.load import flatten
+from covey.errors import ConfigError
+from covey.estimates import Estimate, Evaluation, gains, paired_bootstrap
+from covey.plot import beside, framed, span
+from covey.runs.folder import read_numbers, read_stream
+from covey.runs.reader import last_stage, read_environment, recorded_settings
+from covey.runs.rollouts import read_rollouts, recorded_steps
+
+LATE = 0.25
+"""Of the logged steps, the last: what a run gives for a problem in the end."""
+FEW_IN_COMMON = 3
+CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "length/mean", "loss": "loss"}
+
+
+def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
+    """What B does differently from A, and what came of it. As JSON, and for people. Raises ConfigError."""
+    first, second = last_stage(a), last_stage(b)
+    settings = changed(first, second)
+    held_out, why_not = _held_out(first, second)
+    common, shared = _in_training(first, second)
+    lines = [f"A: {first}", f"B: {second}", "", "settings that differ" if settings else "same settings"]
+    lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
+    lines += ["", *_curves(first, second), ""]
+    lines += [f"held-out, the same problems, B - A: {name} {_signed(e)}" for name, e in held_out.items()]
+    lines += [why_not] if why_not else []
+    if common is not None:
+        lines.append(f"training reward of {shared} problems that both met late, B - A: {_signed(common)}")
+    record = {
+        "a": str(first),
+        "b": str(second),
+        "settings": {k: list(v) for k, v in settings.items()},
+        "held_out": {k: _ends(e) for k, e in held_out.items()} or None,
+        "training": {"problems": shared, **_ends(common)} if common is not None else None,
+    }
+    return record, lines
+
+
+def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
+    """Settings of two runs that are not the same, but for where they write."""
+    flat = []
+    for stage in (first, second):
+        if (settings := recorded_settings(stage)) is None:
+            raise ConfigError(f"{stage}: no run in this folder")
+        flat.append(dict(flatten(settings)))
+    names = [n for n in {**flat[0], **flat[1]} if n != "output"]
+    pairs = ((name, (flat[0].get(name), flat[1].get(name))) for name in names)
+    return {name: pair for name, pair in pairs if pair[0] != pair[1]}
+
+
+def _held_out(first: Path, second: Path) -> tuple[dict[str, Estimate], str]:
+    """Changes on the held-out problems from A's last evaluation to B's, or why they cannot be told."""
+    logs = [read_stream(stage, "evals.jsonl") for stage in (first, second)]
+    if not all(logs):
+        return {}, "one of them has no evaluation"
+    ends = [Evaluation.from_record(log[-1]) for log in logs]
+    if ends[0].verdict != ends[1].verdict:
+        return {}, f"correct means {ends[0].verdict} in A and {ends[1].verdict} in B: not compared"
+    same = len({(read_environment(stage) or {}).get("data") for stage in (first, second)}) == 1
+    if not same or len(ends[0].greedy) != len(ends[1].greedy):
+        return (
+            {},
+            "their data or eval.problems differ, so the held-out problems are not the same: not compared",
+        )
+    found = gains(*ends)
+    found["reward"] = paired_bootstrap(ends[0].reward, ends[1].reward)
+    return found, ""
+
+
+def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
+    """B's mean reward less A's, over the problems that both met in their last steps."""
+    means = [_late_rewards(stage) for stage in (first, second)]
+    common = sorted(means[0].keys() & means[1].keys())
+    if len(common) < FEW_IN_COMMON:
+        return None, len(common)
+    before, after = (np.array([own[problem] for problem in common]) for own in means)
+    return paired_bootstrap(before, after), len(common)
+
+
+def _late_rewards(stage: Path) -> dict[str, float]:
+    steps, found = recorded_steps(stage), defaultdict[str, list[float]](list)
+    for step in steps[-max(1, round(LATE * len(steps))) :]:
+        for row in read_rollouts(stage, step).rows:
+            if row["reward"] is not None:
+                found[row["problem"]].append(row["reward"])
+    return {problem: float(np.mean(rewards)) for problem, rewards in found.items()}
+
+
+def _curves(first: Path, second: Path, width: int = 78) -> Iterator[str]:
+    logs = [read_numbers(stage, "metrics.jsonl") for stage in (first, second)]
+    evals = [read_numbers(stage, "evals.jsonl") for stage in (first, second)]
+    last = max([1.0, *(m["step"] for log in (*logs, *evals) for m in log[-1:])])
+    for name, metric in (*CURVES.items(), ("held-out accuracy", "pass@1")):
+        source = evals if metric == "pass@1" else logs
+        points = [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in source]
+        if not all(points) or (metric == "loss" and "reward/mean" in logs[0][0]):
+            continue
+        bounds = (0.0, 1.0) if metric == "pass@1" else span([v for own in points for _, v in own])
+        drawn = [
+            framed(f"{which} {name}", own, width // 2 - 2, 4, last, bounds=bounds)
+            for which, own in zip("AB", points, strict=True)
+        ]
+        yield from (line.plain.rstrip() for line in beside(drawn[0], drawn[1], width // 2))
+
+
+def _signed(estimate: Estimate) -> str:
+    if estimate.share:
+        return f"{100 * estimate.value:+.0f} points [{100 * estimate.low:+.0f}, {100 * estimate.high:+.0f}]"
+    return f"{estimate.value:+.3g} [{estimate.low:+.3g}, {estimate.high:+.3g}]"
+
+
+def _ends(estimate: Estimate) -> dict[str, float]:
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

@@ -1,0 +1,291 @@
+"""Findings: what goes wrong in a run, in words, with the evidence and a config line that mends it.
+
+Pure: the records of `metrics.jsonl` and `evals.jsonl` and the settings in, findings out. A finding is made
+once in a run; what has been said is in `findings.jsonl`, which a resume cuts back with the other logs, so
+that a resumed run says what an uninterrupted one says. The rules themselves are in `insight/rules.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import yaml
+
+from covey.config.given import plain
+from covey.config.load import Loaded
+from covey.estimates import Evaluation
+from covey.objective.bound import Bound
+from covey.tasks import TASKS
+from covey.types import Group
+
+Records = Sequence[Mapping[str, Any]]
+Severity = Literal["note", "warning", "severe"]
+WINDOW, WIDEST = 5, 20
+"""Steps that a rule averages over: a fifth of the run, at least and at most so many."""
+STREAM = "findings.jsonl"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that goes wrong."""
+
+    id: str
+    step: int
+    severity: Severity
+    sentence: str
+    """With the numbers."""
+    remedy: str = ""
+    """A line for the config; empty where it has all of them already."""
+    advice: str = ""
+    """What no config line can do."""
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    """`step`, and where one can be pointed at, `group`, `completion` and `token`; metrics by name."""
+
+    def __str__(self) -> str:
+        remedies = " or ".join(r for r in (self.remedy, self.advice) if r)
+        return f"{self.sentence}. Try: {remedies}" if remedies else self.sentence
+
+    def record(self) -> dict[str, Any]:
+        """As a line of `findings.jsonl`."""
+        return {**vars(self), "evidence": dict(self.evidence)}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Finding:
+        """What ``record`` gave; unknown fields are left out."""
+        return cls(**{k: v for k, v in record.items() if k in cls.__dataclass_fields__})
+
+
+class Unknown:
+    """What a setting is where nothing is known of the config."""
+
+
+UNKNOWN = Unknown()
+Setting = Callable[[str], Any]
+"""A setting's name -> its value in the run, or UNKNOWN."""
+
+
+def unknown(_: str) -> Unknown:
+    """Where nothing is known of the config."""
+    return UNKNOWN
+
+
+def settings_of(loaded: Loaded) -> Setting:
+    """The resolved settings of a run: those of the algorithm by axis, a function as its name."""
+    return partial(_setting, loaded)
+
+
+def _setting(loaded: Loaded, name: str) -> Any:
+    if name == "rewards":
+        task = TASKS.get(loaded.config.data.task or "")
+        return plain(loaded.config.rewards or (task.rewards if task else ()), loaded.folder)
+    if name == "stages":  # the methods of those before this one, as their folders say
+        folder = loaded.config.output
+        return [p.name.partition("-")[2] for p in folder.parent.glob("[0-9]*-*") if p != folder]
+    section, *path = name.split(".")
+    value: Any = loaded.algorithm if section == "algorithm" else getattr(loaded.config, section, UNKNOWN)
+    for part in path:
+        inside = value.all_settings.get(part, UNKNOWN) if isinstance(value, Bound) else UNKNOWN
+        value = None if value is None else getattr(value, part, inside)
+    return value.name if isinstance(value, Bound) else value
+
+
+class Seen:
+    """A run so far: means of metrics early and now; NaN where there are none, so that no rule holds."""
+
+    def __init__(
+        self,
+        metrics: Records,
+        evals: Sequence[Evaluation] = (),
+        setting: Setting = unknown,
+        patient: bool = True,
+    ) -> None:
+        """``patient``: rules wait for as many steps as they need to be sure."""
+        width = max(1, min(WIDEST, max(WINDOW, len(metrics) // 5)))
+        self.first, self.last, self.steps = metrics[:width], metrics[-width:], len(metrics)
+        self.evals, self.setting, self.patient = evals, setting, patient
+        self.read: dict[str, float] = {}
+        """Late means that were asked for since this was last emptied: the evidence of a rule."""
+
+    def early(self, name: str) -> float:
+        """Mean over the first steps."""
+        return mean_of(self.first, name)
+
+    def late(self, name: str) -> float:
+        """Mean over the last steps."""
+        value = self.read[name] = mean_of(self.last, name)
+        return value
+
+    def rise(self, name: str) -> float:
+        """Late minus early."""
+        return self.late(name) - self.early(name)
+
+    def after(self, steps: int) -> bool:
+        """Whether the run has gone on for long enough to judge it."""
+        return self.steps >= steps or not self.patient
+
+    def falling(self, name: str) -> bool:
+        """Whether a bad value is getting better by itself: a tenth lower than in the first steps."""
+        return self.late(name) < 0.9 * self.early(name)
+
+    def fell(self, name: str, by: float, errors: float) -> bool:
+        """Whether it is lower than at first by so much, and by so many standard errors of the two means."""
+        spread = math.hypot(_error(self.first, name), _error(self.last, name))
+        return self.rise(name) < -max(by, errors * spread)
+
+    def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
+        """What comes between in the names of metrics -> their late means."""
+        pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}")
+        found = {n: match[1] for record in self.last for n in record if (match := pattern.fullmatch(n))}
+        return {inside: self.late(n) for n, inside in found.items()}
+
+    @property
+    def accuracy_gain(self) -> float:
+        """Of sampled accuracy: on held-out problems where they were measured twice, else in training."""
+        if len(self.evals) > 1:
+            return float(self.evals[-1].pass_rate.mean() - self.evals[0].pass_rate.mean())
+        return self.rise("accuracy")
+
+
+def mean_of(records: Records, name: str) -> float:
+    """The mean of a metric over the steps that have it; NaN where none has."""
+    values = _values(records, name)
+    return sum(values) / len(values) if values else math.nan
+
+
+def _values(records: Records, name: str) -> list[float]:
+    return [r[name] for r in records if r.get(name) is not None and not math.isnan(r[name])]
+
+
+def _error(records: Records, name: str) -> float:
+    """The standard error of a mean over steps."""
+    values = _values(records, name)
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+
+
+Holds = Callable[[Seen], str | None]
+"""What was seen -> the sentence with the numbers, or None."""
+Mend = Callable[[Seen], str | None]
+"""The config line that mends what was seen; None where the config has it already."""
+Key = Callable[[Group, int], float]
+"""How clearly a completion of a group shows it; 0 or less: not at all."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A cause of trouble: how it is known, what it explains, what mends it."""
+
+    id: str
+    severity: Severity
+    threshold: str
+    """In words, for people."""
+    reason: str
+    """Why this threshold."""
+    holds: Holds
+    lines: tuple[Mend, ...]
+    """The first that the config lacks is the remedy."""
+    advice: str = ""
+    explains: tuple[str, ...] = ()
+    """Rules that say nothing more where this one has spoken: what they see follows from it."""
+    shows: Key | None = None
+    """Points at the completion that shows it best."""
+    token: Callable[[Group, int], int] | None = None
+
+
+def collector(rules: list[Rule]) -> Callable[..., Callable[[Holds], Holds]]:
+    """A decorator that makes rules of functions: threshold and reason are in their docstrings."""
+
+    def rule(
+        name: str,
+        *lines: Mend,
+        severity: Severity = "warning",
+        advice: str = "",
+        explains: tuple[str, ...] = (),
+        shows: Key | None = None,
+        token: Callable[[Group, int], int] | None = None,
+    ) -> Callable[[Holds], Holds]:
+        def register(holds: Holds) -> Holds:
+            threshold, _, reason = " ".join((holds.__doc__ or "").split()).partition(" Because ")
+            rules.append(
+                Rule(name, severity, threshold, reason, holds, lines, advice, explains, shows, token)
+            )
+            return holds
+
+        return register
+
+    return rule
+
+
+def find(
+    rules: Sequence[Rule], seen: Seen, said: Iterable[str], step: int, groups: Sequence[Group] = ()
+) -> list[Finding]:
+    """What is to be said after a step that has not been said before; causes come before what they explain."""
+    known, by_id = set(said), {r.id: r for r in rules}
+    quiet = {e for name in known if name in by_id for e in by_id[name].explains}
+    found = []
+    for rule in rules:
+        if rule.id in known or rule.id in quiet:
+            continue
+        seen.read.clear()
+        sentence = rule.holds(seen)
+        if sentence is not None:
+            found.append(_finding(rule, sentence, seen, step, groups))
+            quiet |= set(rule.explains)
+    return found
+
+
+def _finding(rule: Rule, sentence: str, seen: Seen, step: int, groups: Sequence[Group]) -> Finding:
+    shown = {name: round(value, 6) for name, value in seen.read.items() if math.isfinite(value)}
+    evidence = {"step": step, **_place(rule, groups), **shown}
+    lines = (line(seen) for line in rule.lines)
+    remedy = next((line for line in lines if line), "")
+    return Finding(rule.id, step, rule.severity, sentence, remedy, rule.advice, evidence)
+
+
+def _place(rule: Rule, groups: Sequence[Group]) -> dict[str, int]:
+    """Group and completion that show it best, and the token."""
+    if rule.shows is None:
+        return {}
+    places = [(rule.shows(g, i), -n, -i) for n, g in enumerate(groups) for i in range(len(g.completions))]
+    best, n, i = max(places, default=(0.0, 0, 0))
+    if not best > 0:
+        return {}
+    token = {"token": rule.token(groups[-n], -i)} if rule.token else {}
+    return {"group": -n, "completion": -i, **token}
+
+
+def replay(rules: Sequence[Rule], metrics: Records, evals: Records, setting: Setting) -> list[Finding]:
+    """What a run would have said step by step, from its records."""
+    found: list[Finding] = []
+    taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
+    for n, record in enumerate(metrics, start=1):
+        last = n == len(metrics)
+        step = int(record["step"])
+        known = [e for at, e in taken if at <= step or last]
+        found += find(rules, Seen(metrics[:n], known, setting), [f.id for f in found], step)
+    return found
+
+
+def yaml_line(key: str, value: object) -> str:
+    """A setting as a line of a config.
+
+    >>> yaml_line("rollout.max_tokens", 640)
+    'rollout.max_tokens: 640'
+    """
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
+    return f"{key}: {text.partition(chr(10) + '...')[0].strip()}"
+
+
+def table(rules: Sequence[Rule]) -> Iterator[str]:
+    """The rules as lines of a Markdown table, for docs/findings.md."""
+    yield "| finding | said when | why there | explains |"
+    yield "|---|---|---|---|"
+    for r in rules:
+        yield f"| `{r.id}` ({r.severity}) | {r.threshold} | {r.reason} | {', '.join(r.explains)} |"

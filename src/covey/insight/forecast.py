@@ -1,0 +1,102 @@
+"""Seconds, hours and money of a run before its first step: from what a step has to do and how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from covey.config.schema import Config
+from covey.console import duration
+from covey.objective.algorithms import Algorithm
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a training step has to do, on average."""
+
+    completions: float
+    """Sampled, those of groups that a filter then leaves out included."""
+    trained: float
+    """Of these, how many go through the update, times ``train.inner_epochs``."""
+    length: float
+    """Tokens of a completion."""
+
+    @classmethod
+    def of(cls, config: Config, algorithm: Algorithm, dead: float, length: float) -> Workload:
+        """``dead``: the fraction of groups that tie. A filter has them replaced, in so many rounds at most.
+
+        Of P prompts in R further rounds P (1 + d + ... + d^R) groups are sampled, and P (1 - d^(R+1)) kept.
+        """
+        rollout, rounds = config.rollout, config.rollout.max_resampling_rounds + 1
+        sampled = rollout.prompts_per_step * rollout.group_size
+        live = 1 - dead if algorithm.skips_idle else 1.0
+        total, trained = float(sampled), sampled * live
+        if algorithm.filter is not None:
+            total = sampled * sum(dead**n for n in range(rounds))
+            trained = sampled * (1 - dead**rounds)
+        return cls(total, trained * config.train.inner_epochs, length)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run takes."""
+
+    rollout: float
+    """Seconds of a step."""
+    update: float
+    """Seconds of a step, what is prepared for it included."""
+    evaluation: float
+    """Seconds of one evaluation; the greedy pass of it too."""
+    steps: int
+    evaluations: int
+    tokens: float
+    """Sampled in all steps together."""
+    memory: Mapping[str, int]
+    """Bytes at the peak, by role."""
+    there: int
+    """Bytes that the device has."""
+    price: float = 0.0
+    """Of an hour; 0: not known."""
+
+    @property
+    def hours(self) -> float:
+        """Of the whole run."""
+        return (self.steps * (self.rollout + self.update) + self.evaluations * self.evaluation) / 3600
+
+    def record(self) -> dict[str, object]:
+        """As JSON."""
+        cost = {"cost": self.hours * self.price} if self.price else {}
+        return asdict(self) | {"hours": self.hours, **cost}
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        step = self.rollout + self.update
+        yield (
+            f"a step takes about {step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s updating"
+        )
+        cost = f", about {self.hours * self.price:,.2f} at {self.price:g} an hour" if self.price else ""
+        evals = f" and {self.evaluations} evaluations of {_seconds(self.evaluation)}"
+        yield (
+            f"{self.steps:,} steps{evals if self.evaluations else ''}: about {_seconds(3600 * self.hours)}, "
+            f"{self.tokens:,.0f} sampled tokens{cost}"
+        )
+        total = sum(self.memory.values())
+        parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)
+        yield f"memory: about {total / 1e6:,.0f} MB of {self.there / 1e6:,.0f} ({parts})"
+        if total > self.there:
+            yield (
+                "it does not fit: train.recompute_layers, lora, optimizer: adamw_8bit or a smaller "
+                "train.tokens_per_micro_batch or rollout.max_running take less"
+            )
+
+
+def _seconds(seconds: float) -> str:
+    return duration(seconds) if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def evaluations_of(config: Config, held_out: int) -> tuple[int, int]:
+    """How many evaluations a run makes, and the completions of one."""
+    if not held_out:
+        return 0, 0
+    between = (config.train.steps - 1) // config.eval.every if config.eval.every else 0
+    return 2 + between, min(config.eval.problems, held_out) * (config.eval.samples + 1)

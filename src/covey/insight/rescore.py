@@ -1,0 +1,137 @@
+"""`covey rescore`: other rewards over the completions of a run: which groups would teach something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from covey.errors import DataError
+from covey.rewards.audit import check_columns
+from covey.rewards.scorer import Rewards, Scorer
+from covey.runs.reader import last_stage, load_recorded
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.tasks.source import load_problems
+from covey.types import Completion
+
+GROUPS_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A group with its old rewards and its new ones."""
+
+    step: int
+    group: int
+    problem: str
+    old: np.ndarray
+    new: np.ndarray
+    """(G,), NaN where there is none."""
+
+    @property
+    def flips(self) -> int:
+        """Completions that would be pushed the other way: above the group's mean before, below it now, or
+        the other way round.
+        """
+        return int((_signs(self.old) * _signs(self.new) < 0).sum())
+
+    @property
+    def change(self) -> str:
+        """What becomes of the group."""
+        dead, now_dead = (not _signs(r).any() for r in (self.old, self.new))
+        if dead != now_dead:
+            return "dies" if now_dead else "comes alive"
+        return "changes sign" if self.flips else "same" if not dead else "stays dead"
+
+
+def _signs(rewards: np.ndarray) -> np.ndarray:
+    """(G,) of -1, 0, 1: below the mean of its group, at it, above it; equal rewards are all 0."""
+    known = rewards[~np.isnan(rewards)]
+    if len(known) < 2 or (known == known[0]).all():
+        return np.zeros(len(rewards))
+    centred = np.nan_to_num(rewards - known.mean())
+    return np.where(np.abs(centred) < 1e-12, 0.0, np.sign(centred))
+
+
+def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
+    """The groups of the last ``steps`` logged steps, scored anew with the columns that the run's data have.
+
+    Raises DataError where the data no longer have a problem of the run.
+    """
+    stage = last_stage(run)
+    source = load_problems(load_recorded(stage))
+    problems = {p.id: p for p in source.train}
+    logged = recorded_steps(stage)[-steps:]
+    if not logged:
+        raise DataError(f"{stage}: no completions in its rollout log")
+    check_columns(source.train, rewards)
+    found = []
+    for step in logged:
+        log, scorer, begun = read_rollouts(stage, step), Scorer(rewards, step), []
+        for number, places in log.groups.items():
+            name = log.rows[places[0]]["problem"]
+            if name not in problems:
+                raise DataError(f"{stage}: problem {name} of step {step} is not in the run's data any more")
+            group = scorer.group(problems[name], np.zeros(0, np.int64), len(places))
+            for sample, place in enumerate(places):
+                group.add(sample, _completion(log, place))
+            begun.append((number, problems[name], places, group))
+        for number, problem, places, group in begun:
+            old = np.array([log.rows[p]["reward"] for p in places], dtype=np.float64)
+            found.append(Rescored(step, number, problem.id, old, group.result().rewards))
+    return found
+
+
+def _completion(log: RolloutLog, place: int) -> Completion:
+    row, arrays = log.rows[place], log.of_completion(place)
+    return Completion(arrays["tokens"], arrays["logprobs"], row["completion"], row["finish"])
+
+
+def record(found: Sequence[Rescored]) -> Mapping[str, object]:
+    """As JSON."""
+    return {
+        "groups": len(found),
+        "changes": _counted(found),
+        "completions_that_change_sign": sum(g.flips for g in found),
+        "of_groups": [
+            {
+                "step": g.step,
+                "group": g.group,
+                "problem": g.problem,
+                "change": g.change,
+                "old": _plain(g.old),
+                "new": _plain(g.new),
+            }
+            for g in found
+        ],
+    }
+
+
+def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
+    """For people: what changes, and the groups that change the most."""
+    counts = ", ".join(f"{count} {change}" for change, count in _counted(found).items())
+    old, new = (np.concatenate([getattr(g, which) for g in found]) for which in ("old", "new"))
+    means = " -> ".join(f"{r[~np.isnan(r)].mean():.3f}" if not np.isnan(r).all() else "-" for r in (old, new))
+    flips = f"{sum(g.flips for g in found)} of {len(old)} completions change sign"
+    said = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {means}", ""]
+    moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
+    said += [
+        f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
+        for g in moved[:GROUPS_SHOWN]
+    ]
+    return [*said, f"and {len(moved) - GROUPS_SHOWN} more"] if len(moved) > GROUPS_SHOWN else said
+
+
+def _counted(found: Sequence[Rescored]) -> dict[str, int]:
+    kinds = ("same", "changes sign", "comes alive", "dies", "stays dead")
+    return {kind: count for kind in kinds if (count := sum(g.change == kind for g in found))}
+
+
+def _few(rewards: np.ndarray) -> str:
+    return " ".join("-" if np.isnan(r) else f"{r:.3g}" for r in rewards)
+
+
+def _plain(rewards: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(r) else float(r) for r in rewards]

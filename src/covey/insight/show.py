@@ -1,0 +1,200 @@
+"""`covey show`: a recorded run, a step of it, a group, as lines for a terminal; it may still be at work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from covey.console import BARS, duration
+from covey.errors import ConfigError
+from covey.estimates import Evaluation
+from covey.insight.recorded import explain_run
+from covey.insight.usage import last_turn
+from covey.insight.verdict import judge_run
+from covey.plot import beside, framed
+from covey.runs.folder import read_numbers, read_stream
+from covey.runs.reader import last_stage, recorded_settings, stages_in
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+
+ShownRecord = Mapping[str, object]
+NumberRecords = Sequence[Mapping[str, float]]
+TABLE_ROWS = 12
+"""Steps of a run that its table shows, evenly spread."""
+TABLE = {
+    "reward": "reward/mean",
+    "correct": "accuracy",
+    "dead": "groups/dead",
+    "truncated": "length/truncated",
+    "tokens": "length/mean",
+    "entropy": "entropy/sampled",
+    "loss": "loss",
+}
+PROMPT_SHOWN = 40
+"""Characters of a prompt in the list of groups."""
+
+
+def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
+    """What a run is, how it went, what stands out. As JSON, and for people."""
+    stage = last_stage(folder)
+    settings = recorded_settings(stage) or {}
+    metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
+    seconds = sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/"))
+    measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
+    verdict = judge_run(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
+    found, steps = findings(stage), recorded_steps(stage)
+    done, wanted = len(metrics), settings["train"]["steps"]
+    record = {
+        "run": str(stage),
+        "method": settings["method"],
+        "steps": done,
+        "of": wanted,
+        "seconds": seconds,
+        "verdict": verdict,
+        "metrics": metrics[-1] if metrics else None,
+        "findings": found,
+        "steps_with_completions": steps,
+    }
+    lines = [f"{stage} ({settings['method']}): {done} of {wanted} steps in {duration(seconds)}"]
+    lines += [f"before it: covey show {other}" for other in stages_in(folder) if other != stage]
+    lines += [verdict] if verdict else []
+    lines += ["", *_curves(metrics, evals), "", *_table(metrics)]
+    lines += ["", *found] if found else []
+    if steps:
+        lines += ["", f"completions: covey show {stage} STEP, of {steps[0]} to {steps[-1]}"]
+    return record, lines
+
+
+def findings(stage: Path) -> list[str]:
+    """What the run itself has noted, in words; of one that noted nothing, what stands out in its metrics."""
+    noted = read_stream(stage, "findings.jsonl")
+    if noted:
+        return [_finding(record) for record in noted]
+    return [str(remark) for remark in explain_run(stage)[-1]]
+
+
+def _finding(record: ShownRecord) -> str:
+    remedies = " or ".join(str(record[k]) for k in ("remedy", "advice") if record.get(k))
+    said = f"step {record['step']}: {record.get('sentence', '')}"
+    return f"{said}. Try: {remedies}" if remedies else said
+
+
+def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
+    name = "reward" if metrics and "reward/mean" in metrics[0] else "loss"
+    points = [(m["step"], m[TABLE[name]]) for m in metrics if m.get(TABLE[name]) is not None]
+    held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
+    last = max([1.0, *(s for s, _ in (*points, *held_out))])
+    lines = framed(name, points, width // 2 - 2, 5, last)
+    if held_out:
+        accuracy = framed("held-out accuracy", held_out, width // 2, 5, last, bounds=(0.0, 1.0))
+        lines = beside(lines, accuracy, width // 2)
+    return [line.plain.rstrip() for line in lines]
+
+
+def _table(metrics: NumberRecords) -> Iterator[str]:
+    shown = [c for c, name in TABLE.items() if any(m.get(name) is not None for m in metrics)]
+    shown = [c for c in shown if c != "loss" or shown == ["loss"]]
+    every = max(1, -(-len(metrics) // TABLE_ROWS))
+    yield " ".join(f"{name:>9}" for name in ("step", *shown))
+    for record in [*metrics[::every], *(metrics[-1:] if (len(metrics) - 1) % every else ())]:
+        values = (record.get(TABLE[name]) for name in shown)
+        cells = (f"{v:>9.3g}" if v is not None else f"{'-':>9}" for v in values)
+        yield " ".join((f"{record['step']:>9.0f}", *cells))
+
+
+def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
+    """The groups of a step, those whose rewards differ the most first."""
+    stage = last_stage(folder)
+    log = read_rollouts(stage, step)
+    rows = sorted((_row(log, n) for n in log.groups), key=lambda r: (-r.spread, r.group))
+    known = [r for row in rows for r in row.rewards if r is not None]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    lines = [f"{stage}, step {step}: {len(rows)} groups, rewards {low:.3g} to {high:.3g}", ""]
+    lines.append(f"{'group':>5} {'mean':>7} {'tokens':>6}  {'rewards':<17}{'':9}prompt")
+    for row in rows:
+        mean = f"{row.mean:.3g}" if row.mean is not None else "-"
+        bars = "".join(_bar(r, low, high) for r in row.rewards)
+        kind = "dead" if not row.spread else "" if row.trained else "filtered"
+        prompt = " ".join(row.prompt.split())[:PROMPT_SHOWN]
+        lines.append(f"{row.group:>5} {mean:>7} {row.tokens:>6.0f}  {bars:<17}{kind:<9}{prompt}")
+    record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
+    return record, [*lines, "", f"covey show {stage} {step} GROUP"]
+
+
+@dataclass(frozen=True)
+class _Row:
+    group: int
+    problem: str
+    prompt: str
+    trained: bool
+    rewards: Sequence[float | None]
+    mean: float | None
+    spread: float
+    tokens: float
+
+
+def _row(log: RolloutLog, number: int) -> _Row:
+    rows = [log.rows[place] for place in log.groups[number]]
+    known = [r["reward"] for r in rows if r["reward"] is not None]
+    return _Row(
+        group=number,
+        problem=rows[0]["problem"],
+        prompt=spoken_prompt(rows[0]["prompt"]),
+        trained=rows[0]["trained"],
+        rewards=[r["reward"] for r in rows],
+        mean=float(np.mean(known)) if known else None,
+        spread=float(np.ptp(known)) if known else 0.0,
+        tokens=float(np.mean([r["tokens"] for r in rows])),
+    )
+
+
+def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[str]]:
+    """The prompt of a group and its completions, the best first, with what every reward said."""
+    stage = last_stage(folder)
+    log = read_rollouts(stage, step)
+    if number not in log.groups:
+        raise ConfigError(f"{stage}: step {step} has no group {number}; it has 0 to {max(log.groups)}")
+    rows = [log.rows[place] for place in log.groups[number]]
+    rows.sort(key=lambda r: -np.inf if r["reward"] is None else r["reward"], reverse=True)
+    lines = [f"{stage}, step {step}, group {number}: {rows[0]['problem']}", ""]
+    lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")
+    for row in rows:
+        lines += ["", f"sample {row['sample']}: {said_of(row)}"]
+        lines += _indented(row["completion"], "  | ")
+    return {"run": str(stage), "step": step, "group": number, "completions": rows}, lines
+
+
+def said_of(row: Mapping[str, Any]) -> str:
+    """The facts of a completion in the rollout log, in a line."""
+    reward = "no reward" if row["reward"] is None else f"reward {row['reward']:.4g}"
+    facts = f"advantage {row['advantage']:+.3g}, {row['tokens']} tokens, {row['finish']}"
+    return "; ".join((f"{reward}, {facts}", *(f"{name} {_said(row, name)}" for name in row["components"])))
+
+
+def _said(row: Mapping[str, Mapping[str, object]], name: str) -> str:
+    """What a reward gave, and why."""
+    value, status, extracted = (row[k].get(name) for k in ("components", "status", "extracted"))
+    words = [f"{value:.3g}" if isinstance(value, float | int) else "-"]
+    words += [str(status)] if status not in ("ok", None) else []
+    words += [f"found {extracted!r}"] if extracted is not None else []
+    return f"{words[0]} ({', '.join(words[1:])})" if len(words) > 1 else words[0]
+
+
+def _indented(text: str, before: str) -> list[str]:
+    """No line of a completion can pass for one of ours."""
+    return [before + line for line in text.splitlines() or [""]]
+
+
+def spoken_prompt(prompt: str | Sequence[Mapping[str, object]]) -> str:
+    """A prompt as text: of a chat the system message and the last of the user."""
+    system, text = last_turn(prompt)
+    return f"{system}\n{text}" if system else text
+
+
+def _bar(reward: float | None, low: float, high: float) -> str:
+    if reward is None:
+        return "?"
+    return BARS[min(7, int(8 * (reward - low) / (high - low)))] if high > low else BARS[0]

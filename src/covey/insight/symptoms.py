@@ -1,0 +1,402 @@
+"""Rules that name what training does: after the causes, since much of it follows from one."""
+
+from __future__ import annotations
+
+from covey.estimates import gains
+from covey.insight.causes import NO_SIGNAL, STILL, largest, percent
+from covey.insight.findings import Rule, Seen, collector
+from covey.insight.remedies import (
+    FEWER_UPDATES,
+    FRONTIER,
+    HOTTER,
+    INFORMATIVE,
+    PULL,
+    SMALLER_LR,
+    at_least,
+    dead,
+    group_size,
+    last_token,
+    long_incorrect,
+    of_status,
+    reward_of,
+    room,
+    scaled,
+    shared_tokens,
+    to,
+    truncated,
+    with_reward,
+)
+from covey.insight.verdict import change, course
+from covey.objective.signs import repeated_windows
+
+CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
+"""Estimators whose advantages differ from token to token."""
+SYMPTOMS: list[Rule] = []
+rule = collector(SYMPTOMS)
+
+
+@rule(
+    "blame_on_prefix",
+    to("algorithm.advantage", "prefix_tree", lambda own: own in CREDITED),
+    severity="note",
+    explains=("flat",),
+    shows=shared_tokens,
+    token=shared_tokens,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifth step, four fifths of the blame lie on tokens that praised siblings begin with as well.
+    Because what siblings share cannot be what made one of them worse; half of it is usual in short answers.
+    """
+    shared = seen.late("gradient_share/shared_prefix")
+    if not (seen.after(5) and shared > 0.8 and seen.setting("algorithm.advantage") not in CREDITED):
+        return None
+    return (
+        f"{percent(shared)} of the blame for bad completions lies on tokens that good siblings begin with too"
+    )
+
+
+@rule(
+    "length_bias",
+    to("algorithm.reduce", "constant_length"),
+    explains=("truncated", "repetition"),
+    shows=long_incorrect,
+    token=last_token,
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, incorrect completions grew by 30 % and four tokens while correct ones grew by
+    less than half as much or not more is correct, under a loss that divides by the length. Because both
+    grow where thinking helps; that incorrect ones alone do is what the division pays for.
+    """
+    now, before = seen.late("length/incorrect"), seen.early("length/incorrect")
+    correct, first = seen.late("length/correct"), seen.early("length/correct")
+    enough = seen.late("accuracy") < 0.8  # of a few that are left, the hardest may be longer
+    grew = seen.after(10) and now - before > max(4, 0.3 * before) and enough
+    alone = correct - first < (now - before) / 2 or seen.rise("accuracy") < 0.03
+    if not (grew and alone and seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")):
+        return None
+    said = (
+        f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, correct ones have {correct:.0f}"
+    )
+    return f"{said}: their length dilutes the penalty"
+
+
+@rule(
+    "truncated",
+    room,
+    with_reward("soft_overlong", {"limit": 512, "buffer": 64}),
+    explains=("unparsable", *NO_SIGNAL),
+    shows=truncated,
+    token=last_token,
+)
+def _(seen: Seen) -> str | None:
+    """More than half of the completions reach the limit in five steps, or a tenth in ten, and it is not
+    getting better. Because what is truncated counts as incorrect whatever it was about to say; a tenth is
+    what long runs live with.
+    """
+    part, ended = seen.late("length/truncated"), seen.late("length/ended_q90")
+    better = seen.steps > 5 and seen.falling("length/truncated")
+    if not (part > 0.1 and seen.after(5 if part > 0.5 else 10)) or better:
+        return None
+    rest = f"; 90 % of those that ended have up to {ended:.0f} tokens" if ended > 0 else ""
+    return f"{percent(part)} of the completions are truncated at rollout.max_tokens{rest}"
+
+
+@rule(
+    "unparsable",
+    to("data.template", "{prompt}\nEnd with <answer>the answer</answer>.\n", bool),
+    with_reward("answer_format", 0.1),
+    advice="a cold start that shows the form",
+    explains=NO_SIGNAL,
+    shows=of_status("no_answer", "unparsable"),
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, a function finds no answer that it can read in a third of the completions, and
+    that is not getting better. Because a base model begins so and learns the form in a few steps; one that
+    is asked for another form does not.
+    """
+    rates: dict[str, float] = {}
+    better = False
+    for status in ("no_answer", "unparsable"):
+        for name, rate in seen.names("reward/", f"/{status}").items():
+            rates[name] = rates.get(name, 0.0) + rate
+            better |= rate > 0.1 and seen.falling(f"reward/{name}/{status}")
+    name, rate = largest(rates)
+    if not (seen.after(10) and rate > 1 / 3) or better:
+        return None
+    return f"{name} finds no answer that it can read in {percent(rate)} of the completions"
+
+
+@rule(
+    "wide_ratios",
+    *FEWER_UPDATES,
+    SMALLER_LR,
+    explains=("clipped", "worse", "kl_growth", "entropy_collapse", "duplicates", *STILL),
+)
+def _(seen: Seen) -> str | None:
+    """From the third step, the 99 % quantile of the ratio is above 2. Because the loss holds near the
+    policy that sampled: a ratio of 2 is far outside every clip bound in use.
+    """
+    wide, size = seen.late("ratio/q99"), seen.setting("rollout.group_size")
+    if not (seen.after(3) and wide > 2):
+        return None
+    large = isinstance(size, int) and size >= 32
+    why = f": in groups of {size} one success gets {(size - 1) / size**0.5:.1f}" if large else ""
+    return f"the policy moves far within a batch (ratio/q99 {wide:.2g}){why}"
+
+
+@rule(
+    "clipped",
+    *FEWER_UPDATES,
+    scaled("algorithm.surrogate.clip_high", 1.4, 0.28),
+    explains=("flat",),
+)
+def _(seen: Seen) -> str | None:
+    """More than a fifth of the tokens are clipped. Because they were sampled and scored and teach nothing;
+    published runs clip less than a twentieth (GSPO, by whole responses, a seventh).
+    """
+    part = seen.late("clip/low") + seen.late("clip/high")
+    return f"{percent(part)} of the tokens are clipped and contribute no gradient" if part > 0.2 else None
+
+
+@rule(
+    "mismatch",
+    to("algorithm.correction", "truncated", lambda own: own is not None),
+    to("dtype", "float32"),
+    explains=("worse", "kl_growth", *STILL),
+)
+def _(seen: Seen) -> str | None:
+    """Sampler and trainer differ by more than .02 nats a token. Because rounding to bfloat16 stays below
+    .01; above, the ratio measures the sampler and not the policy's motion.
+    """
+    mean = seen.late("mismatch/mean")
+    return f"sampler and trainer disagree by {mean:.2g} nats a token" if mean > 0.02 else None
+
+
+@rule(
+    "kl_growth",
+    PULL,
+    SMALLER_LR,
+    explains=("held_out_flat", "worse", "repetition", "duplicates", "entropy_collapse", "too_hard"),
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, the policy is 10 nats a completion from where it began, or from its reference,
+    and not more is correct. Because 5 to 10 nats is where alarms are usually set; distance that buys
+    answers is learning.
+    """
+    far = {"where it began": seen.late("kl/start"), "its reference": seen.late("kl/completion_k1")}
+    what, kl = largest({name: value for name, value in far.items() if value > 10})
+    if not (seen.after(10) and kl > 10 and seen.accuracy_gain < 0.05):
+        return None
+    gain = f"correct answers changed by {100 * seen.accuracy_gain:+.0f} points"
+    return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
+
+
+@rule(
+    "entropy_collapse",
+    to("algorithm.surrogate.clip_high", 0.28, at_least(0.28)),
+    to("algorithm.entropy.coef", 0.01, at_least(0.001)),
+    SMALLER_LR,
+    explains=("duplicates", *NO_SIGNAL, *STILL),
+    shows=dead,
+)
+def _(seen: Seen) -> str | None:
+    """Entropy fell below a third of the first steps', a quarter of the groups have become one text each,
+    and 90 % are not correct. Because entropy also falls where a task is learned; then groups are all
+    correct, not all the same.
+    """
+    entropy, before = seen.late("entropy/sampled"), seen.early("entropy/sampled")
+    collapsed, grown = seen.late("groups/collapsed"), seen.rise("groups/collapsed")
+    if not (entropy < before / 3 and collapsed > 0.25 and grown > 0.15 and seen.late("accuracy") < 0.9):
+        return None
+    said = f"entropy fell from {before:.2g} to {entropy:.2g} nats"
+    return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
+
+
+@rule(
+    "worse",
+    SMALLER_LR,
+    *FEWER_UPDATES,
+    PULL,
+    severity="severe",
+    explains=("too_hard", "repetition", *STILL),
+)
+def _(seen: Seen) -> str | None:
+    """The verdict on held-out problems is `got worse`, or without these a tenth fewer are correct in
+    training. Because the verdict has an interval; a tenth is beyond the noise of a fifth of the steps.
+    """
+    own = seen.setting("algorithm.advantage.own") is True
+    whose = f", with your own estimator {seen.setting('algorithm.advantage')}" if own else ""
+    said = "the run made the policy worse: "
+    if len(seen.evals) > 1:
+        bad = change(seen.evals[0], seen.evals[-1]) == "got worse"
+        return f"{said}{course(seen.evals[0], seen.evals[-1])}{whose}" if bad else None
+    now, before = seen.late("accuracy"), seen.early("accuracy")
+    fell = seen.after(10) and seen.fell("accuracy", 0.1, errors=3)
+    if not fell or seen.setting("rollout.curriculum") == "frontier":
+        return None
+    return f"{said}{percent(before)} correct in training at first, {percent(now)} now{whose}"
+
+
+@rule(
+    "held_out_flat",
+    PULL,
+    to("eval.every", 10, bool),
+    advice="more training problems, if they are few; `covey stress`, if something else is paid",
+    shows=reward_of,
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, the reward rose by .3 of its std and held-out accuracy by less than two points,
+    five being outside of its interval. Because what is learned shows on problems that were not trained on.
+    """
+    if len(seen.evals) < 2 or not seen.after(10):
+        return None
+    rise, gain = seen.rise("reward/mean"), seen.accuracy_gain
+    unlikely = gains(seen.evals[0], seen.evals[-1])["sampled"].high < 0.05
+    solved = bool(seen.evals[0].pass_rate.mean() > 0.9)
+    if not (rise > 0.3 * seen.early("reward/std") and gain < 0.02 and unlikely) or solved:
+        return None
+    return f"the reward rose by {rise:.2f} in training, held-out accuracy changed by {100 * gain:+.0f} points"
+
+
+@rule(
+    "repetition",
+    PULL,
+    with_reward("repetition", 0.5),
+    SMALLER_LR,
+    shows=lambda group, i: repeated_windows(group.completions[i].text),
+    token=last_token,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifteenth step, half of the four-word windows occurred before in their text, a fifth more
+    than at first, and no tenth more is correct. Because prose repeats a few percent and long derivations a
+    tenth; degenerate text nearly all.
+    """
+    part, before = seen.late("text/repetition"), seen.early("text/repetition")
+    if not (seen.after(15) and part > 0.5 and part - before > 0.2) or seen.accuracy_gain > 0.1:
+        return None
+    return f"{percent(part)} of what is written repeats itself"
+
+
+@rule("duplicates", HOTTER, to("algorithm.entropy.coef", 0.01, at_least(0.001)))
+def _(seen: Seen) -> str | None:
+    """From the fifteenth step, copies rose by three tenths to more than half of the completions, 90 % are
+    not correct and no tenth more than at first. Because short correct answers are copies of each other;
+    incorrect ones that are have stopped exploring.
+    """
+    copies, before = seen.late("text/duplicates"), seen.early("text/duplicates")
+    if not (seen.after(15) and copies > 0.5 and copies - before > 0.3 and seen.late("accuracy") < 0.9):
+        return None
+    if seen.accuracy_gain > 0.1:
+        return None
+    return f"{percent(copies)} of the completions are copies of another, {percent(before)} were at first"
+
+
+@rule("dead_weight", FRONTIER, INFORMATIVE, explains=("too_hard", "too_easy", *STILL), shows=dead)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, half of the groups are all correct or all incorrect, an eighth at least of
+    either and not one text each, and accuracy does not rise. Because then the data is uneven, not the task:
+    some prompts always waste their rollouts.
+    """
+    easy, hard = seen.late("groups/dead_correct"), seen.late("groups/dead_incorrect")
+    uneven = easy + hard > 0.5 and min(easy, hard) > 0.125 and seen.late("groups/collapsed") < 0.25
+    if not (seen.after(10) and uneven) or seen.rise("accuracy") > 0.05:
+        return None
+    parts = f"always solved ({percent(easy)}) or never ({percent(hard)})"
+    return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"
+
+
+@rule(
+    "too_hard",
+    group_size,
+    FRONTIER,
+    advice="a cold start (a stage with method: sft), or easier problems",
+    explains=STILL,
+    shows=dead,
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, more than half of the groups are all incorrect, with texts that differ, and not
+    more is correct than at first. Because at a pass rate of 8 % half of the groups of eight are dead;
+    below, most of the rollout is.
+    """
+    tied, cliff = seen.late("groups/dead_incorrect"), seen.late("groups/cliff")
+    same = cliff < 0.5  # their texts are the same: not the task, but the policy has ended exploration
+    if not (seen.after(10) and tied > 0.5) or same or seen.rise("accuracy") > 0.03:
+        return None
+    texts = ", though their texts differ (a cliff)" if cliff >= 0.5 else ""
+    return f"{percent(tied)} of the groups are dead because every answer is incorrect{texts}"
+
+
+@rule(
+    "too_easy", INFORMATIVE, FRONTIER, advice="harder problems, these are solved", explains=STILL, shows=dead
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, more than half of the groups are all correct, as in the first steps. Because a
+    run that has learned ends so as well: only one that began so has nothing to learn from these problems.
+    """
+    tied = seen.late("groups/dead_correct")
+    if not (seen.after(10) and tied > 0.5 and (seen.early("groups/dead_correct") > 0.5 or not seen.patient)):
+        return None
+    return (
+        f"{percent(tied)} of the groups are dead because every answer is correct: these problems are solved"
+    )
+
+
+@rule(
+    "tied",
+    with_reward("exact_answer", 1.0),
+    advice="weights that pay a correct answer more than an incorrect one",
+    explains=STILL,
+    shows=dead,
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, more than half of the groups tie though some of their answers are correct and
+    some are not. Because rewards that follow the verdict cannot tie there.
+    """
+    kinds = ("correct", "incorrect", "unscored")
+    part = seen.late("groups/dead") - sum(seen.late(f"groups/dead_{kind}") for kind in kinds)
+    if not (seen.after(10) and part > 0.5):
+        return None
+    return f"{percent(part)} of the groups tie though only some of their answers are correct (a cliff)"
+
+
+@rule(
+    "zero_advantage",
+    to("rollout.mask_truncated", False),
+    to("algorithm.advantage", "group_centered"),
+    severity="severe",
+    explains=STILL,
+)
+def _(seen: Seen) -> str | None:
+    """For three steps nothing was trained though half of the groups have different rewards. Because then it
+    is the estimator that gives every answer 0, or rollout.mask_truncated where most is truncated.
+    """
+    moving = seen.late("optimizer/grad_norm") > 0 or seen.late("optimizer/skipped") > 0
+    if not (seen.after(3) and seen.late("groups/dead") < 0.5) or moving:
+        return None
+    if seen.setting("rollout.mask_truncated") is True and seen.late("length/truncated") > 0.5:
+        return "most completions are truncated, and rollout.mask_truncated trains none of these"
+    return "rewards differ within groups, so it is algorithm.advantage that gives every answer 0"
+
+
+@rule("no_motion", scaled("train.lr", 10, 1e-5), explains=("flat",))
+def _(seen: Seen) -> str | None:
+    """After 20 steps the policy is less than .001 nats a completion from where it began, though groups
+    differ. Because a step that changes what is sampled leaves more than that.
+    """
+    moved, updates = seen.late("kl/start"), seen.late("optimizer/updates")
+    if not (seen.after(20) and abs(moved) < 1e-3 and updates > 0 and seen.late("groups/dead") < 0.9):
+        return None
+    said = f"after {seen.steps} steps the policy is {abs(moved):.1e} nats a completion from where it began"
+    return f"{said}: train.lr {seen.late('optimizer/lr'):.1e} has no effect"
+
+
+@rule("flat", scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
+def _(seen: Seen) -> str | None:
+    """After 25 steps the reward has moved by less than a tenth of its std, though groups differ and a tenth
+    is incorrect. Because a run that learns has moved by more well before.
+    """
+    rise, unsolved = abs(seen.rise("reward/mean")), seen.late("accuracy") < 0.9
+    still = rise < 0.1 * seen.early("reward/std") and seen.late("groups/dead") < 0.5
+    if not (seen.after(25) and still and unsolved):
+        return None
+    return f"the reward has not moved ({rise:.3f}), although groups differ"

@@ -1,0 +1,160 @@
+"""Signs of trouble in a step's groups, as numbers for the findings: no model is asked, nothing is trained.
+
+Each reads what was sampled and paid, and the advantages that followed. docs/metrics.md says what each
+metric means, docs/findings.md what is made of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from covey.types import Group
+
+COPIED = 0.75
+"""A group has collapsed when this fraction of its completions is one and the same text."""
+NEAR = 0.05
+"""Rewards of a group nearly tie within this fraction of the step's range of rewards."""
+
+
+def group_signs(groups: Sequence[Group]) -> dict[str, float]:
+    """Why groups are dead, and what those that are not rest on."""
+    rewards = np.concatenate([g.rewards for g in groups])
+    known = rewards[~np.isnan(rewards)]
+    span = float(np.ptp(known)) if len(known) else 0.0
+    live = [g for g in groups if not g.dead]
+    tied = [g for g in groups if g.dead and g.scorable.any() and not g.correct.all()]
+    collapsed = [g for g in tied if _collapsed(g)]
+    ended = [len(c.tokens) for g in groups for c in g.completions if c.finish == "stop"]
+    return {
+        "groups/collapsed": len(collapsed) / len(groups),
+        "groups/cliff": (len(tied) - len(collapsed)) / len(groups),
+        "groups/near_ties": _fraction(np.ptp(g.rewards[g.scorable]) <= NEAR * span for g in live),
+        "groups/one_against_all": _fraction(lone(g) is not None for g in live),
+        "reward/inconsistent": _disagreeing(groups, _by_completion),
+        "length/truncated_done": _fraction(
+            any(own[i].extracted is not None for own in g.scores.values())
+            for g in groups
+            for i, c in enumerate(g.completions)
+            if c.finish == "length"
+        ),
+        **({"length/ended_q90": float(np.quantile(ended, 0.9))} if ended else {}),
+        **({"steps/inconsistent": _disagreeing(groups, _by_step)} if groups[0].steps else {}),
+    }
+
+
+def gradient_signs(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> dict[str, float]:
+    """Where the gradient falls: between groups by the std, within completions on what siblings share.
+
+    ``advantages`` has (T,) for each completion of the groups, in their order.
+    """
+    given = iter(advantages)
+    by_group = [[next(given) for _ in g.completions] for g in groups]
+    size = np.array([sum(float(np.abs(a).mean()) for a in own if len(a)) for own in by_group])
+    apart = np.array([np.abs(known - known.mean()).sum() for known in map(_known, groups)])
+    blamed = shared = 0.0
+    for group, own in zip(groups, by_group, strict=True):
+        for i, place in shared_prefixes(group, own).items():
+            blamed += float(np.abs(own[i]).sum())
+            shared += float(np.abs(own[i][:place]).sum())
+    both = size.sum() > 0 and apart.sum() > 0
+    return {
+        **({"gradient_share/overweight": _distance(size, apart)} if both else {}),
+        **({"gradient_share/shared_prefix": shared / blamed} if blamed else {}),
+    }
+
+
+def lone(group: Group) -> int | None:
+    """The completion whose reward differs from all the others, which tie; None where there is none."""
+    rewards = group.rewards
+    counts = Counter(rewards[group.scorable].tolist())
+    single = [r for r, n in counts.items() if n == 1]
+    if len(counts) != 2 or not single:
+        return None
+    return int(np.flatnonzero(rewards == single[0])[0])
+
+
+def shared_prefixes(group: Group, advantages: Sequence[np.ndarray]) -> dict[int, int]:
+    """Completion that is blamed -> its first tokens that a praised sibling begins with as well."""
+    sums = [float(a.sum()) for a in advantages]
+    praised = [c.tokens for c, s in zip(group.completions, sums, strict=True) if s > 0]
+    if not praised:
+        return {}
+    width = max(map(len, praised))
+    rows = np.full((len(praised), width), -1, np.int64)
+    for row, tokens in zip(rows, praised, strict=True):
+        row[: len(tokens)] = tokens
+    found = {}
+    for i, (completion, total) in enumerate(zip(group.completions, sums, strict=True)):
+        if total < 0:
+            own = completion.tokens[:width]
+            same = np.logical_and.accumulate(rows[:, : len(own)] == own, axis=1)
+            found[i] = int(same.any(0).sum())
+    return found
+
+
+def mixes_scripts(text: str) -> bool:
+    """Whether a text has Latin words and another script."""
+    latin = bool(re.search(r"[a-zA-Z]{2}", text))
+    other = bool(re.search(r"[\u0400-\u04ff\u0590-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]", text))
+    return latin and other
+
+
+def repeated_windows(text: str) -> float:
+    """Fraction of four-word windows that occurred before."""
+    words = text.split()
+    windows = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
+    return 1 - len(set(windows)) / len(windows) if windows else 0.0
+
+
+def _known(group: Group) -> np.ndarray:
+    """The rewards that could be given; a 0 where none could."""
+    return group.rewards[group.scorable] if group.scorable.any() else np.zeros(1)
+
+
+def _collapsed(group: Group) -> bool:
+    texts = Counter(c.text for c in group.completions)
+    return len(group.completions) > 1 and max(texts.values()) >= COPIED * len(group.completions)
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    """Total variation between two ways to spread a whole: the fraction that lies elsewhere."""
+    return float(np.abs(a / a.sum() - b / b.sum()).sum() / 2)
+
+
+Keyed = Callable[[Group], Iterable[tuple[bytes, float]]]
+
+
+def _by_completion(group: Group) -> Iterable[tuple[bytes, float]]:
+    """The tokens of each completion, and what it was paid."""
+    pairs = zip(group.completions, group.rewards.tolist(), strict=True)
+    return ((c.tokens.tobytes(), r) for c, r in pairs if r == r)  # noqa: PLR0124 - NaN: unscorable
+
+
+def _by_step(group: Group) -> Iterable[tuple[bytes, float]]:
+    """The tokens up to the end of each reasoning step, and what that step was paid."""
+    for completion, own in zip(group.completions, group.steps or (), strict=False):
+        for end, value in zip(own.ends, own.values, strict=True):
+            yield completion.tokens[: end + 1].tobytes(), value
+
+
+def _disagreeing(groups: Sequence[Group], keyed: Keyed) -> float:
+    """Of what was written more than once in a group, the fraction that was not always paid the same."""
+    repeated = other = 0
+    for group in groups:
+        paid: Mapping[bytes, list[float]] = defaultdict(list)
+        for key, value in keyed(group):
+            paid[key].append(value)
+        twins = [values for values in paid.values() if len(values) > 1]
+        repeated += sum(map(len, twins))
+        other += sum(len(v) for v in twins if min(v) < max(v))
+    return other / repeated if repeated else 0.0
+
+
+def _fraction(holds: Iterable[object]) -> float:
+    """Of how many it is true; 0 of none."""
+    known = [bool(h) for h in holds]
+    return sum(known) / len(known) if known else 0.0

@@ -1,0 +1,177 @@
+"""`covey preview`: what a run would begin with, measured on some groups without changing a weight."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from covey.batching import with_signal
+from covey.config.contradictions import updates_of
+from covey.config.load import Loaded
+from covey.console import RunConsole
+from covey.errors import ConfigError, Stopped
+from covey.insight.preview import Measured, Preview
+from covey.learner.learner import Learner
+from covey.learner.old_logprobs import old_logprob_source
+from covey.learner.process import caller_restored
+from covey.models.load import device_memory
+from covey.objective.controllers import first_coefficients
+from covey.prompts import Prompted
+from covey.rewards.scorer import GroupScoring, Rewards, Scorer
+from covey.rng import key, permutation
+from covey.rollout import Progress, sampling_params, score_each
+from covey.runs.reader import read_environment
+from covey.sampling.base import Request, Sampler
+from covey.signals import StopSignal
+from covey.training.rl import PolicyObjective, prepare, updates
+from covey.training.setup import set_up
+from covey.types import Group
+
+TIMED = 16
+"""Completions on which a reward is timed alone."""
+
+
+def rl_stage(loaded: Loaded) -> Loaded:
+    """The first stage that samples, with the model that the stage before has left, if it has.
+
+    Raises ConfigError where nothing is sampled.
+    """
+    stages = loaded.stages()
+    place = next((i for i, s in enumerate(stages) if s.config.method == "rl"), None)
+    if place is None:
+        raise ConfigError("method: nothing is sampled in supervised learning, so there is nothing to preview")
+    if not place:
+        return stages[0]
+    left = loaded.config.output / f"{place}-{stages[place - 1].config.method}" / "final"
+    if not left.is_dir():
+        loaded.notes.append(
+            f"stage {place + 1} begins with the model of stage {place}, and {left} is not there yet: "
+            f"this is {loaded.config.model}. Train stage {place} first, or name a model with --model"
+        )
+        return stages[place]
+    config = stages[place].config.model_copy(update={"model": str(left.resolve())})
+    return replace(stages[place], config=config)
+
+
+def preview(
+    stage: Loaded,
+    console: RunConsole,
+    stop: StopSignal,
+    groups: int,
+    samples: int,
+    temperatures: Sequence[float] = (),
+) -> Preview:
+    """Sample ``groups`` problems ``samples`` times each, time an update; what came before a stop counts.
+
+    The same problems are sampled again at further ``temperatures``. Raises Stopped where no group was whole.
+    """
+    with tempfile.TemporaryDirectory() as folder, caller_restored():
+        config = stage.config.model_copy(update={"output": Path(folder) / "preview", "tracker": None})
+        run = set_up(replace(stage, config=config), console, stop)
+        try:
+            memory = (read_environment(config.output) or {})["memory"]
+            order = permutation(key(config.seed, "preview"), len(run.train_set))[:groups]
+            problems = [run.train_set[i] for i in order]
+            parts = Parts(stage, run.learner, run.sampler, run.rewards, problems, run.on_sample)
+            console.begin("preview", len(problems) * samples, by_completion=True)
+            found = _sampled(parts, samples, config.rollout.temperature)
+            if not found.stopped:
+                console.doing("timing rewards and an update")
+                found = replace(found, reward_seconds=_rewards_timed(run.rewards, found.groups))
+                prepared, updating, share = _update_timed(parts, found.groups)
+                found = replace(found, prepare=prepared, update=updating, update_tokens=share)
+            others: dict[float, Sequence[Group]] = {}
+            for temperature in () if found.stopped else temperatures:
+                other = _sampled(parts, samples, temperature)
+                others[temperature] = other.groups
+                if other.stopped:
+                    break
+            there = device_memory(run.learner.policy.device)
+            return Preview(stage, found, memory, there, len(run.test_set), others)
+        finally:
+            console.end()
+            run.journal.folder.close()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is measured."""
+
+    stage: Loaded
+    learner: Learner
+    sampler: Sampler
+    rewards: Rewards
+    problems: Sequence[Prompted]
+    progress: Progress
+
+
+def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
+    config, problems = parts.stage.config, parts.problems
+    whole, stopped = list[GroupScoring](), False
+    requests = [
+        Request(p.tokens, [key(config.seed, "preview", p.problem.id, s) for s in range(samples)])
+        for p in problems
+    ]
+    scorer = Scorer(parts.rewards)
+    params = replace(sampling_params(config.rollout), temperature=temperature)
+    warm = [Request(problems[0].tokens, requests[0].streams[:1])]
+    list(parts.sampler.sample(warm, replace(params, max_tokens=2)))  # what is compiled or allocated only once
+    begun = time.monotonic()
+
+    try:
+        for _, group in score_each(problems, requests, parts.sampler, params, scorer, parts.progress):
+            whole.append(group)
+    except Stopped:
+        if not whole:
+            raise
+        stopped = True
+    found = [group.result() for group in whole]
+    return Measured(found, time.monotonic() - begun, len(problems), scorer.stats, stopped)
+
+
+def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float]:
+    """Seconds of each reward function for one completion, called one after another."""
+    chosen = [(g.problem, c.text) for g in groups for c in g.completions[:1]][:TIMED]
+    scorer, found = Scorer(rewards), {}
+    for reward in rewards:
+        begun = time.monotonic()
+        for problem, text in chosen:
+            scorer.score(reward, problem, text)
+        found[reward.name] = (time.monotonic() - begun) / len(chosen)
+    return found
+
+
+def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, int]:
+    """Seconds to prepare a batch and to add its gradient, which is thrown away; tokens that had one."""
+    config, algorithm, learner = parts.stage.config, parts.stage.algorithm, parts.learner
+    few = sorted(groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
+    old, now = old_logprob_source(algorithm, parts.sampler, updates_of(config)), first_coefficients(algorithm)
+    objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
+    prepare_batch = partial(prepare, learner=learner, algorithm=algorithm, config=config, old=old)
+
+    def add_gradient(chosen: Sequence[Group]) -> tuple[float, float, int]:
+        begun = time.monotonic()
+        batch = with_signal(prepare_batch(chosen, coefficients=now, step=0))
+        _wait(learner.policy.device)
+        prepared, tokens = time.monotonic() - begun, 0
+        for minibatch in updates(batch, algorithm, config, old, step=0):
+            learner.forward_backward(minibatch, objective)
+            busy = minibatch.advantages.any(-1) if objective.skips_idle else minibatch.mask.any(-1)
+            tokens += int(minibatch.mask[busy].sum())
+            learner.clear()
+        _wait(learner.policy.device)
+        return prepared, time.monotonic() - begun - prepared, tokens
+
+    add_gradient(few[:1])  # what is compiled or allocated only once
+    return add_gradient(few)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

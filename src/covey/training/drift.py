@@ -1,0 +1,72 @@
+"""How far the policy has moved from where it began, watched without a reference model.
+
+Some completions of the first step are kept; their log-probs under the first policy were recorded when they
+were sampled. The mean of log p(then) - log p(now) over a completion is an unbiased estimate of
+KL(first || now), for the price of a forward pass over one completion in ``ONE_IN``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from covey.batching import Batch, collate
+from covey.learner.learner import Learner
+from covey.types import Completion, Group, Problem, SamplingMask
+
+ONE_IN = 32
+"""Of the first step's completions one in so many is kept: under 1 % of a step's time."""
+FEWEST, MOST = 2, 32
+
+
+@dataclass
+class Drift:
+    """The completions that are kept. They are read from the run folder, so a resumed run has the same."""
+
+    folder: Path
+    kept: Batch | None = None
+
+    def metrics(self, learner: Learner, temperature: float) -> dict[str, float]:
+        """`kl/start`, nats a completion; nothing before the first step is written down, or if it is gone."""
+        self.kept = self.kept or first_completions(self.folder / "rollouts" / "step_000000")
+        if self.kept is None:
+            return {}
+        now = learner.score(self.kept, temperature).logprobs
+        moved = (self.kept.sampler_logprobs - now).where(self.kept.mask, 0.0)
+        return {"kl/start": float(moved.sum(-1).mean())}
+
+
+def first_completions(name: Path) -> Batch | None:
+    """Some completions of a logged step, spread evenly over it; None where its files cannot be read."""
+    try:
+        rows = [json.loads(line) for line in name.with_suffix(".jsonl").read_text("utf-8").splitlines()]
+        with np.load(name.with_suffix(".npz"), allow_pickle=False) as arrays:
+            log = dict(arrays)
+        count = min(MOST, max(FEWEST, len(rows) // ONE_IN), len(rows))
+        chosen = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
+        return collate([_as_group(log, int(rows[i]["group"]), int(i)) for i in chosen])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _as_group(log: dict[str, np.ndarray], group: int, row: int) -> Group:
+    prompt = _between(log["prompt_tokens"], log["prompt_ends"], group)
+    tokens, logprobs = (_between(log[name], log["ends"], row) for name in ("tokens", "logprobs"))
+    mask = _mask(log, row) if "kept_ids" in log else None
+    completion = Completion(tokens, logprobs, "", "stop", sampling_mask=mask)
+    return Group(Problem("", ""), prompt, (completion,), np.ones(1))
+
+
+def _between(values: np.ndarray, ends: np.ndarray, number: int) -> np.ndarray:
+    return values[int(ends[number - 1]) if number else 0 : int(ends[number])]
+
+
+def _mask(log: dict[str, np.ndarray], row: int) -> SamplingMask:
+    ends = _between(log["kept_ends"], log["ends"], row)
+    before = int(log["ends"][row - 1]) if row else 0
+    start = int(log["kept_ends"][before - 1]) if before else 0
+    stop = int(ends[-1]) if len(ends) else start
+    return SamplingMask(log["kept_ids"][start:stop], ends - start)

@@ -1,0 +1,222 @@
+"""After a run: show, diff, rescore, report, score; and that no completion acts on a terminal or a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from covey.cli import main
+from covey.console import RunConsole, inert
+from covey.demonstration import demonstrate
+from covey.estimates import paired_bootstrap
+from covey.insight.rescore import Rescored
+from covey.runs.rollouts import read_rollouts
+from tests.train.test_runs import start
+
+HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b31m\u202eabc\r\n  | faked\x07"
+
+
+def by_digits(completion: str) -> float:
+    return sum(map(ord, completion)) % 5 / 4
+
+
+FRONTIER = {"curriculum": "frontier"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs of the same problems with different learning rates."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, lr in (("a", 1e-3), ("b", 1e-2)):
+        start(folder / name, rewards=(by_digits,), train={"steps": 3, "lr": lr}, rollout=FRONTIER)
+    return folder / "a", folder / "b"
+
+
+def out(capsys, *words: object) -> str:
+    assert main([str(w) for w in words]) == 0
+    return capsys.readouterr().out
+
+
+def test_show_a_run_a_step_a_group(runs, capsys) -> None:
+    text = out(capsys, "show", runs[0])
+    assert "3 of 3 steps" in text
+    assert "held-out accuracy" in text
+    assert re.search(r"^ +0 +\d", text, re.MULTILINE)
+    text = out(capsys, "show", runs[0], 1)
+    assert "prompt" in text
+    rows = json.loads(out(capsys, "show", runs[0], 1, "--json"))["groups"]
+    spreads = [r["spread"] for r in rows]
+    assert spreads == sorted(spreads, reverse=True)
+    text = out(capsys, "show", runs[0], 1, 0)
+    log = read_rollouts(runs[0], 1)
+    for place in log.groups[0]:
+        assert f"{log.rows[place]['advantage']:+.3g}" in text
+        for line in log.rows[place]["completion"].splitlines():
+            assert f"  | {inert(line)}" in text
+
+
+def test_show_repeats_what_the_run_has_found(runs, capsys) -> None:
+    record = {
+        "id": "dead",
+        "step": 2,
+        "sentence": "75 % tie",
+        "remedy": "rollout.group_size: 16",
+        "advice": "",
+    }
+    (runs[0] / "findings.jsonl").write_text(json.dumps(record) + "\n")
+    assert "step 2: 75 % tie. Try: rollout.group_size: 16" in out(capsys, "show", runs[0])
+    (runs[0] / "findings.jsonl").unlink()
+
+
+def test_the_demo_ends_with_what_the_model_writes_before_and_after(tmp_path: Path, capsys) -> None:
+    stages = [{"method": "sft", "train": {"steps": 2}}, {"train": {"steps": 2}}]
+    start(tmp_path / "demo", rewards=(by_digits,), stages=stages)
+    demonstrate(tmp_path / "demo", RunConsole())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("the first 3 held-out problems")
+    answers = lines[1:]
+    assert len(answers) == 6
+    assert [a[13:19] for a in answers] == ["before", "after "] * 3
+    assert all(a.endswith(("  correct", "  incorrect")) for a in answers)
+    assert all("·" in a for a in answers)
+    assert "before it: covey show" in out(capsys, "show", tmp_path / "demo")
+
+
+def test_what_is_not_there_is_said(runs, tmp_path: Path, capsys) -> None:
+    for words in (
+        ["show", runs[0], 9],
+        ["show", runs[0], 1, 99],
+        ["show", tmp_path],
+        ["diff", runs[0], tmp_path],
+    ):
+        assert main([str(w) for w in words]) == 2
+        assert capsys.readouterr().err.count("error: ") == 1
+
+
+def test_diff_names_the_setting_and_pairs_the_problems(runs, capsys) -> None:
+    found = json.loads(out(capsys, "diff", *runs, "--json"))
+    assert found["settings"] == {"train.lr": [1e-3, 1e-2]}
+    assert set(found["held_out"]) == {"greedy", "sampled", "reward"}
+    same = json.loads(out(capsys, "diff", runs[0], runs[0], "--json"))
+    assert same["settings"] == {}
+    assert same["held_out"]["reward"]["value"] == 0
+    assert same["held_out"]["reward"]["low"] < 0 < same["held_out"]["reward"]["high"]
+    assert "train.lr: 0.001 -> 0.01" in out(capsys, "diff", *runs)
+
+
+def test_diff_does_not_compare_different_problems(runs, tmp_path: Path, capsys) -> None:
+    start(tmp_path / "c", rewards=(by_digits,), eval={"problems": 4}, train={"steps": 1})
+    text = out(capsys, "diff", runs[0], tmp_path / "c")
+    assert "not compared" in text
+
+
+def test_paired_bootstrap_finds_a_shift_and_not_noise() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.random(200)
+    moved = paired_bootstrap(base, base + 0.2 + 0.05 * rng.standard_normal(200))
+    assert moved.low < 0.2 < moved.high
+    assert moved.low > 0.15
+    still = paired_bootstrap(base, base + 0.1 * rng.standard_normal(200))
+    assert still.low < 0 < still.high
+    assert paired_bootstrap(np.ones(3), np.ones(3)).value == 0
+    assert np.isnan(paired_bootstrap(np.array([np.nan]), np.array([1.0])).value)
+
+
+def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> None:
+    (tmp_path / "new.py").write_text(
+        "def opposite(completion):\n    return -(sum(map(ord, completion)) % 5) / 4\n\n"
+        "def _helper(completion):\n    return 0.0\n\n\ndef other(x):\n    return x\n"
+    )
+    found = json.loads(out(capsys, "rescore", runs[0], "--rewards", tmp_path / "new.py", "--json"))
+    assert found["groups"] == sum(len(read_rollouts(runs[0], step).groups) for step in range(3))
+    for row in found["of_groups"]:
+        old, new = np.array(row["old"]), np.array(row["new"])
+        if row["change"] == "changes sign":
+            assert ((old - old.mean()) * (new - new.mean()) < -1e-9).any()
+    assert found["changes"].get("changes sign", 0) > 0
+    again = json.loads(out(capsys, "rescore", runs[0], runs[0], "--json"))
+    assert set(again["changes"]) <= {"same", "stays dead"}
+    assert "covey show" in out(capsys, "rescore", runs[0], f"{tmp_path / 'new.py'}:opposite")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change", "flips"),
+    [
+        ([1, 0], [0, 1], "changes sign", 2),
+        ([1, 0, 0], [2, 0, 0], "same", 0),
+        ([1, 0], [1, 1], "dies", 0),
+        ([0.7, 0.7, 0.7], [0, 0, 1], "comes alive", 0),
+        ([1, 1], [0, np.nan], "stays dead", 0),
+    ],
+)
+def test_what_becomes_of_a_group(old, new, change: str, flips: int) -> None:
+    found = Rescored(0, 0, "p", np.array(old, dtype=float), np.array(new, dtype=float))
+    assert (found.change, found.flips) == (change, flips)
+
+
+def test_a_report_is_one_file_that_loads_nothing(runs, tmp_path: Path, capsys) -> None:
+    out(capsys, "report", runs[0], "-o", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "default-src 'none'" in page
+    assert not re.findall(r"""(?:src|href)\s*=|url\(|@import""", page)
+    assert page.count("<svg") == 1
+    for panel in (
+        "held-out reward",
+        "groups",
+        "entropy, nats a token",
+        "signs of reflection",
+        "problems by pass rate",
+    ):
+        assert f">{panel}</text>" in page, panel
+    assert "train.lr" in page
+    assert main(["report", str(runs[0]), "-o", str(tmp_path / "no" / "where.html")]) == 2
+
+
+def test_a_completion_does_nothing_to_terminal_or_page(runs, tmp_path: Path, capsys) -> None:
+    path = next((runs[1] / "rollouts").glob("*0.jsonl"))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row |= {"completion": HOSTILE, "prompt": HOSTILE}
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    texts = [out(capsys, "show", runs[1], 0), out(capsys, "show", runs[1], 0, 0)]
+    texts.append(out(capsys, "show", runs[1], 0, 0, "--json"))
+    assert json.loads(texts[-1])["completions"][0]["completion"] == HOSTILE
+    out(capsys, "report", runs[1], "-o", tmp_path / "r.html")
+    texts.append((tmp_path / "r.html").read_text())
+    for text in texts:
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
+    assert "\n  | faked" not in texts[1].replace("\n  |   | faked", "")
+    assert "<script>alert" not in texts[-1]
+    rows = [{"completion": HOSTILE, "answer": "1", "prompt": "p"}]
+    (tmp_path / "c.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert "\x1b" not in out(capsys, "score", tmp_path / "c.jsonl", "math_answer")
+
+
+def test_score_takes_a_config_with_its_settings(tmp_path: Path, capsys) -> None:
+    (tmp_path / "done.jsonl").write_text(
+        '{"completion": "<think>7</think><answer>7</answer>", "answer": "7"}\n'
+        '{"completion": "7", "answer": "7"}\n'
+    )
+    (tmp_path / "run.yaml").write_text(
+        "data: {task: last_digit}\n"
+        "rewards:\n  - math_answer: {rule: answer_tag, weight: 2.0}\n"
+        "  - answer_format: {weight: 0.5, gated_by: math_answer}\n"
+    )
+    found = json.loads(out(capsys, "score", tmp_path / "done.jsonl", tmp_path / "run.yaml", "--json"))
+    assert [r["reward"] for r in found["rows"]] == [2.5, 0.0]
+    assert found["means"]["reward"] == 1.25
+    alone = json.loads(out(capsys, "score", tmp_path / "done.jsonl", "math_answer", "--json"))
+    assert [r["reward"] for r in alone["rows"]] == [0.0, 0.0]  # without a setting it reads \\boxed{}
+    both = [str(tmp_path / "done.jsonl"), str(tmp_path / "run.yaml"), "math_answer"]
+    assert main(["score", *both]) == 2
+    assert main(["score", str(tmp_path / "done.jsonl"), "math_answer", "--scoring.timeout", "5"]) == 2
+    out(capsys, "score", tmp_path / "done.jsonl", tmp_path / "run.yaml", "--scoring.timeout", "5")
+
+
+def test_inert_spells_out_what_would_act() -> None:
+    assert inert("a\tb\nc é 文") == "a\tb\nc é 文"
+    assert inert("\x1b[31m\u202e\x9b") == "\\x1b[31m\\u202e\\x9b"

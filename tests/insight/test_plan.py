@@ -1,0 +1,113 @@
+"""`covey plan`: held to recorded measurements; what does not fit is said; bad input is one error."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from covey.cli import main
+from covey.insight.devices import DEVICES, device_named
+from covey.insight.plan import seconds
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"\| (\S.*?) \| ([\d.]+) \| [^|]+ \| ([\d.]+) \|")
+
+
+def measured() -> dict[str, tuple[float, float]]:
+    """Cell -> seconds of rollout and update, as benchmarks/results/cost.md has them."""
+    lines = (ROOT / "benchmarks/results/cost.md").read_text().splitlines()
+    found = {m[1]: (float(m[2]), float(m[3])) for m in map(ROW.match, lines) if m}
+    assert len(found) == 19
+    return found
+
+
+def test_it_agrees_with_what_was_measured_on_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Group sizes 2 to 32, lengths 32 to 512, vocabularies 1k to 152k, widths and depths: within 8 %."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks/speed"), *sys.path])
+    import cost
+
+    recorded = measured()
+    for name, (axis, value, _, group, length) in cost.CELLS.items():
+        rollout, update = recorded[f"{axis} {value:,.0f}" if axis else "base"]
+        work = cost.work_of(name, group, length)
+        found = seconds(DEVICES["epyc-2"], work, work)
+        assert found[0] == pytest.approx(rollout, rel=0.08, abs=0.01), name
+        assert found[1] == pytest.approx(update, rel=0.08, abs=0.01), name
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "data: {task: last_digit, train_size: 64, test_size: 8}\n"
+        "rollout: {group_size: 4, prompts_per_step: 4, max_tokens: 32}\ntrain: {steps: 10}\n"
+    )
+    return path
+
+
+def out(capsys, *words: object) -> dict[str, object]:
+    assert main(["plan", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_more_work_takes_longer_and_a_price_is_hours_times_price(config: Path, capsys) -> None:
+    plain = out(capsys, config, "--device", "epyc-2", "--price", 2)
+    assert plain["cost"] == pytest.approx(2 * plain["hours"])
+    assert plain["assumed"]["length"] == 32
+    assert plain["tokens"] == 10 * 16 * 32
+    half = out(capsys, config, "--device", "epyc-2", "--length", 16)
+    assert half["rollout"] < plain["rollout"]
+    more = out(capsys, config, "--device", "epyc-2", "--rollout.group_size", 8)
+    assert more["rollout"] > plain["rollout"]
+    dead = out(capsys, config, "--device", "epyc-2", "--dead", 0.5)
+    assert dead["tokens"] > plain["tokens"]
+    gpu = out(capsys, config, "--device", "h200")
+    assert gpu["rollout"] < plain["rollout"]
+    assert "not measured" in gpu["source"]
+    pulled = out(capsys, config, "--device", "h200", "--algorithm", "grpo")
+    assert pulled["memory"]["reference"] > 0
+
+
+def test_a_preview_gives_lengths_and_dead_groups(config: Path, tmp_path: Path, capsys) -> None:
+    previewed = tmp_path / "preview.json"
+    previewed.write_text(json.dumps({"length": {"mean": 20.5}, "dead": {"4": {"value": 0.25}}}))
+    found = out(capsys, config, "--device", "l4", "--preview", previewed)
+    assert found["assumed"] == {"length": 20.5, "dead": 0.25, "source": f"as {previewed} measured them"}
+
+
+def test_what_does_not_fit_is_said(config: Path, tmp_path: Path, capsys) -> None:
+    rates = tmp_path / "small.json"
+    device = vars(DEVICES["epyc-2"]) | {"memory": 1 << 20, "name": "small"}
+    rates.write_text(json.dumps(device))
+    assert main(["plan", str(config), "--device", str(rates)]) == 1
+    assert "it does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--device", "h900"], "known are epyc-2, h200"),
+        (["--device", "rates.json"], "no rates of benchmarks/cost.py"),
+        (["--device", "l4", "--length", "99"], "at most rollout.max_tokens, 32"),
+        (["--device", "l4", "--dead", "1"], "0 to below 1"),
+        (["--device", "l4", "--preview", "nothing.json"], "not what `covey preview --json` prints"),
+        (["--device", "l4", "--model", "/no/such"], "model"),
+    ],
+)
+def test_mistakes_are_one_error(config: Path, words: list[str], says: str, capsys) -> None:
+    assert main(["plan", str(config), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("error: ") == 1
+    assert says in error
+
+
+def test_devices_have_sane_constants() -> None:
+    for name in DEVICES:
+        device = device_named(name)
+        assert all(rate >= 0 for rate in (*device.sampling, *device.update))
+        assert device.memory > 1 << 30

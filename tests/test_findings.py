@@ -1,0 +1,277 @@
+"""Findings: each cause is named first, with the line that mends it; a healthy run is left alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from covey.cli import main
+from covey.config.load import load_config, resolved_yaml
+from covey.config.sources import options
+from covey.estimates import Evaluation
+from covey.insight.findings import Finding, Seen, Setting, find, replay, settings_of, table, unknown
+from covey.insight.rules import RULES, explain, no_signal
+from covey.runs.reader import read_findings
+from tests.docs.test_algorithm_pages import logged
+
+DOCS = Path(__file__).parents[1] / "docs"
+BY_NAME = {rule.id: rule for rule in RULES}
+HEALTHY: dict[str, float] = {
+    "reward/mean": 0.5,
+    "reward/std": 0.45,
+    "reward/unscored": 0.0,
+    "reward/answer/mean": 0.5,
+    "reward/answer/no_answer": 0.1,
+    "reward/form/mean": 0.5,
+    "reward/inconsistent": 0.0,
+    "reward/paid_elsewhere": 0.1,
+    "reward/correlation/answer/form": 0.2,
+    "accuracy": 0.5,
+    "groups/dead": 0.3,
+    "groups/dead_incorrect": 0.15,
+    "groups/dead_correct": 0.15,
+    "groups/dead_unscored": 0.0,
+    "groups/collapsed": 0.05,
+    "groups/cliff": 0.1,
+    "groups/near_ties": 0.0,
+    "groups/one_against_all": 0.3,
+    "gradient_share/overweight": 0.05,
+    "gradient_share/shared_prefix": 0.5,
+    "length/correct": 20.0,
+    "length/incorrect": 22.0,
+    "length/truncated": 0.02,
+    "length/truncated_done": 0.0,
+    "length/ended_q90": 30.0,
+    "entropy/sampled": 0.4,
+    "text/duplicates": 0.3,
+    "text/mixed_scripts": 0.0,
+    "text/repetition": 0.05,
+    "ratio/q99": 1.1,
+    "clip/low": 0.03,
+    "clip/high": 0.03,
+    "mismatch/mean": 1e-4,
+    "kl/start": 2.0,
+    "kl/completion_k1": 1.0,
+    "optimizer/grad_norm": 1.0,
+    "optimizer/updates": 4.0,
+    "optimizer/lr": 1e-4,
+}
+RISES = {
+    "reward/mean": 0.8,
+    "reward/answer/mean": 0.8,
+    "accuracy": 0.8,
+    "groups/dead_correct": 0.6,
+    "groups/dead": 0.65,
+}
+
+
+def run_of(start: dict[str, float], end: dict[str, float], steps: int = 40) -> list[dict[str, Any]]:
+    """Metrics that go from one to the other; they improve as a healthy run's do unless said otherwise."""
+    a = {**HEALTHY, "reward/mean": 0.2, "reward/answer/mean": 0.2, "accuracy": 0.2, **start}
+    b = {**HEALTHY, **RISES, **start, **end}
+    return [
+        {"step": s, **{k: a[k] + (b[k] - a[k]) * s / (steps - 1) for k in b if k in a}} for s in range(steps)
+    ]
+
+
+def flat(**metrics: float) -> dict[str, float]:
+    """A run that does not learn."""
+    return {"reward/mean": 0.5, "accuracy": 0.5, "groups/dead": 0.3, "groups/dead_correct": 0.15} | metrics
+
+
+def held_out(*accuracies: float, reward: float | None = None, steps: int = 40) -> list[dict[str, Any]]:
+    """Evaluations of 400 problems with one sample each; ``reward`` is the last one's."""
+    found = []
+    for number, accuracy in enumerate(accuracies):
+        right = np.arange(400) < 400 * accuracy
+        last = reward is not None and number == len(accuracies) - 1
+        paid = np.full(400, reward) if last else right.astype(float)
+        evaluation = Evaluation(right, right.astype(int), right, paid, samples=1, verdict="answer")
+        at = steps * number // max(1, len(accuracies) - 1)
+        found.append({"step": at, **evaluation.record()})
+    return found
+
+
+def run_with(tmp_path: Path, text: str) -> Setting:
+    (tmp_path / "run.yaml").write_text(f"model: tiny\n{text}")
+    return settings_of(load_config(tmp_path / "run.yaml"))
+
+
+LIKE: dict[str, dict[str, float]] = {
+    "flat": flat(),
+    "dead": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.9, "groups/dead_correct": 0.0,
+                    "groups/cliff": 0.9, "accuracy": 0.02, "reward/mean": 0.02}),
+    "cold": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.45, "groups/dead_correct": 0.45,
+                    "groups/cliff": 0.0, "groups/collapsed": 0.45, "text/duplicates": 0.85}),
+    "solved": flat(**{"groups/dead": 0.9, "groups/dead_correct": 0.9, "groups/dead_incorrect": 0.0,
+                      "accuracy": 0.98}),
+    "constant": flat(**{"groups/dead": 1.0, "groups/dead_incorrect": 1.0, "groups/dead_correct": 0.0,
+                        "reward/std": 0.0, "reward/mean": 0.0, "accuracy": 0.0}),
+}  # fmt: skip
+CASES = yaml.safe_load((Path(__file__).parent / "findings.yaml").read_text(encoding="utf-8"))
+
+
+def metrics_of(given: dict[str, Any]) -> dict[str, float]:
+    return LIKE.get(given.get("like", ""), {}) | {k: v for k, v in given.items() if k != "like"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[c["cause"] for c in CASES])
+def test_the_true_cause_is_said_first_with_a_line_that_loads(tmp_path: Path, case: dict[str, Any]) -> None:
+    config, remedy = case["config"], case["remedy"]
+    given = config if "rewards" in config else f"{config}\nrewards: [math_answer]"
+    (tmp_path / "mine.py").write_text("def pays(completion):\n    return 1.0\n")
+    metrics = run_of(metrics_of(case["first"]), metrics_of(case["last"]))
+    first, *_ = explain(metrics, held_out(*case.get("held_out", ())), run_with(tmp_path, given))
+    assert (first.id, first.remedy[: len(remedy)]) == (case["cause"], remedy)
+    assert re.search(r"\d", first.sentence + str(first.evidence)), "the numbers are in it"
+    assert first.evidence["step"] == first.step
+    key, _, value = first.remedy.partition(": ")
+    mended = load_config(tmp_path / "run.yaml", [f"--{key}", value])
+    assert settings_of(mended)(key) != settings_of(load_config(tmp_path / "run.yaml"))(key)
+    (tmp_path / "pasted.yaml").write_text(f"model: tiny\n{first.remedy}\n")
+    load_config(tmp_path / "pasted.yaml")  # as a line of a file too
+
+
+def test_every_rule_has_a_case_a_reason_and_a_remedy() -> None:
+    assert {c["cause"] for c in CASES} == set(BY_NAME)
+    for rule in RULES:
+        assert rule.threshold.endswith("."), rule.id
+        assert rule.reason.endswith("."), rule.id
+        assert rule.lines, rule.id
+        assert set(rule.explains) <= set(BY_NAME), rule.id
+
+
+@pytest.mark.parametrize(
+    "config", ["algorithm: grpo", "algorithm: dapo", "algorithm: dr_grpo", "algorithm: {name: grpo, kl: 0.1}"]
+)
+@pytest.mark.parametrize("steps", [5, 10, 40, 200])
+def test_nothing_is_said_of_a_healthy_run(tmp_path: Path, config: str, steps: int) -> None:
+    setting = run_with(tmp_path, f"{config}\nrewards: [math_answer, {{answer_format: 0.1}}]")
+    assert explain(run_of({}, {}, steps), held_out(0.3, 0.7, steps=steps), setting) == []
+
+
+def test_nothing_is_said_of_runs_that_solve_their_task_or_begin_without_the_form() -> None:
+    solved = {"entropy/sampled": 0.01, "accuracy": 1.0, "groups/dead": 0.95, "groups/dead_correct": 0.95,
+              "text/duplicates": 0.9, "kl/start": 12.0}  # fmt: skip
+    assert explain(run_of({}, solved), held_out(0.2, 0.98), unknown) == []
+    base = {
+        "reward/answer/no_answer": 0.9,
+        "accuracy": 0.02,
+        "reward/form/mean": 0.1,
+        "length/truncated": 0.05,
+    }
+    learns = {"reward/answer/no_answer": 0.0, "reward/form/mean": 1.0, "accuracy": 0.8}
+    assert explain(run_of(base, learns, 20)[1:], held_out(0.0, 0.8, steps=20), unknown) == []
+
+
+def test_an_empty_run_and_one_without_metrics_say_nothing() -> None:
+    assert explain([], [], unknown) == []
+    assert explain([{"step": 0, "loss": 2.0, "reward/mean": None, "accuracy": math.nan}], [], unknown) == []
+
+
+def test_a_finding_is_said_once_and_what_it_explains_not_at_all() -> None:
+    found = explain(
+        run_of(LIKE["cold"], LIKE["cold"]), [], lambda key: {"rollout.temperature": 0.05}.get(key, 0)
+    )
+    assert [f.id for f in found] == ["temperature"]
+
+
+def test_a_run_that_resumes_says_what_one_that_did_not_says(tmp_path: Path) -> None:
+    metrics = run_of(LIKE["dead"], {**LIKE["dead"], "ratio/q99": 9.0})
+    whole = replay(RULES, metrics, [], unknown)
+    assert len(whole) > 1
+    for cut in range(len(metrics)):
+        before = replay(RULES, metrics[:cut], [], unknown)
+        said = [f.id for f in before]
+        later = []
+        for n in range(cut + 1, len(metrics) + 1):
+            later += find(
+                RULES, Seen(json.loads(json.dumps(metrics[:n]))), [*said, *(f.id for f in later)], n - 1
+            )
+        assert [f.record() for f in [*before, *later]] == [f.record() for f in whole]
+
+
+def test_an_own_estimator_is_named_where_the_policy_got_worse(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def bold(rewards):\n    return rewards + 1\n")
+    setting = run_with(tmp_path, "algorithm: {name: grpo, advantage: 'mine.py:bold'}")
+    fell = {"accuracy": 0.1, "reward/mean": 0.1, "reward/answer/mean": 0.1}
+    first, *_ = explain(run_of({"accuracy": 0.5}, fell), held_out(0.4, 0.1), setting)
+    assert first.sentence.endswith("with your own estimator mine.py:bold")
+
+
+ALL = {
+    "groups/dead": 1.0,
+    "groups/dead_correct": 0.0,
+    "groups/dead_incorrect": 0.0,
+    "groups/dead_unscored": 0.0,
+}
+STILL = {"groups/dead": 0.0, "optimizer/grad_norm": 0.0, "optimizer/skipped": 0.0}
+UNSCORED = {"groups/dead_unscored": 1.0, "reward/unscored": 1.0}
+LONG = {"groups/dead_incorrect": 1.0, "length/truncated": 0.9}
+COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("config", "metrics", "says"),
+    [
+        ("algorithm: grpo", {"groups/dead_correct": 1.0}, "these problems are solved"),
+        ("algorithm: grpo", {"groups/dead_incorrect": 1.0}, "every answer is incorrect"),
+        ("rollout: {max_tokens: 64}", LONG, "at rollout.max_tokens. Try: rollout.max_tokens: 128"),
+        ("algorithm: grpo", UNSCORED, "100 % of the completions could not be scored"),
+        ("algorithm: grpo", {}, "only some of their answers are correct"),
+        ("algorithm: grpo", STILL, "it is algorithm.advantage that gives"),
+        ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **LONG}, "rollout.max_tokens: 18"),
+        ("rollout: {temperature: 0.05}", COPIES, "little to choose. Try: rollout.temperature: 1.0"),
+    ],
+)
+def test_why_there_was_no_signal(tmp_path: Path, config: str, metrics: dict[str, float], says: str) -> None:
+    assert says in no_signal([{"accuracy": 0.1, **ALL, **metrics}], run_with(tmp_path, config))
+
+
+def test_rules_speak_of_metrics_that_are_logged() -> None:
+    folder = Path(__file__).parents[1] / "src/covey/insight"
+    source = "".join((folder / f"{name}.py").read_text() for name in ("causes", "symptoms", "remedies"))
+    names = set(re.findall(r'"((?:\w+/)+\w+)"', source))
+    assert len(names) > 20
+    assert names - {"value/loss", "value/explained_variance"} <= logged()
+
+
+def test_the_page_has_the_table_of_the_rules() -> None:
+    page = (DOCS / "findings.md").read_text(encoding="utf-8")
+    assert "\n".join(table(RULES)) in page, "python -m covey.insight.findings prints it"
+
+
+def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = tmp_path / "2-rl"
+    stage.mkdir()
+    loaded = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
+    (stage / "config.yaml").write_text(resolved_yaml(loaded))
+    metrics = run_of(flat(), flat(**{"length/truncated": 0.5}))
+    lines = "".join(json.dumps(m) + "\n" for m in metrics)
+    (stage / "metrics.jsonl").write_text(lines + '{"step": 40, "half')
+    assert main(["explain", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "are truncated at rollout.max_tokens; 90 % of those that ended" in said
+    assert "Try: rollout.max_tokens: 640" in said
+    assert main(["explain", str(tmp_path), "--json"]) == 0
+    (finding, *_) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["id"] == "truncated"
+    (stage / "findings.jsonl").write_text(
+        json.dumps(Finding("worse", 3, "severe", "as recorded").record()) + "\n"
+    )
+    assert read_findings(stage)[0]["sentence"] == "as recorded"
+    assert main(["explain", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "step 4: as recorded\n"
+    assert main(["explain", str(tmp_path / "none")]) == 2
+
+
+def test_remedies_are_options_too() -> None:
+    (setting,) = options(["--rewards", "[math_answer, {answer_format: 0.1}]"])
+    assert setting.value == ["math_answer", {"answer_format": 0.1}]

@@ -1,0 +1,177 @@
+"""Trackers: they get every number, and nothing that they do ends or changes a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.train.test_runs import fingerprint, start
+
+from covey import trackers
+from covey.errors import ConfigError
+from covey.trackers import TRACKER_PACKAGES, Tracking, check_tracker
+
+
+class Kept:
+    """A tracker that keeps everything."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, dict[str, float]]] = []
+        self.closed = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.seen.append((step, dict(values)))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    """Every tracker is this one."""
+    tracker = Kept()
+    monkeypatch.setattr(trackers, "check_tracker", lambda _: None)
+    monkeypatch.setattr("covey.training.setup.check_tracker", lambda _: None)
+    monkeypatch.setattr("covey.runs.journal.named", lambda _: lambda *_: tracker)
+    return tracker
+
+
+def test_it_gets_metrics_times_and_evaluations(kept: Kept, tmp_path: Path) -> None:
+    start(tmp_path / "run", tracker="wandb")
+    assert kept.closed
+    metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    by_step = [(step, values) for step, values in kept.seen if "reward/mean" in values]
+    assert [step for step, _ in by_step] == [0, 1, 2, 3]
+    for record, (_, values) in zip(metrics, by_step, strict=True):
+        assert values["reward/mean"] == record["reward/mean"]
+        assert "seconds/rollout" in values
+    assert [s for s, v in kept.seen if "held_out/greedy" in v] == [0, 4]
+
+
+def test_a_tracker_that_fails_is_said_once_and_changes_no_bit(
+    kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(step: int, values: Mapping[str, float]) -> None:
+        raise SystemExit(f"no space at step {step}")
+
+    monkeypatch.setattr(kept, "log", broken)
+    start(tmp_path / "tracked", tracker="mlflow")
+    start(tmp_path / "alone")
+    assert fingerprint(tmp_path / "tracked") == fingerprint(tmp_path / "alone")
+    events = [json.loads(line) for line in (tmp_path / "tracked/events.jsonl").read_text().splitlines()]
+    (event,) = [e for e in events if e["event"] == "tracker failed"]
+    assert "no space at step 0" in event["because"]
+
+
+def test_one_that_cannot_begin_or_hangs_does_not_hold_anything_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "WAITS", 0.2)
+    monkeypatch.setattr(trackers, "WAITING", 4)
+    told: list[str] = []
+    for_ever = threading.Event()
+    hanging = Tracking(lambda: for_ever.wait() or Kept(), told.append)
+    for step in range(10):
+        hanging.log(step, {"a": 1.0})
+    hanging.close()
+    assert len(told) == 1
+    for_ever.set()
+
+    def cannot() -> Kept:
+        raise OSError("no route to host")
+
+    failing = Tracking(cannot, told.append)
+    failing.thread.join()
+    failing.log(0, {"a": 1.0})
+    failing.close()
+    assert told[1:] == ["OSError: no route to host"]
+
+
+def test_numbers_that_are_none_are_left_out() -> None:
+    tracker = Kept()
+    tracking = Tracking(lambda: tracker, pytest.fail)
+    tracking.log(3, {"a": float("nan"), "b": None, "c": 2, "d": float("inf")})
+    tracking.close()
+    assert tracker.seen == [(3, {"c": 2.0})]
+
+
+def test_a_package_that_is_not_there_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    for name, package in TRACKER_PACKAGES.items():
+        with pytest.raises(ConfigError, match=rf"needs {package}.*covey\[{name}\]"):
+            check_tracker(name)
+    check_tracker(None)
+
+
+def test_each_file_speaks_its_packages_language(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Fakes with the calls of the packages' documentation, as each file makes them."""
+    calls: list[tuple[str, object]] = []
+
+    def said(name: str):
+        return lambda *a, **k: calls.append((name, (a, k)))
+
+    writer = types.SimpleNamespace(add_scalar=said("scalar"), flush=lambda: None, close=said("finish"))
+    settings = types.SimpleNamespace
+    names = ("set_tracking_uri", "set_experiment", "start_run", "log_params", "log_metrics", "end_run")
+    fakes = {
+        "wandb": {"init": said("init"), "log": said("log"), "finish": said("finish"), "Settings": settings},
+        "trackio": {"init": said("init"), "log": said("log"), "finish": said("finish")},
+        "mlflow": {name: said(name) for name in names},
+        "tensorboardX": {"SummaryWriter": lambda *a, **k: calls.append(("init", (a, k))) or writer},
+    }
+    for name, package in TRACKER_PACKAGES.items():
+        monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(**fakes[package]))
+        monkeypatch.delitem(sys.modules, f"covey.trackers.to_{name}", raising=False)
+        calls.clear()
+        tracker = trackers.named(name)(tmp_path / "run", {"train.lr": 1e-6}, 2)
+        tracker.log(2, {"reward/mean": 0.5})
+        tracker.close()
+        assert "0.5" in str(calls)
+        assert "2" in str(calls)
+        assert calls[-1][0] in ("finish", "end_run")
+        monkeypatch.delitem(sys.modules, f"covey.trackers.to_{name}", raising=False)
+
+
+REAL = """
+import sys
+from pathlib import Path
+from covey.trackers import Tracking, named
+failed = []
+run = Path(sys.argv[2])
+run.mkdir(parents=True, exist_ok=True)
+t = Tracking(lambda: named(sys.argv[1])(run, {"train.lr": 1e-6, "model": "tiny"}, 0), failed.append)
+for step in range(3):
+    t.log(step, {"reward/mean": step / 2, "reward/correlation/a/b": 0.1})
+t.close()
+print(failed)
+"""
+
+
+@pytest.mark.parametrize("name", TRACKER_PACKAGES)
+def test_the_real_package_writes_without_a_network(name: str, tmp_path: Path) -> None:
+    if find_spec(TRACKER_PACKAGES[name]) is None:
+        pytest.skip(f"{TRACKER_PACKAGES[name]} is not installed: pip install 'covey[{name}]'")
+    place = {
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "HOME": str(tmp_path),
+        "http_proxy": "http://127.0.0.1:9",
+    }
+    place |= {"https_proxy": place["http_proxy"], "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", REAL, name, str(tmp_path / "run")],
+        env={**os.environ, **place},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.stdout.strip().splitlines()[-1] == "[]", done.stdout + done.stderr
+    written = [p for p in tmp_path.rglob("*") if p.is_file() and p.stat().st_size]
+    assert written
