@@ -384,7 +384,9 @@ def offline() -> Iterator[Difference]:
             - ORPOTrainer.odds_ratio_loss(orpo, a / CHOSEN_LENGTHS, b / REJECTED_LENGTHS)[0]
         )
     )
-    mine = derived(lambda a, b: preference.orpo(a, b, CHOSEN_LENGTHS, REJECTED_LENGTHS, lam=0.1))
+    mine = derived(
+        lambda a, b: preference.orpo(a, b, CHOSEN_LENGTHS, REJECTED_LENGTHS, -a / CHOSEN_LENGTHS, lam=0.1)
+    )
     yield compared("ORPOTrainer", "TRL computes in float32", got, mine)
 
 

@@ -75,7 +75,9 @@ NEAR = (
     ("learner", ["tests/train/test_optimizer.py", *PROOF]),
     ("training/guards", ["tests/train/test_guards.py"]),
     ("training/run", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
-    ("training/sft", ["tests/train/test_supervised.py"]),
+    ("training/given", ["tests/train/test_supervised.py"]),
+    ("training/preference", ["tests/train/test_preferences.py"]),
+    ("prompts", ["tests/train/test_supervised.py"]),
     ("training", PROOF),
 )
 """(beginning of a file's path, tests that should notice a mistake in it)."""
@@ -359,9 +361,18 @@ MUTANTS = [
         ("schedule ignores the warm-up", "(step - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "step / train.steps"),
     ),
     *of(
-        "training/sft.py",
+        "prompts.py",
+        ("no end token", "[*words, policy.tokenizer.eos_token_id]", "[*words]"),
+    ),
+    *of(
+        "training/preference.py",
+        ("mean over the micro-batch", "micro.totals.prompts", "len(micro.rows) // 2"),
+        ("reference of the policy as it is now", "sums[first + i] for i", "sums[first] for i"),
+        ("chosen and rejected swapped", "values[n::2]", "values[1 - n :: 2]"),
+    ),
+    *of(
+        "training/given.py",
         ("mean over the micro-batch", "micro.totals.tokens", "len(scores.logprobs)"),
-        ("no end token", "[*tokens, policy.tokenizer.eos_token_id]", "[*tokens]"),
         ("overlapping rows", "range(step * size, (step + 1) * size)", "range(step, step + size)"),
         ("rows in one order", 'key(seed, "order", epoch)', 'key(seed, "order")'),
     ),

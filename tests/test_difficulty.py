@@ -46,6 +46,24 @@ def test_pass_rates_are_remembered_with_forgetting_and_survive_a_checkpoint() ->
     assert seen["difficulty/pass_rate_0.75_1.00"] == 1.0
 
 
+def test_a_pass_before_the_first_step_measures_every_problem_once() -> None:
+    # Problem 3 is always solved, the others never.
+    def answer(prompt: np.ndarray, _: int) -> str:
+        return "3" if prompt[0] == 4 else "x"
+
+    sampler = ScriptedSampler(answer)
+    settings = {"algorithm": "grpo", "group_size": 2, "prompts_per_step": 2, "curriculum": "frontier"}
+    source = rollouts(sampler, prompted(6), **settings, prepass=3)
+    first = next(source.after(0, Position(), quiet))
+    assert len(set(sampler.streams)) == len(sampler.streams) == 6 * 3 + 2 * 2
+    rates = {int(i): rate for i, (rate, _) in first.position.difficulty.items()}
+    assert rates == {0: 0, 1: 0, 2: 0, 3: 1, 4: 0, 5: 0}
+    assert first.metrics["difficulty/tried"] == 1.0
+    sampler.streams.clear()
+    next(source.after(1, first.position, quiet))  # a resumed run knows them
+    assert len(sampler.streams) == 2 * 2
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(2, 16))
 def test_an_allocation_spends_the_budget_within_its_bounds(rates: list[float], size: int) -> None:
     total = size * len(rates)

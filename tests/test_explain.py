@@ -30,6 +30,8 @@ def test_settings_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "): Completions per prompt" in said
     assert main(["explain", "--json"]) == 0
     assert [s["setting"] for s in json.loads(capsys.readouterr().out)] == key_paths()
+    assert main(["explain", "loss.beta"]) == 0
+    assert "loss.beta (of dpo, default 0.1, > 0): How much a margin counts" in capsys.readouterr().out
     assert main(["explain", "train.lrr"]) == 2
     assert "did you mean train.lr" in capsys.readouterr().err
 

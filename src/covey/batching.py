@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from covey.models.packing import Packed, pack
 from covey.objective.bound import Bound
 from covey.objective.data import LossInputs, SelectionData
 from covey.objective.reductions import Totals
-from covey.types import Completion, Group, Problem, SamplingMask
+from covey.prompts import Prompted
+from covey.types import Completion, Group, SamplingMask
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Batch:
     """(N, L): what was paid from each token on, discounted, which its values are judged by."""
     selected: Tensor | None = None
     noise: Tensor | None = None
+    ref_sums: Tensor | None = None
+    """(N,) log-prob of the whole completion under the reference."""
     origin: Tensor | None = None
     """(N,) int64: each one's place in the rollout batch it was collated in."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
@@ -185,25 +189,33 @@ def minibatches(batch: Batch, count: int, order: np.ndarray) -> list[Batch]:
 
 
 def micro_batches(
-    batch: Batch, token_budget: int, max_tokens: int, skip_idle: bool = False
+    batch: Batch, token_budget: int, max_tokens: int, skip_idle: bool = False, whole_groups: bool = False
 ) -> Iterator[MicroBatch]:
     """Split an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
     completions without advantage: their gradient is exactly zero, the totals still count them.
+    ``whole_groups`` never splits a group, whose loss is one of all its completions.
     """
     totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
     busy = batch.advantages.any(-1).tolist() if skip_idle else [True] * len(batch)
     piece: list[int] = []
     cost = 0
-    for i in (i for i, works in enumerate(busy) if works):
-        shared = bool(piece) and batch.prompts[i] is batch.prompts[piece[-1]]
-        added = len(batch.tokens[i]) + (0 if shared else len(batch.prompts[i]))
+    rows = [i for i, works in enumerate(busy) if works]
+    units = (
+        [list(u) for _, u in groupby(rows, batch.group.tolist().__getitem__)]
+        if whole_groups
+        else [[i] for i in rows]
+    )
+    for unit in units:
+        prompt, answers = batch.prompts[unit[0]], sum(len(batch.tokens[i]) for i in unit)
+        shared = bool(piece) and prompt is batch.prompts[piece[-1]]
+        added = answers + (0 if shared else len(prompt))
         if piece and cost + added > token_budget:
             yield _micro(batch, piece, totals, group_tokens)
-            piece, cost, added = [], 0, len(batch.tokens[i]) + len(batch.prompts[i])
-        piece.append(i)
+            piece, cost, added = [], 0, answers + len(prompt)
+        piece += unit
         cost += added
     if piece:
         yield _micro(batch, piece, totals, group_tokens)
@@ -222,9 +234,19 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor) 
     return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows])
 
 
-def supervised_batch(prompts: Sequence[np.ndarray], answers: Sequence[np.ndarray]) -> Batch:
-    """Given answers (L,) to prompts (P,), every answer token of which is trained."""
-    rows = zip(prompts, answers, strict=True)
-    written = [(p, Completion(a, np.zeros(len(a), np.float32), "", "stop")) for p, a in rows]
-    batch = collate([Group(Problem("", ""), prompt, (c,), np.ones(1)) for prompt, c in written])
-    return replace(batch, advantages=batch.mask.float())
+def given_batch(examples: Sequence[Prompted]) -> Batch:
+    """Given answers as completions, those of an example as a group, their labels as rewards.
+
+    Advantages are 1 where a token is trained, or what was said of it.
+    """
+    groups = []
+    for example in examples:
+        rows = [(a.tokens, np.zeros(len(a.tokens), np.float32), a.trained) for a in example.answers]
+        answers = tuple(Completion(t, zeros, "", "stop", sampled=trained) for t, zeros, trained in rows)
+        groups.append(Group(example.problem, example.tokens, answers, np.array(example.labels)))
+    batch = collate(groups)
+    said = batch.mask.float()
+    for row, answer in zip(said, (a for e in examples for a in e.answers), strict=True):
+        if answer.said is not None:
+            row[: len(answer.said)] = torch.from_numpy(answer.said)
+    return replace(batch, advantages=said)

@@ -22,14 +22,14 @@ from covey.rng import key
 from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.tasks.source import load_problems
+from covey.tasks.source import load_source
 from covey.types import Problem
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
-    source = load_problems(loaded)
+    source = load_source(loaded)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
     named = config.rewards or source.rewards

@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
-from covey.models.chat import ignored
+from covey.models.chat import chat_tokens, ignored
 from covey.models.policy import Policy
+from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
-from covey.types import Problem
+from covey.types import Messages, Problem
+
+
+class GivenAnswer(NamedTuple):
+    """A given answer."""
+
+    tokens: np.ndarray
+    """(L,) int64, end of sequence included."""
+    trained: np.ndarray
+    """(L,) bool: what the model itself has to write. False for what a tool or a user says in it."""
+    said: np.ndarray | None = None
+    """(L,) float32: 1 or -1 where a token is judged, by labelled steps say; None: nothing of tokens."""
 
 
 @dataclass(frozen=True)
 class Prompted:
-    """A problem and its prompt as the model reads it."""
+    """A problem and its prompt as the model reads it; given answers to it as the model would write them."""
 
     problem: Problem
     tokens: np.ndarray
     """(P,) int64."""
+    answers: tuple[GivenAnswer, ...] = ()
+    labels: tuple[float, ...] = ()
+    """Of each answer: 1 imitated, chosen, good; 0 rejected, bad."""
 
 
 def texts_of(source: Source, config: Config) -> Iterable[str]:
     """What the tokenizer of `tiny` learns from: prompts and worked answers."""
     for problem in source.train:
-        prompt = problem.prompt
-        yield prompt if isinstance(prompt, str) else " ".join(str(m["content"]) for m in prompt)
+        yield _plain(problem.prompt)
         yield str(problem.columns.get(config.data.completion, ""))
+    for example in source.examples:
+        yield from map(_plain, (example.problem.prompt, *example.answers))
+
+
+def _plain(text: AnswerText) -> str:
+    return text if isinstance(text, str) else " ".join(str(m["content"]) for m in text)
 
 
 def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config) -> list[str]:
@@ -68,8 +89,7 @@ def _tokens(policy: Policy, problem: Problem) -> list[int]:
 def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[Prompted]:
     """Prompts as tokens. Those that leave no room for max_tokens are an error or left out."""
     room = policy.context - config.rollout.max_tokens
-    encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
-    _same_model(policy, encoded)
+    encoded = _encoded(policy, problems)
     if empty := [p for p in encoded if not len(p.tokens)]:
         raise DataError(f"{empty[0].problem.id}: the prompt has no tokens")
     long = [p for p in encoded if len(p.tokens) > room]
@@ -85,6 +105,77 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
     if problems and not kept:
         raise DataError("no prompt is left: all are longer than the model's context allows")
     return kept
+
+
+def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
+    encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
+    _same_model(policy, encoded)
+    return encoded
+
+
+def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
+    """Examples as tokens. What is longer than the model's context is an error or left out."""
+    found = []
+    for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
+        answers = tuple(_answer(policy, prompted, text) for text in example.answers)
+        if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
+            raise DataError(
+                f"{example.problem.id}: chosen and rejected are the same tokens to this model, so nothing is "
+                "preferred; remove this row"
+            )
+        found.append(replace(prompted, answers=answers, labels=example.labels))
+    sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in found]
+    long = [n for n, size in enumerate(sizes) if size > policy.context]
+    if long and config.data.long_prompts == "error":
+        raise DataError(
+            f"{len(long)} of {len(found)} examples are longer than the model's context of {policy.context} "
+            f"tokens, {found[long[0]].problem.id} for one, with {sizes[long[0]]}. Shorten them, or set "
+            "data.long_prompts: drop"
+        )
+    kept = [p for p, size in zip(found, sizes, strict=True) if size <= policy.context]
+    if examples and not kept:
+        raise DataError("no example is left: all are longer than the model's context allows")
+    return kept
+
+
+def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnswer:
+    """A text with the end of sequence; of messages, the assistant's are trained, each with its end."""
+    if isinstance(answer, str):
+        end = policy.tokenizer.eos_token
+        text = answer.removesuffix(end) if isinstance(end, str) else answer
+        words = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens = [*words, policy.tokenizer.eos_token_id]
+        return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
+    prompt, problem = prompted.problem.prompt, prompted.problem
+    assert not isinstance(prompt, str), "an answer in messages has a prompt in messages"
+    tokens, trained = prompted.tokens.tolist(), [False] * len(prompted.tokens)
+    for said in range(len(answer)):
+        messages, ours = [*prompt, *answer[: said + 1]], answer[said]["role"] == "assistant"
+        if ours:
+            tokens = _grown(policy, problem, tokens, messages[:-1], True)
+            trained += [False] * (len(tokens) - len(trained))
+        tokens = _grown(policy, problem, tokens, messages, False)
+        new = tokens[len(trained) :]
+        ends = [n for n, token in enumerate(new, start=1) if token in policy.end_ids] if ours else []
+        # What the template writes after the message's end, a line break say, is not the model's to write.
+        last = ends[-1] if ends else len(new)
+        trained += [ours and n <= last for n in range(1, len(new) + 1)]
+    length = max(n for n, yes in enumerate(trained, start=1) if yes)
+    start = len(prompted.tokens)
+    said_by = np.array(trained[start:length], dtype=bool)
+    return GivenAnswer(np.array(tokens[start:length], dtype=np.int64), said_by)
+
+
+def _grown(policy: Policy, problem: Problem, before: list[int], messages: Messages, begin: bool) -> list[int]:
+    """Messages as tokens that begin with those of the messages before. Raises DataError if they do not."""
+    after = chat_tokens(policy.tokenizer, messages, problem.template, begin)
+    if after[: len(before)] != before:
+        raise DataError(
+            f"{problem.id}: the model's chat template writes a conversation anew once it goes on, so nobody "
+            "can say which tokens are the assistant's. Give prompt and answer as texts, or use a template "
+            "that only appends"
+        )
+    return after
 
 
 def _same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:

@@ -96,10 +96,25 @@ class Rollouts:
         """
         difficulty = Difficulty(len(self.problems))
         difficulty.load(position.difficulty)
+        if self.rollout.prepass and position == Position():
+            self._measure(difficulty, progress)
         for number in count(step):
             batch = self._sample(number, position, difficulty, progress)
             position = batch.position
             yield batch
+
+    def _measure(self, difficulty: Difficulty, progress: Progress) -> None:
+        """Sample every problem before the first step, so that its pass rate is known."""
+        scorer, params = Scorer(self.rewards), sampling_params(self.rollout)
+        requests = [
+            Request(
+                p.tokens, [key(self.seed, "prepass", p.problem.id, n) for n in range(self.rollout.prepass)]
+            )
+            for p in self.problems
+        ]
+        groups = score_all(self.problems, requests, self.sampler, params, scorer, progress)
+        for index, group in enumerate(groups):
+            difficulty.update(index, group.pass_rate)
 
     def _sample(
         self, step: int, position: Position, difficulty: Difficulty, progress: Progress

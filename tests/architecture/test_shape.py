@@ -224,7 +224,7 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
 
 
 def test_training_holds_loops_and_little_else() -> None:
-    assert sum(len(p.read_text().splitlines()) for p in (SOURCE / "training").glob("*.py")) <= 1100
+    assert sum(len(p.read_text().splitlines()) for p in (SOURCE / "training").glob("*.py")) <= 1900
 
 
 def test_the_measures_of_the_house_see_what_they_should() -> None:

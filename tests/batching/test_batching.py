@@ -14,8 +14,9 @@ from tests.conftest import policy_of, random_prompts
 from tests.fakes import group
 
 from covey.advantage import with_advantages
-from covey.batching import collate, micro_batches, minibatches, supervised_batch
+from covey.batching import collate, given_batch, micro_batches, minibatches
 from covey.config.algorithm import build_algorithm
+from covey.prompts import GivenAnswer, Prompted
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -134,7 +135,35 @@ def test_unscorable_completions_stand_outside_the_baseline() -> None:
 
 
 def test_supervised_batches_train_every_answer_token() -> None:
-    batch = supervised_batch([np.array([1, 2]), np.array([3])], [np.array([4, 5, 6]), np.array([7])])
+    batch = given_batch([example([1, 2], [4, 5, 6]), example([3], [7])])
     assert batch.totals(1).tokens == 4
     (micro,) = micro_batches(batch, 100, 1)
     assert micro.packed.targets.tolist() == [4, 5, 6, 7]
+
+
+def example(prompt: list[int], *answers: list[int]) -> Prompted:
+    """A problem with given answers, the first of them the better one."""
+    given = tuple(GivenAnswer(np.array(a), np.ones(len(a), dtype=bool)) for a in answers)
+    return Prompted(Problem("p", "p"), np.array(prompt), given, (1.0, 0.0)[: len(given)])
+
+
+def test_a_pair_stays_together_and_its_prompt_is_computed_once() -> None:
+    pairs = [example([1, 2, 3], [4, 5], [6]), example([7], [8] * 9, [9])]
+    batch = given_batch(pairs)
+    for budget in (1, 3, 100):
+        micros = list(micro_batches(batch, budget, 1, whole_groups=True))
+        assert [m.rows.rewards.tolist() for m in micros] in ([[1, 0]] * 2, [[1, 0, 1, 0]])
+        assert all(m.totals.prompts == 2 for m in micros)
+    # Of each answer all but its last token is read: 3 + 1 + 0, and 1 + 8 + 0.
+    assert micros[0].packed.tokens.tolist() == [1, 2, 3, 4, 7] + [8] * 8
+    halves = [m.rows.rewards.tolist() for m in micro_batches(batch, 3, 1)]
+    assert halves == [[1], [0], [1], [0]]
+
+
+def test_what_a_tool_says_in_an_answer_is_read_and_not_trained() -> None:
+    answer = GivenAnswer(np.array([4, 5, 6, 7]), np.array([True, False, False, True]))
+    batch = given_batch([Prompted(Problem("p", "p"), np.array([1]), (answer,), (1.0,))])
+    assert batch.mask.tolist() == [[True, False, False, True]]
+    assert batch.totals(1).tokens == 2
+    (micro,) = micro_batches(batch, 100, 1)
+    assert micro.packed.tokens.tolist() == [1, 4, 5, 6]

@@ -13,6 +13,7 @@ from covey.objective import corrections, penalties, ratios
 from covey.objective.algorithms import PRESETS
 from covey.objective.bound import bind
 from covey.objective.diagnostics import (
+    agreement,
     correlations,
     gradient_coefficient,
     gradient_shares,
@@ -153,6 +154,23 @@ def test_rewards_are_correlated_where_both_judged_and_both_vary() -> None:
         "reward/correlation/x/y": pytest.approx(0)
     }
     assert correlations({"x": np.array([0, 1, nan, nan]), "y": np.array([nan, nan, 0, 1.0])}) == {}
+
+
+def test_a_reward_is_held_against_the_verdict_within_groups() -> None:
+    nan = math.nan
+    # Group a: correct 1, incorrect 0 and 1: one ranked right, one tie. Group b: the other way round.
+    one, other = (group(v, name=n) for v, n in (([1, 0, 0], "a"), ([1, 0], "b")))
+    judged = [
+        replace(one, components={**one.components, "model": np.array([1.0, 0.0, 1.0])}),
+        replace(other, components={**other.components, "model": np.array([-5.0, 5.0])}),
+    ]
+    assert agreement(judged, "model") == pytest.approx((1 + 0.5 + 0) / 3)
+    assert agreement(judged[:1], "model") == pytest.approx(0.75)
+    metrics = group_metrics(judged)
+    assert metrics["reward/model/agreement"] == pytest.approx(0.5)
+    assert "reward/answer/agreement" not in metrics
+    unsure = replace(one, components={**one.components, "model": np.array([nan, 0.0, 1.0])})
+    assert math.isnan(agreement([unsure], "model"))
 
 
 def test_gradient_shares_by_pass_rate() -> None:

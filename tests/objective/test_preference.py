@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from covey.objective.preference import bradley_terry, dpo, ipo, kto, log_sigmoid, orpo, simpo
+from covey.objective.preference import (
+    bradley_terry,
+    dpo,
+    hinge,
+    ipo,
+    kto,
+    log_sigmoid,
+    orpo,
+    robust_dpo,
+    simpo,
+)
 
 LOG = math.log
 
@@ -38,6 +48,24 @@ def test_dpo() -> None:
     assert smoothed.tolist() == pytest.approx([-0.9 * LOG(0.75) - 0.1 * LOG(0.25)])
     # beta scales the margin: 2 log 3 gives 9/10.
     assert dpo(chosen, rejected, v(-1 - LOG(3)), v(-2), beta=2.0).tolist() == pytest.approx([-LOG(0.9)])
+
+
+def test_robust_dpo_has_no_bias_under_flipped_pairs() -> None:
+    arguments, e = (v(-1, grad=True), v(-2), v(-1 - LOG(3)), v(-2)), 0.1
+    loss = robust_dpo(*arguments, beta=1.0, label_smoothing=e)
+    # Margin log 3: (-0.9 log 3/4 + 0.1 log 1/4) / 0.8.
+    assert loss.tolist() == pytest.approx([(-0.9 * LOG(0.75) + 0.1 * LOG(0.25)) / 0.8])
+    chosen, rejected, ref_chosen, ref_rejected = arguments
+    turned = robust_dpo(rejected, chosen, ref_rejected, ref_chosen, beta=1.0, label_smoothing=e)
+    expected = ((1 - e) * loss + e * turned).tolist()  # over pairs of which a fraction e is turned round
+    assert expected == pytest.approx(dpo(*arguments, beta=1.0).tolist())
+
+
+def test_hinge_stops_beyond_its_margin() -> None:
+    chosen = v(-1, 4, grad=True)
+    loss = hinge(chosen, v(-2, -2), v(-2, -2), v(-2, -2), beta=0.5)
+    assert loss.tolist() == pytest.approx([0.5, 0.0])  # margins 1 and 6, times beta
+    assert slope(loss, chosen) == pytest.approx([-0.5, 0.0])
 
 
 def test_ipo_averaged_and_summed() -> None:
@@ -69,10 +97,10 @@ def test_kto() -> None:
 def test_orpo() -> None:
     # Per-token probabilities 3/4 (one token) and 1/2 (two tokens): odds 3 and 1, log-odds ratio log 3.
     chosen, rejected = v(LOG(0.75), grad=True), v(2 * LOG(0.5), grad=True)
-    loss = orpo(chosen, rejected, v(1), v(2), lam=0.5)
-    assert loss.tolist() == pytest.approx([-LOG(0.75) - 0.5 * LOG(0.75)])
-    assert orpo(chosen, rejected, v(1), v(2), lam=0.0).tolist() == pytest.approx([-LOG(0.75)])
-    assert orpo(v(0.0), v(-1), v(1), v(1)).isfinite().all()
+    loss = orpo(chosen, rejected, v(1), v(2), v(2.5), lam=0.5)
+    assert loss.tolist() == pytest.approx([2.5 - 0.5 * LOG(0.75)])
+    assert orpo(chosen, rejected, v(1), v(2), v(2.5), lam=0.0).tolist() == [2.5]
+    assert orpo(v(0.0), v(-1), v(1), v(1), v(0)).isfinite().all()
 
 
 def test_simpo() -> None:
@@ -89,6 +117,8 @@ def test_reward_model() -> None:
     loss = bradley_terry(up, down)
     assert loss.tolist() == pytest.approx([-LOG(0.75)])
     assert slope(loss, up) == pytest.approx([-0.25])
+    centred = bradley_terry(v(LOG(3) + 1), v(1.0), center=0.1)
+    assert centred.tolist() == pytest.approx([-LOG(0.75) + 0.1 * (LOG(3) + 2) ** 2])
 
 
 @pytest.mark.parametrize(
@@ -97,11 +127,13 @@ def test_reward_model() -> None:
         lambda a, b: dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5, label_smoothing=0.2),
         lambda a, b: ipo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), v(3, 2), v(2, 5)),
         lambda a, b: kto(a - b, torch.tensor([True, False]), v(0.1, 0.1)),
-        lambda a, b: orpo(a, b, v(3, 2), v(2, 5)),
+        lambda a, b: orpo(a, b, v(3, 2), v(2, 5), -a / v(3, 2)),
         lambda a, b: simpo(a, b, v(3, 2), v(2, 5)),
         bradley_terry,
+        lambda a, b: robust_dpo(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),
+        lambda a, b: hinge(a, b, v(-1.2, -2.0), v(-2.1, -1.5), beta=0.5),
     ],
-    ids=["dpo", "ipo", "kto", "orpo", "simpo", "bradley_terry"],
+    ids=["dpo", "ipo", "kto", "orpo", "simpo", "bradley_terry", "robust_dpo", "hinge"],
 )
 def test_gradients_by_finite_differences(loss) -> None:
     assert gradcheck(loss, (v(-1.0, -2.5, grad=True), v(-2.0, -1.4, grad=True)))

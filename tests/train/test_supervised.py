@@ -13,7 +13,7 @@ from tests.train.test_runs import metrics_of, start
 from transformers import AutoTokenizer
 
 from covey.proof import decoder, shadow
-from covey.training.sft import batch_rows
+from covey.training.given import batch_rows
 
 
 def test_rows_are_read_on_without_a_gap_in_a_new_order_each_epoch() -> None:

@@ -134,15 +134,12 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     if (home / RECORD).exists():  # a finished run may lie where nothing can be written
         (home / RECORD).unlink()
     last = results[-1]
-    model = last.folder / "final"
-    value = {r.folder.name: r.record() for r in results} | {"model": str(model)}
-    try_it = sample_command(model, last.example, last.template)
-    lines = (
-        f"model   {model}",
-        f"curve   {last.folder / 'curve.svg'}",
-        f"try it  {try_it}",
-        f"see it  covey ui {shell_word(str(home))}",
-    )
+    value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
+    lines = [f"{last.kind:<8}{last.made}"]
+    if last.kind == "model":
+        try_it = sample_command(last.made, last.example, last.template)
+        lines += [f"curve   {last.folder / 'curve.svg'}", f"try it  {try_it}"]
+    lines.append(f"see it  covey ui {shell_word(str(home))}")
     _print(as_json, value, lines)
     return 1 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
 
@@ -276,6 +273,29 @@ def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int
     rows, means = score_file(file, rewards)
     _print(as_json, {"means": means, "rows": rows}, map(as_line, rows))
     _tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
+    return 0
+
+
+@app.command(name="pairs")
+def command_pairs(
+    run: Path,
+    *,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    margin: float = 0.0,
+    per_problem: int = 1,
+    as_json: Json = False,
+) -> int:
+    """Write pairs from what a run has sampled: the best completion of each group against the worst.
+
+    :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
+    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it.
+    :param margin: By how much the better one's reward has to be above the other's.
+    :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
+    """
+    from covey.runs.harvest import write_pairs
+
+    found = write_pairs(run, output, margin, per_problem)
+    _print(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {output}",))
     return 0
 
 

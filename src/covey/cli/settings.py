@@ -7,12 +7,13 @@ from typing import get_args
 
 from covey.cli.words import words
 from covey.config import trl
-from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on
-from covey.config.effects import AXES_IN_WORDS, USUAL, USUAL_SOURCES, effect
+from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on, parameters_of
+from covey.config.effects import AXES_IN_WORDS, LOSS_EFFECTS, USUAL, USUAL_SOURCES, effect
 from covey.config.schema import Config
 from covey.config.sources import fields_of, key_paths
 from covey.config.unknown import explained
 from covey.errors import ConfigError
+from covey.objective.preference import LOSSES
 
 ALIKE: Mapping[str, str] = {ours: theirs for theirs, ours in trl.SAME.items() if theirs != ours} | {
     "algorithm.surrogate.clip_low": "epsilon",
@@ -42,7 +43,7 @@ def settings(prefix: str = "") -> list[dict[str, object]]:
     """
     if prefix == "":
         return list(_of_schema())
-    everything = [*_of_schema(), *_of_algorithm()]
+    everything = [*_of_schema(), *_of_algorithm(), *_of_losses()]
     found = [s for s in everything if f"{s['setting']}.".startswith(f"{prefix}.")]
     if not found and prefix in trl.NAMES:
         return _of_trl(prefix, everything)
@@ -68,6 +69,12 @@ def _of_algorithm() -> Iterator[dict[str, object]]:
     for path, function, p in algorithm_settings():
         default = "k3" if p.name == "estimator" else p.default
         yield _row(path, function, default, _values(p.annotation), effect(function, p.name))
+
+
+def _of_losses() -> Iterator[dict[str, object]]:
+    for method, function in LOSSES.items():
+        for p in parameters_of(function).values():
+            yield _row(f"loss.{p.name}", method, p.default, _values(p.annotation), LOSS_EFFECTS[p.name])
 
 
 def _row(path: str, of: str, default: object, values: str, says: str | None) -> dict[str, object]:

@@ -93,7 +93,7 @@ def _choice(axis: str, current: AnyBound | None, value: object, folder: Path) ->
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
     function = _function(axis, name, folder)
-    return Bound(function, _checked(f"algorithm.{axis}", function, settings))
+    return Bound(function, checked_settings(f"algorithm.{axis}", function, settings))
 
 
 def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
@@ -146,7 +146,7 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path) ->
     return replace(record, **settings)
 
 
-def _checked(
+def checked_settings(
     where: str, function: Callable[..., object], settings: Mapping[str, object]
 ) -> dict[str, object]:
     """Settings validated against a function's keyword-only parameters and their types."""

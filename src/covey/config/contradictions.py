@@ -54,6 +54,11 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"rollout.temperature {rollout.temperature:g}: completions of a prompt would all be the same, so "
             "that there is nothing to compare; use 0.6 to 1.0"
         )
+    if rollout.prepass and rollout.curriculum == "off" and not rollout.adapt_group_size:
+        yield (
+            "rollout.prepass: nothing asks for the pass rates it would measure; set rollout.curriculum: "
+            "frontier or rollout.adapt_group_size: true, or leave it at 0"
+        )
     if rollout.top_k == 1:
         yield (
             "rollout.top_k 1: completions of a prompt would all be the same, so that there is nothing to "

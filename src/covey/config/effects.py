@@ -125,6 +125,19 @@ EFFECTS: Mapping[str, str] = {
 }
 """A function's setting, `function.setting`, or one that means the same in all -> what it does."""
 
+LOSS_EFFECTS: Mapping[str, str] = {
+    "beta": "How much a margin counts: larger stays nearer to where it began.",
+    "label_smoothing": "Fraction of the pairs that are taken to be the wrong way round.",
+    "tau": "Sets the margin that is aimed at, 1 / (2 tau); TRL's beta.",
+    "level": "Log-ratios by token, as the authors and TRL, or of the whole answer.",
+    "desirable_weight": "Weight of good answers; raise it where they are few.",
+    "undesirable_weight": "Weight of bad answers.",
+    "lam": "Weight of the odds ratio beside the likelihood of the chosen answer; TRL's beta.",
+    "gamma": "Margin that the chosen answer is to be ahead by.",
+    "center": "Keeps scores around 0: larger pulls harder.",
+}
+"""A setting of `loss` -> what it does."""
+
 AXES_IN_WORDS: Mapping[str, str] = {
     "name": "The preset that the rest starts from; `covey algorithms` lists them.",
     "advantage": "Turns the rewards of a group into an advantage for each completion or token.",

@@ -6,15 +6,17 @@ Every error names the file and line (or the option), the key, and the nearest ri
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from covey.config import trl
-from covey.config.algorithm import algorithm_keys, build_algorithm, describe
+from covey.config.algorithm import algorithm_keys, build_algorithm, checked_settings, describe
 from covey.config.contradictions import of_config, updates_of
 from covey.config.given import plain, refuse_lost
 from covey.config.layers import Layers
@@ -23,6 +25,8 @@ from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
+from covey.objective.bound import AnyBound, Bound
+from covey.objective.preference import LOSSES
 
 
 @dataclass
@@ -36,7 +40,11 @@ class Loaded:
     folder: Path = Path()
     """Where relative paths and user code are looked for: the config file's folder."""
     before: Path | None = None
-    """The folder of the stage before, in a pipeline: its final model is this stage's first."""
+    """In a pipeline: the folder of the earlier stage whose final model is this stage's first."""
+    home: Path | None = None
+    """In a pipeline: the folder of all its stages."""
+    loss: AnyBound | None = None
+    """Of a method that learns from pairs or judged answers."""
     checkpoint: Path | None = None
     """Of a run that has not ended: its weights are taken instead of those of the config's model."""
 
@@ -99,7 +107,24 @@ def _validate(
         problems = [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
-    return Loaded(config, algorithm, origins, notes if config.method == "rl" else [], folder=folder)
+    notes = notes if config.method == "rl" else []
+    return Loaded(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
+
+
+def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
+    """The loss of a method and its settings. Raises ConfigError for settings that it has not."""
+    function = LOSSES.get(config.method)
+    if function is None:
+        if config.loss and not config.stages:
+            known = ", ".join(LOSSES)
+            raise ConfigError(
+                _placed(f"loss: method {config.method} has no settings here; these have: {known}", origins)
+            )
+        return None
+    try:
+        return Bound(function, checked_settings("loss", function, config.loss))
+    except ConfigError as error:
+        raise ConfigError(_placed(str(error), origins)) from None
 
 
 def _with_loss_of_trl(
@@ -110,6 +135,11 @@ def _with_loss_of_trl(
     if not given:
         return dict(raw), origins, []
     places = {name: origins.get(name, name) for name in given}
+    if (method := raw.get("method", "rl")) != "rl" and not raw.get("stages"):
+        raise ConfigError(
+            f"{_said(min(places.values()))}: {', '.join(given)} would be of the reinforcement loss; the "
+            f"settings of method {method} are in `loss`, as loss: {{beta: 0.1}}"
+        )
     try:
         algorithm = trl.algorithm_of(given)
     except ConfigError as error:
@@ -210,7 +240,24 @@ def resolved(loaded: Loaded) -> dict[str, object]:
     values["algorithm"] = describe(loaded.algorithm)
     if loaded.before is not None:  # so that a pipeline may be moved
         values["model"] = f"../{loaded.before.name}/final"
+    if loaded.home is not None:
+        here = re.compile(f"^{re.escape(str(loaded.home.resolve()))}/")
+        values["rewards"] = moved(values["rewards"], here, "../")
+        values["data"] = moved(values["data"], here, "../")
     return values
+
+
+def moved(value: object, old: re.Pattern[str], new: str) -> Any:
+    """Plain values with ``new`` in the place of ``old`` in their texts.
+
+    >>> moved({"model": "/runs/r/2-sft/final", "n": 1}, re.compile("^/runs/r/"), "../")
+    {'model': '../2-sft/final', 'n': 1}
+    """
+    if isinstance(value, Mapping):
+        return {k: moved(v, old, new) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [moved(v, old, new) for v in value]
+    return old.sub(new, value) if isinstance(value, str) else value
 
 
 def resolved_yaml(loaded: Loaded) -> str:

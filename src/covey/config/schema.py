@@ -13,6 +13,12 @@ MANY = 10_000_000
 """Of problems or tokens: more is a slip of the keyboard."""
 
 
+Method = Literal[
+    "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",
+    "rejection_sampling", "filter",
+]  # fmt: skip
+
+
 class Section(BaseModel):
     """Strict: unknown keys are errors; values are read once and never change."""
 
@@ -42,7 +48,26 @@ class Data(Section):
         None, description="The same for held-out problems."
     )
     prompt: str = Field("prompt", description="Column with the prompt: text or chat messages.")
-    completion: str = Field("completion", description="Column with the answer to imitate (sft).")
+    completion: str = Field(
+        "completion",
+        description="Column with the answer (sft, kto), or a text with {columns} in it, as "
+        "'<think>{reasoning}</think>{answer}'.",
+    )
+    examples: tuple[Path, ...] = Field(
+        (),
+        description="Files of answers, pairs or judged answers, where problems come from elsewhere; in a "
+        "pipeline also earlier stages that wrote some, as 2-pairs. The last one counts in full.",
+    )
+    replay: float = Field(
+        1.0, ge=0, le=1, description="Fraction of each earlier one of data.examples that is used again."
+    )
+    held_out: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Fraction of the pairs kept for measuring where data.test has none (preferences, "
+        "reward models).",
+    )
     answer: str | None = Field(
         None, description="Column copied to `answer` for the rewards, where the file names it otherwise."
     )
@@ -64,6 +89,11 @@ class Data(Section):
     long_prompts: Literal["error", "drop"] = Field(
         "error", description="Prompts that do not fit the context with max_tokens: refuse, or leave out."
     )
+
+    @field_validator("examples", mode="before")
+    @classmethod
+    def _one_file(cls, value: object) -> object:
+        return (value,) if isinstance(value, str | Path) else value
 
 
 class Servers(Section):
@@ -129,6 +159,13 @@ class Rollout(Section):
     adapt_group_size: bool = Field(
         False, description="Spread the step's completions over prompts by their remembered pass rates."
     )
+    prepass: int = Field(
+        0,
+        ge=0,
+        le=65_536,
+        description="Completions of every training problem before the first step, so that its pass rate is "
+        "known to the curriculum and to adapt_group_size; 0: none.",
+    )
     mask_truncated: bool = Field(False, description="Train no token of truncated completions.")
     max_resampling_rounds: int = Field(
         4, ge=0, le=1_000, description="Rounds of resampling for groups that a filter dropped."
@@ -170,7 +207,7 @@ class Train(Section):
     recompute_layers: bool = Field(
         False, description="Keep only each layer's input: a third more time, a fraction of the memory."
     )
-    batch_size: int = Field(32, ge=1, le=65_536, description="Rows per step (sft).")
+    batch_size: int = Field(32, ge=1, le=65_536, description="Rows or pairs per step (all but rl).")
     stop_at: float | None = Field(
         None, gt=0, le=1, description="End the stage once held-out sampled accuracy reaches this."
     )
@@ -184,6 +221,21 @@ class Eval(Section):
     every: int = Field(0, ge=0, le=10**9, description="Steps between evaluations; 0: before and after only.")
     problems: int = Field(256, ge=1, le=MANY, description="Held-out problems, the same ones every time.")
     samples: int = Field(4, ge=1, le=65_536, description="Sampled completions per problem, for pass@k.")
+
+
+class Keep(Section):
+    """Which completions become examples (pairs, rejection_sampling, filter)."""
+
+    margin: float = Field(
+        0.0, ge=0, description="Pairs: the chosen's reward is above the rejected's by more."
+    )
+    per_problem: int = Field(4, ge=1, le=65_536, description="Most examples of a problem.")
+    least: dict[str, float] = Field(
+        {},
+        description="Rejection sampling: the least value of a reward, by name, as "
+        "{language_consistency: 0.9}; the verdict above 0.5 is always asked for.",
+    )
+    score: float = Field(0.5, gt=0, lt=1, description="Filter: the least probability of being wanted.")
 
 
 class Guards(Section):
@@ -261,7 +313,14 @@ class Config(Section):
     model: Annotated[str | GivenModel, or_given(str)] = Field(
         "tiny", description="Hub id, folder, or `tiny`: built on the spot; from Python a model, too."
     )
-    method: Literal["rl", "sft"] = Field("rl", description="Reinforcement or supervised learning.")
+    method: Method = Field(
+        "rl",
+        description="Reinforcement; supervised; from preferences (dpo to hinge); a reward model; or what "
+        "makes data for later stages: pairs, rejection_sampling, filter.",
+    )
+    loss: dict[str, object] = Field(
+        {}, description="Settings of the method's loss (dpo to hinge, reward_model), as {beta: 0.1}."
+    )
     output: Path = Field(Path("runs/run"), description="Folder of the run.")
     seed: int = Field(0, ge=0, le=2**63 - 1, description="Of every random draw.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
@@ -290,6 +349,7 @@ class Config(Section):
     algorithm: str | dict[str, object] = Field("dapo", description="A preset, or a mapping over its axes.")
     train: Train = Train()
     eval: Eval = Eval()
+    keep: Keep = Keep()
     guards: Guards = Guards()
     tracker: Literal["wandb", "tensorboard", "trackio", "mlflow"] | None = Field(
         None, description="Who gets a copy of all numbers; offline. The run folder has them anyway."

@@ -35,11 +35,15 @@ Trained from {base} on {data} with covey: {method}, {steps} steps, seed {seed}.
 tokenizer = AutoTokenizer.from_pretrained({path!r})
 model = {model}
 {inputs}
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens={max_tokens})[0]))
+print({use})
 ```
 
 {settings} holds every setting, `metrics.jsonl` next to it every step.
 """
+
+
+IN_WORDS = {"sft": "supervised fine-tuning", "reward_model": "training as a reward model"}
+"""Methods whose name says too little."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class Trained:
     evaluations: Mapping[str, Evaluation]
     """Columns of the table, by name."""
     example: Problem
+    loader: str = "AutoModelForCausalLM"
+    """The class of transformers that loads it."""
+    besides: str = "There were no held-out problems to measure it on."
+    """What is said where there is no verdict."""
 
 
 def write_cards(final: Path, trained: Trained) -> None:
@@ -66,8 +74,10 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
     config = trained.loaded.config
     run = config.output.resolve()
     path, base = str(run / "final"), _source(trained.loaded)
-    load = f"AutoModelForCausalLM.from_pretrained({path!r})"
-    imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    load = f"{trained.loader}.from_pretrained({path!r})"
+    imports = f"from transformers import {trained.loader}, AutoTokenizer"
+    writes = trained.loader == Trained.loader
+    use = f"tokenizer.decode(model.generate(**inputs, max_new_tokens={config.rollout.max_tokens})[0])"
     if adapter and base:
         load = load.replace(repr(path), repr(base))
         load = f"PeftModel.from_pretrained({load}, {path + '/adapter'!r})"
@@ -77,18 +87,18 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         name=config.output.name + (" (adapter)" if adapter else ""),
         base=f"`{base or config.model}`",
         data=_data(trained.loaded),
-        method=_algorithm(trained.loaded) if config.method == "rl" else "supervised fine-tuning",
+        method=_algorithm(trained.loaded)
+        if config.method == "rl"
+        else IN_WORDS.get(config.method, config.method),
         steps=trained.steps,
         seed=config.seed,
-        verdict=trained.verdict.sentence
-        if trained.verdict
-        else "There were no held-out problems to measure it on.",
+        verdict=trained.verdict.sentence if trained.verdict else trained.besides,
         table=_table(trained.evaluations),
         imports=imports,
         path=path,
         model=load,
         inputs=_inputs(trained.example),
-        max_tokens=config.rollout.max_tokens,
+        use=use if writes else "model(**inputs).logits",
         settings=f"`{run / 'config.yaml'}`",
     )
 
@@ -109,7 +119,7 @@ def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
     """The card's head, as the hub reads it."""
     config = loaded.config
     of_base = _head_of(_name(loaded), loaded.folder)
-    tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else ["sft"]
+    tags = ["reinforcement-learning", _algorithm(loaded)] if config.method == "rl" else [config.method]
     head = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",

@@ -98,6 +98,29 @@ def _(seen: Seen) -> str | None:
     return f"{said}: it has blind spots, and training finds them"
 
 
+@_rule(
+    "overoptimised",
+    PULL,
+    advice="a reward model refreshed on this run's completions: covey pairs, then method: reward_model",
+    explains=("held_out_flat", "kl_growth", "worse", "paid_by_model", "flat"),
+    shows=reward_of,
+)
+def _(seen: Seen) -> str | None:
+    """From the fifteenth step, a learned reward has risen and ranks a correct answer above an incorrect one
+    in a tenth fewer of the cases than at first. Because it then pays for what it overrates; where the
+    policy gets better by it, its ranking of right and wrong stays.
+    """
+    for name in MODELS:
+        before, now = (f(f"reward/{name}/agreement") for f in (seen.early, seen.late))
+        rise = seen.rise(f"reward/{name}/mean")
+        if seen.after(15) and rise > 0 and now < before - 0.1:
+            said = f"{name} is over-optimised: it gives {rise:+.2g} more than at first, and ranks a correct"
+            return (
+                f"{said} answer above an incorrect one in {percent(now)} of the cases, not {percent(before)}"
+            )
+    return None
+
+
 @_rule("temperature", *WIDER, explains=(*OUTCOMES, "sure_from_start", "inconsistent"), shows=dead)
 def _(seen: Seen) -> str | None:
     """More than half of the groups are dead and of the completions copies, with a temperature below .7,

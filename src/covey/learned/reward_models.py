@@ -9,27 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from covey.errors import ConfigError, out_of_memory
 from covey.models.load import pick_device, source_of
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
+from covey.models.reward_model import CLASSES, SEPARATOR, Judges, conversation_ids, worked_ids
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, TextOrMessages, text_of
 from covey.rewards.steps import SplitRule, Total, score_steps, split
 from covey.types import Messages, Score
 
-Kind = Literal["reward_model", "process_reward_model"]
-CLASSES = {
-    "reward_model": (AutoModelForSequenceClassification, (1,)),
-    "process_reward_model": (AutoModelForTokenClassification, (1, 2)),
-}
-"""The class that loads it, and how many outputs it may have."""
 AT_ONCE = 8
 """Texts in the model at once."""
 
@@ -37,7 +30,7 @@ AT_ONCE = 8
 class RewardModel:
     """A model with a head for values, and its tokenizer."""
 
-    def __init__(self, kind: Kind, name: str, folder: Path, device: str) -> None:
+    def __init__(self, kind: Judges, name: str, folder: Path, device: str) -> None:
         source, place = source_of(name, folder), pick_device(device)
         loader, outputs = CLASSES[kind]
         here = {"local_files_only": unreachable(source)}
@@ -61,32 +54,6 @@ class RewardModel:
         positions = getattr(model.config, "max_position_embeddings", 1 << 30)
         self.context = min(int(positions), int(self.tokenizer.model_max_length))
 
-    def ids(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of a text."""
-        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
-
-    def conversation(self, prompt: str | Messages, completion: TextOrMessages) -> list[int]:
-        """A prompt and its answer as the model was trained to read them."""
-        if isinstance(prompt, str):
-            return self.ids(prompt + text_of(completion), special=True)
-        return self.ids(self.tokenizer.apply_chat_template([*prompt, *completion], tokenize=False))
-
-    def worked(
-        self, prompt: str | Messages, steps: Sequence[str], separator: str
-    ) -> tuple[list[int], list[int]]:
-        """A prompt and steps, each closed by ``separator``: the ids, and where each step ends in them."""
-        if isinstance(prompt, str):
-            begin = self.tokenizer.bos_token_id
-            ids = [*([] if begin is None else [begin]), *self.ids(prompt)]
-        else:
-            template = self.tokenizer.apply_chat_template
-            ids = self.ids(template(prompt, tokenize=False, add_generation_prompt=True))
-        ends = []
-        for step in steps:
-            ids += [*self.ids(step.strip()), *self.ids(separator)]
-            ends.append(len(ids) - 1)
-        return ids, ends
-
     @torch.no_grad()
     def outputs(self, texts: Sequence[list[int]]) -> list[Tensor | None]:
         """What the model says of each text, float32 on the CPU; None for one it has no room for."""
@@ -106,7 +73,7 @@ class RewardModel:
 cached = cache(RewardModel)
 
 
-def loaded(kind: Kind, name: str, folder: Path, device: str) -> RewardModel:
+def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
     """A reward model, loaded once for all threads that ask for it."""
     with LOADING:
         return cached(kind, name, folder, device)
@@ -126,7 +93,7 @@ def reward_model(
     ``model``: a folder or hub id. Texts longer than it can read are not judged.
     """
     judge = loaded("reward_model", model, config_folder, device)
-    texts = [judge.conversation(p, c) for p, c in zip(prompts, completions, strict=True)]
+    texts = [conversation_ids(judge.tokenizer, p, c) for p, c in zip(prompts, completions, strict=True)]
     return [
         unread(judge, ids) if row is None else Score(float(row)) if row.isfinite() else broken(row)
         for ids, row in zip(texts, judge.outputs(texts), strict=True)
@@ -142,7 +109,7 @@ def process_reward_model(
     *,
     model: str,
     split_by: SplitRule = "paragraphs",
-    separator: str = "\n",
+    separator: str = SEPARATOR,
     total: Total = "min",
     device: str = "auto",
 ) -> list[Score]:
@@ -155,7 +122,7 @@ def process_reward_model(
     texts = [text_of(c)[:LONGEST] for c in completions]
     spans = [split(text, split_by) for text in texts]
     read = [
-        judge.worked(prompt, [text[a:b] for a, b in cuts], separator)
+        worked_ids(judge.tokenizer, prompt, [text[a:b] for a, b in cuts], separator)
         for prompt, text, cuts in zip(prompts, texts, spans, strict=True)
     ]
     scores = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -42,6 +43,10 @@ class Objective(Protocol[T_co]):
     @property
     def skips_idle(self) -> bool:
         """Whether completions without an advantage have no gradient and need not be computed."""
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether the loss is one of all completions of a group, which may not be split then."""
 
     @property
     def needs_reference(self) -> bool:
@@ -135,16 +140,25 @@ class Learner(Generic[M]):
         return self._until_it_fits(lambda: list(self._forward_backward(batch, objective)))
 
     def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T]:
-        trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
-        skips = objective.skips_idle
-        for micro in micro_batches(trained, self.micro_tokens, objective.max_tokens, skip_idle=skips):
-            self.before_micro_batch()
-            packed = micro.packed.to(self.policy.device)
-            other = self.reference.outputs(packed) if objective.needs_reference and self.reference else None
-            loss, seen = objective(micro, self.policy.score(packed, objective.temperature, other))
+        for loss, seen in self._losses(batch, objective):
             loss.backward()
             self.optimizer.accumulate()
             yield seen
+
+    @torch.no_grad()
+    def measure(self, batch: Batch, objective: Objective[T]) -> list[T]:
+        """The statistics of a batch's micro-batches, without a gradient."""
+        return self._until_it_fits(lambda: [seen for _, seen in self._losses(batch, objective)])
+
+    def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T]]:
+        trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
+        skips, whole = objective.skips_idle, objective.whole_groups
+        for piece in micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole):
+            self.before_micro_batch()
+            micro = replace(piece, packed=piece.packed.to(self.policy.device))
+            needed = self.reference if objective.needs_reference else None
+            other = needed.outputs(micro.packed) if needed is not None else None
+            yield objective(micro, self.policy.score(micro.packed, objective.temperature, other))
 
     def step(self, lr: float) -> float:
         """Apply the accumulated gradient; its norm before clipping.

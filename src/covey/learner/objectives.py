@@ -26,6 +26,7 @@ class PolicyObjective:
     coefficients: Coefficients
     values: ValueObjective | None = None
     """Of a critic on the policy's own hidden states."""
+    whole_groups: bool = False
 
     @property
     def skips_idle(self) -> bool:
@@ -60,6 +61,7 @@ class ValueObjective:
     max_tokens: int
     temperature: float = 1.0
     skips_idle: bool = False
+    whole_groups: bool = False
     needs_reference: bool = False
 
     def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, ValueStats]:

@@ -18,9 +18,12 @@ OWN -= {"tools", "documents"}
 
 
 def chat_tokens(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object]
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    arguments: Mapping[str, object],
+    begin: bool = True,
 ) -> list[int]:
-    """Token ids of messages up to where the assistant begins.
+    """Token ids of messages, with ``begin`` up to where the assistant begins.
 
     ``arguments`` is what the template gets besides them: `tools`, `documents`, `enable_thinking`, ...
 
@@ -40,7 +43,7 @@ def chat_tokens(
         )
     template = tokenizer.apply_chat_template
     try:
-        ids = template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **arguments)
+        ids = template(messages, add_generation_prompt=begin, tokenize=True, return_dict=False, **arguments)
     except (TemplateError, TypeError, ValueError, LookupError) as error:
         raise DataError(f"the chat template of {name} refuses the messages: {error}") from None
     return list(ids)

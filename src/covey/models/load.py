@@ -25,6 +25,7 @@ from covey.models.forward import supported
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
+from covey.models.reward_model import is_reward_model
 from covey.models.tiny import build_model, build_tokenizer
 
 transformers.utils.logging.disable_progress_bar()
@@ -117,6 +118,11 @@ def model_files(name: str, folder: Path) -> dict[str, Path]:
 
 def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     source = source_of(name, folder)
+    if is_reward_model(Path(source)):
+        raise ConfigError(
+            f"model: {source} is a reward model, which writes nothing; name it in rewards: "
+            f"[{{reward_model: {{model: {name}}}}}], or train it further with method: reward_model"
+        )
     cached = unreachable(source)
     try:
         tokenizer = pretrained_tokenizer(source, local_files_only=cached)

@@ -35,6 +35,9 @@ class Policy:
     through their Hugging Face modules.
     """
 
+    loader_name = AutoModelForCausalLM.__name__
+    """The class of transformers that loads its folder."""
+
     def __init__(
         self,
         model: PreTrainedModel,

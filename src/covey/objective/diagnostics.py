@@ -7,6 +7,7 @@ says what each metric means.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -216,8 +217,26 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for name, values in components.items():
         metrics[f"reward/{name}/mean"] = _mean(values)
         metrics[f"reward/{name}/std"] = _std(values)
+        agree = agreement(groups, name)
+        if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
+            metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
     return metrics | correlations(components) | text_metrics(texts, correct)
+
+
+def agreement(groups: Sequence[Group], name: str) -> float:
+    """Of the pairs of a correct and an incorrect completion of a problem, the fraction a reward ranks so.
+
+    Ties count half; NaN where there are no such pairs. At 0.5 the reward knows nothing of the verdict.
+    """
+    ranked = list[np.ndarray]()
+    for group in groups:
+        values, known = group.components[name], ~np.isnan(group.components[name])
+        good, bad = values[known & group.correct], values[known & ~group.correct]
+        difference = good[:, None] - bad[None, :]
+        ranked.append(((difference > 0) + 0.5 * (difference == 0)).ravel())
+    every = np.concatenate(ranked)
+    return float(every.mean()) if len(every) else math.nan
 
 
 def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]) -> dict[str, float]:

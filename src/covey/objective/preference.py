@@ -6,12 +6,37 @@ the same under the reference, ``*_lengths`` their token counts. All return (B,),
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge, Lt
 
 from covey.types import NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+LessThanHalf = Annotated[float, Ge(0), Lt(0.5)]
+
+
+@dataclass(frozen=True)
+class PreferenceData:
+    """What a preference loss may ask for by name: of pairs, or of answers judged alone. (B,)."""
+
+    chosen: Tensor | None = None
+    rejected: Tensor | None = None
+    ref_chosen: Tensor | None = None
+    ref_rejected: Tensor | None = None
+    chosen_lengths: Tensor | None = None
+    rejected_lengths: Tensor | None = None
+    nll: Tensor | None = None
+    """Of prompt and chosen answer; its mean over the pairs of a step is that of all their tokens."""
+    log_ratio: Tensor | None = None
+    desirable: Tensor | None = None
+    reference_point: Tensor | None = None
+    chosen_scores: Tensor | None = None
+    rejected_scores: Tensor | None = None
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
@@ -35,6 +60,31 @@ def dpo(
     margin = beta * ((chosen - ref_chosen) - (rejected - ref_rejected))
     smoothed = -label_smoothing * log_sigmoid(-margin)
     return smoothed - (1 - label_smoothing) * log_sigmoid(margin)
+
+
+def robust_dpo(
+    chosen: Tensor,
+    rejected: Tensor,
+    ref_chosen: Tensor,
+    ref_rejected: Tensor,
+    *,
+    beta: Positive = 0.1,
+    label_smoothing: LessThanHalf = 0.1,
+) -> Tensor:
+    """(-(1 - e) log sig(beta D) + e log sig(-beta D)) / (1 - 2 e). (B,) -> (B,).
+
+    Without bias where a fraction e of the pairs is the wrong way round. Robust DPO, arXiv 2403.00409.
+    """
+    margin = beta * ((chosen - ref_chosen) - (rejected - ref_rejected))
+    clean, flipped = log_sigmoid(margin), log_sigmoid(-margin)
+    return (label_smoothing * flipped - (1 - label_smoothing) * clean) / (1 - 2 * label_smoothing)
+
+
+def hinge(
+    chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Positive = 0.1
+) -> Tensor:
+    """max(0, 1 - beta D): no gradient beyond the margin. (B,) -> (B,). SLiC-HF, arXiv 2305.10425."""
+    return (1 - beta * ((chosen - ref_chosen) - (rejected - ref_rejected))).clamp(min=0)
 
 
 def ipo(
@@ -83,16 +133,17 @@ def orpo(
     rejected: Tensor,
     chosen_lengths: Tensor,
     rejected_lengths: Tensor,
+    nll: Tensor,
     *,
     lam: NonNegative = 0.1,
 ) -> Tensor:
-    """NLL(chosen) - lam log sig(log odds ratio), of averaged log-probs. (B,) -> (B,).
+    """NLL - lam log sig(log odds ratio), the odds of averaged log-probs. (B,) -> (B,).
 
-    odds(p) = p / (1 - p); no reference. ORPO, arXiv 2403.07691.
+    odds(p) = p / (1 - p); no reference. ORPO, arXiv 2403.07691, whose authors train the prompt too.
     """
     up, down = chosen / chosen_lengths, rejected / rejected_lengths
     log_odds = (up - down) - (_log1mexp(up) - _log1mexp(down))
-    return -up - lam * log_sigmoid(log_odds)
+    return nll - lam * log_sigmoid(log_odds)
 
 
 def simpo(
@@ -108,9 +159,21 @@ def simpo(
     return -log_sigmoid(beta * (chosen / chosen_lengths - rejected / rejected_lengths) - gamma)
 
 
-def bradley_terry(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
-    """-log sig(s(x) - s(y)): Bradley-Terry. (B,) -> (B,)."""
-    return -log_sigmoid(chosen_scores - rejected_scores)
+def bradley_terry(chosen_scores: Tensor, rejected_scores: Tensor, *, center: NonNegative = 0.0) -> Tensor:
+    """-log sig(s(x) - s(y)) + center (s(x) + s(y))^2. (B,) -> (B,).
+
+    Bradley-Terry; ``center`` keeps scores around 0, arXiv 2312.09244.
+    """
+    loss = -log_sigmoid(chosen_scores - rejected_scores)
+    return loss + center * (chosen_scores + rejected_scores).square()
+
+
+PREFERENCES: Mapping[str, Callable[..., Tensor]] = {
+    f.__name__: f for f in (dpo, ipo, kto, orpo, simpo, robust_dpo, hinge)
+}
+"""`method` -> its loss."""
+LOSSES: Mapping[str, Callable[..., Tensor]] = {**PREFERENCES, "reward_model": bradley_terry}
+"""All methods whose loss has settings: its keyword-only parameters, which a config's `loss` may set."""
 
 
 def _log1mexp(x: Tensor) -> Tensor:

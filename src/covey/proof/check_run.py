@@ -18,7 +18,7 @@ from covey.prompts import texts_of
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
 from covey.runs.reader import last_stage, load_recorded
-from covey.tasks.source import load_problems
+from covey.tasks.source import load_source
 
 
 def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
@@ -44,7 +44,7 @@ def hides(policy: Policy) -> bool:
 
 
 def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
-    policy = load_policy(loaded, texts_of(load_problems(loaded), loaded.config))
+    policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
     if policy.model.config.model_type not in REPLAYED or not supported(policy.model) or hides(policy):
         raise ConfigError(
             f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"

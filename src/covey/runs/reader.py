@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from covey.config.load import Loaded, load_config
+from covey.config.load import Loaded, load_config, moved
 from covey.config.schema import Config
 from covey.config.sources import read_yaml
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint, read_stream
 
-BEFORE = re.compile(r"\.\./\d+-(rl|sft)/final")
-"""How a stage's record names the model of the stage before."""
+BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
+"""How a stage's record begins to name what an earlier stage has left."""
 
 
 def load_run(
@@ -51,13 +51,23 @@ def load_recorded(
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, here)
-    recorded_model = str(loaded.config.model)
-    if BEFORE.fullmatch(recorded_model):  # of a pipeline's stage: from wherever the pipeline lies now
-        model = str((folder / recorded_model).resolve())
-        loaded = replace(loaded, config=loaded.config.model_copy(update={"model": model}))
+    if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
+        loaded = replace(loaded, config=_of_stage(loaded.config, folder))
     if here != origin:
         loaded.notes.append(f"{origin}, where {folder} was started, is gone: relative paths are from {here}")
     return loaded
+
+
+def _of_stage(config: Config, folder: Path) -> Config:
+    """A stage's config with the whole paths of what earlier stages have left."""
+    plain = {
+        "model": config.model,
+        "rewards": config.rewards,
+        "examples": list(map(str, config.data.examples)),
+    }
+    found = {name: moved(value, BEFORE, f"{folder.resolve().parent}/") for name, value in plain.items()}
+    data = config.data.model_copy(update={"examples": tuple(map(Path, found.pop("examples")))})
+    return config.model_copy(update={**found, "data": data})
 
 
 def last_stage(folder: Path) -> Path:
@@ -74,6 +84,11 @@ def stages_in(folder: Path) -> list[Path]:
     """The folders of a pipeline's stages that have begun, in their order."""
     begun = [p.parent for p in folder.glob("*-*/config.yaml") if p.parent.name.partition("-")[0].isdecimal()]
     return sorted(begun, key=stage_number)
+
+
+def stage_method(stage: Path) -> str:
+    """The method of a pipeline's stage, as its folder says."""
+    return stage.name.partition("-")[2]
 
 
 def stage_number(stage: Path) -> int:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from covey.config.given import GivenRows
 from covey.config.schema import Data
 from covey.errors import DataError
+from covey.tasks.examples import with_prompt
 from covey.types import Messages, Problem
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
@@ -144,6 +145,7 @@ def _unique(file: Path, columns: Sequence[str]) -> None:
 
 
 def _problem(where: str, identifier: str, row: dict[str, object], data: Data) -> Problem:
+    row = with_prompt(row, where, data)
     if data.prompt not in row:
         raise DataError(
             f"{where}: no column {data.prompt!r}; it has {', '.join(map(repr, row))}. "

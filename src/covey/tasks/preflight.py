@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from covey.config.load import Loaded
+from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import DataError
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
@@ -18,19 +19,12 @@ def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: R
     Raises DataError or RewardError.
     """
     config = loaded.config
-    for key, value in (("eval.every", config.eval.every), ("train.stop_at", config.train.stop_at)):
-        if value and not source.test:
-            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+    source = _measurable(source, rewards, config, console)
+    if not len(rewards):
+        return source
     console.say(rewards.criterion)
-    everything = source.train + source.test
+    everything = source.test if source.examples else source.train + source.test
     check_columns(everything, rewards)
-    for problem in everything if config.method == "sft" else ():
-        answer = problem.columns.get(config.data.completion)
-        if answer is None or isinstance(answer, list | dict):
-            raise DataError(
-                f"{problem.id}: supervised learning needs column {config.data.completion!r} "
-                "(data.completion) with the answer to imitate, as a text"
-            )
     if rewards.sandbox and "not_blocked" in rewards.sandbox:
         console.say(
             f"model code runs without a sandbox; not blocked: {rewards.sandbox['not_blocked']}", "red"
@@ -47,11 +41,31 @@ def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: R
         )
     if rewards.noise and config.method == "rl":
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
-    tried = rehearse(source.train[0], rewards)
-    if config.method == "rl" and loaded.algorithm.credit == "step":
-        check_steps(tried, rewards, loaded.algorithm.advantage.name)
-    train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
+    train, bad = source.train, dict[str, str]()
+    if everything:
+        tried = rehearse(everything[0], rewards)
+        if config.method == "rl" and loaded.algorithm.credit == "step":
+            check_steps(tried, rewards, loaded.algorithm.advantage.name)
+    if not source.examples:
+        train, bad = check_references(source.train, rewards, config.scoring.max_bad_references)
     test, bad_too = check_references(source.test, rewards, config.scoring.max_bad_references)
     for row, why in {**bad, **bad_too}.items():
         console.say(f"left out {row}: {why}", "yellow")
     return replace(source, train=train, test=test)
+
+
+def _measurable(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:
+    """The problems without those that nothing could judge. Raises DataError where that leaves too few."""
+    if config.method == "reward_model":
+        source = replace(source, test=[])  # it answers nothing that could be judged
+    elif not len(rewards):
+        console.say("no rewards are named: nothing judges held-out problems")
+        source = replace(source, test=[])
+    measured = source.test or source.held_out
+    for key, value, there in (
+        ("eval.every", config.eval.every, measured),
+        ("train.stop_at", config.train.stop_at, source.test),
+    ):
+        if value and not there:
+            raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")
+    return source

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from covey.config.given import GivenRows
 from covey.config.load import Loaded
 from covey.errors import ConfigError
+from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
+from covey.tasks.examples import WANTED, Example, examples_of
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.types import Problem
+
+EXAMPLES = "examples.jsonl"
+"""What a stage that makes examples leaves in its folder."""
+MOST_HELD_OUT = 512
+"""Examples that are kept for measuring."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,42 @@ class Source:
     train: list[Problem]
     test: list[Problem]
     rewards: tuple[object, ...] = ()
+    examples: list[Example] = field(default_factory=list)
+    """What a method that does not sample learns from."""
+    held_out: list[Example] = field(default_factory=list)
+    """Pairs, or judged answers, to measure on."""
+
+
+def load_source(loaded: Loaded) -> Source:
+    """The problems of a config and the examples of its method. Raises DataError or ConfigError."""
+    config, data = loaded.config, loaded.config.data
+    if config.method not in WANTED:
+        return load_problems(loaded)
+    given = [problem for problems in _given(loaded) for problem in problems]
+    alone = data.task is None and data.train is None and bool(given)
+    test = _read(data.test, loaded) if alone and data.test is not None else []
+    source = Source([], test[: data.test_size]) if alone else load_problems(loaded)
+    learn = partial(examples_of, method=config.method, data=data, most=config.scoring.max_bad_references)
+    examples = learn(given or source.train)
+    judged = [p for p in source.test if {"chosen", "label", "labels"} & set(p.columns)]
+    if judged and config.method != "sft":
+        return replace(source, examples=examples, held_out=learn(judged))
+    kept = int(data.held_out * len(examples)) if config.method != "sft" else 0
+    order = permutation(key(config.seed, "held out"), len(examples)).tolist() if kept else []
+    out = set(order[: min(kept, MOST_HELD_OUT)])
+    parts = [[e for n, e in enumerate(examples) if (n in out) is held] for held in (False, True)]
+    return replace(source, examples=parts[0], held_out=parts[1])
+
+
+def _given(loaded: Loaded) -> Iterator[list[Problem]]:
+    """The rows of each file of examples; of all but the last only the fraction ``data.replay``."""
+    data = loaded.config.data
+    for number, path in enumerate(data.examples, start=1):
+        problems = _read(path, loaded)
+        if number < len(data.examples):
+            order = permutation(key(loaded.config.seed, "replay", number), len(problems)).tolist()
+            problems = [problems[i] for i in sorted(order[: round(data.replay * len(problems))])]
+        yield problems
 
 
 def load_problems(loaded: Loaded) -> Source:
@@ -54,10 +99,18 @@ def _read(where: Path | GivenRows, loaded: Loaded) -> list[Problem]:
 def data_files(loaded: Loaded) -> list[Path]:
     """The data files of a config."""
     data = loaded.config.data
-    return [_resolve(path, loaded.folder) for path in (data.train, data.test) if isinstance(path, Path)]
+    return [
+        _resolve(path, loaded.folder)
+        for path in (data.train, data.test, *data.examples)
+        if isinstance(path, Path)
+    ]
 
 
 def _resolve(path: Path, folder: Path) -> Path:
-    """A path as the user means it: from the config's folder, else from the working directory."""
+    """A path as the user means it: from the config's folder, else from the working directory.
+
+    The folder of a stage means the examples that it has made.
+    """
     beside = folder / path
-    return beside if beside.exists() or path.is_absolute() else path
+    found = beside if beside.exists() or path.is_absolute() else path
+    return found / EXAMPLES if found.is_dir() else found

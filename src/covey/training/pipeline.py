@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,29 +13,44 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.console import RunConsole, duration
 from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
-from covey.estimates import Evaluation
+from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.findings import STREAM, Finding, settings_of
 from covey.insight.rules import no_signal
+from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
 from covey.integrity import damage, read_record, sealed
 from covey.learner.process import caller_restored
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
+from covey.models.reward_model import is_reward_model
+from covey.objective.preference import PREFERENCES
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
-from covey.runs.reader import recorded_settings, stage_number, stages_in
+from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
-from covey.training import rl, sft
+from covey.tasks.source import EXAMPLES
+from covey.training import collect, given, preference, reward_model, rl
+from covey.training.collect import KEEPS, kept
 from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.training.select import select
 from covey.training.setup import set_up
 from covey.types import Messages
 
-LOOPS: Mapping[str, Callable[[Run], None]] = {"rl": rl.train, "sft": sft.train}
+LOOPS: Mapping[str, Callable[[Run], None]] = {
+    "rl": rl.train,
+    "sft": given.imitate,
+    **dict.fromkeys(PREFERENCES, preference.train),
+    "reward_model": reward_model.train,
+    **dict.fromkeys(KEEPS, collect.train),
+}
+MODELLESS = (*KEEPS, "filter")
+"""Methods that make examples: the model they sample from goes on to the stage after them."""
 RESULT = "result.json"
+ACCURACY = re.compile("held_out/.+/accuracy")
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ class Result:
     """How a run, or a stage of it, ended."""
 
     folder: Path
-    """`final/` in it is the model."""
+    """`final/` in it is the model, or `examples.jsonl` what a stage that makes examples has made."""
     steps: int
     seconds: float
     example: str | Messages
@@ -49,6 +66,18 @@ class Result:
     verdict: Verdict | None = None
     """None where there were no held-out problems."""
     template: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def made(self) -> Path:
+        """The model's folder, or the file of examples."""
+        return self.folder / (EXAMPLES if (self.folder / EXAMPLES).is_file() else "final")
+
+    @property
+    def kind(self) -> str:
+        """What that is: `examples`, a `reward model` or a `model`."""
+        if self.made.name == EXAMPLES:
+            return "examples"
+        return "reward model" if is_reward_model(self.made) else "model"
 
     def record(self) -> dict[str, object]:
         """As JSON."""
@@ -72,19 +101,56 @@ def run_pipeline(
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
         with caller_restored(), lent(placed.config.model):
-            results.append(done or run_stage(placed, console, stop, options))
+            results.append(done or _run(placed, console, stop, options))
         if done is not None and number == len(stages):
             take_weights(placed.config.model, done.folder / "final")
+    if len(results) > 1:
+        for line in stage_table([r.folder for r in results]):
+            console.say(line)
     return results
 
 
+def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
+    if loaded.config.method != "filter":
+        return run_stage(loaded, console, stop, options)
+    folder = loaded.config.output
+    began, example = time.monotonic(), select(loaded, console)
+    result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
+    write_file(folder / RESULT, sealed(result.record()))
+    return result
+
+
 def _in_pipeline(stage: Loaded, number: int, before: list[Result]) -> Loaded:
-    """A stage's config with a folder of its own and the model the stage before it left."""
-    changes: dict[str, object] = {"output": stage.config.output / f"{number}-{stage.config.method}"}
-    if before and not isinstance(stage.config.model, GivenModel):
-        changes["model"] = str((before[-1].folder / "final").resolve())
-    config = stage.config.model_copy(update=changes)
-    return replace(stage, config=config, before=before[-1].folder if before else None)
+    """A stage's config with a folder of its own, and what it names of earlier stages in its place.
+
+    The model is that of the stage it names, or of the last stage that left a policy.
+    """
+    config, home = stage.config, stage.config.output
+    known = {r.folder.name: r.folder.resolve() for r in before}
+    policies = [r.folder for r in before if stage_method(r.folder) not in (*MODELLESS, "reward_model")]
+    own = before[list(known).index(config.model)].folder if config.model in known else None
+    start = own or (policies[-1] if policies else None)
+    examples = tuple(known.get(str(path), path) for path in config.data.examples)
+    changes: dict[str, object] = {
+        "output": home / f"{number}-{config.method}",
+        "data": config.data.model_copy(update={"examples": examples}),
+        "rewards": tuple(_placed_reward(spec, known) for spec in config.rewards),
+    }
+    if start is not None and not isinstance(config.model, GivenModel):
+        changes["model"] = str((start / "final").resolve())
+    return replace(stage, config=config.model_copy(update=changes), before=start, home=home)
+
+
+def _placed_reward(spec: object, known: Mapping[str, Path]) -> object:
+    """A reward whose model is an earlier stage's."""
+    if not isinstance(spec, Mapping):
+        return spec
+    return {
+        name: {**of, "model": str(known[of["model"]] / "final")}
+        if isinstance(of, Mapping) and of.get("model") in known
+        else of
+        for name, of in spec.items()
+    }
 
 
 def _finished(stage: Loaded, console: RunConsole) -> Result | None:
@@ -97,10 +163,12 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     if not (output / RESULT).exists():
         return None
     result = _result(output)
-    final = output / "final"
+    final = output / (EXAMPLES if stage.config.method in MODELLESS else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
     more = result.steps < train.steps and not (reached and train.stop_at == asked["stop_at"])
+    if not more and final.is_file():
+        return replace(result, folder=output)
     if not more and final.is_dir():
         if problem := damage(final, ("config.json",)):
             raise CheckpointError(f"{problem}. Put the file back, or remove {final} to have it written anew")
@@ -151,6 +219,8 @@ def run_stage(
     """One stage: measure, train, measure, write the model and the verdict."""
     config = loaded.config
     run = set_up(loaded, console, stop, options)
+    if config.method in MODELLESS:
+        run.test_set = []  # the model stays as it is
     (config.output / RESULT).unlink(missing_ok=True)  # of fewer steps, or of a model that is gone
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
@@ -166,6 +236,8 @@ def run_stage(
                 evaluations["before"] = run.evaluation_at(0)
             if not (run.state.step and run.evaluate_and_save()):
                 LOOPS[config.method](run)
+            if config.method in KEEPS:
+                return finish_examples(run)
             if run.state.updates:
                 run.save()  # so that more steps can follow, and a lost final/ can be written anew
             if run.test_set:
@@ -187,6 +259,30 @@ def run_stage(
         run.journal.close()
 
 
+def finish_examples(run: Run) -> Result:
+    """Write the examples of a stage that makes some, and its result."""
+    folder = run.journal.folder.path
+    kept(run)
+    seconds, example = run.journal.clock.total(), example_of([p.problem for p in run.train_set])
+    run.journal.folder.sync()
+    result = Result(folder, run.state.step, round(seconds, 1), example.prompt, None, example.template)
+    write_file(folder / RESULT, sealed(result.record()))
+    return result
+
+
+def ranked(run: Run) -> str:
+    """What the held-out examples said last, in words; nothing where there are none."""
+    seen = [m for m in run.journal.folder.read("metrics.jsonl") if any(k.startswith("held_out/") for k in m)]
+    if not run.held_out or not seen:
+        return ""
+    shares = [v for k, v in seen[-1].items() if ACCURACY.fullmatch(k) and isinstance(v, float)]
+    asked = sum(len(p.answers) for p in run.held_out)
+    paired = len(run.held_out[0].answers) == 2
+    count = len(run.held_out) if paired else asked
+    what = "pairs with the chosen above the rejected" if paired else "answers judged as they are labelled"
+    return f"Of {count} held-out {what}: {wilson(round(shares[0] * count), count)}"
+
+
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     folder, config = run.journal.folder.path, run.loaded.config
@@ -199,11 +295,14 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     seconds = run.journal.clock.total()
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
+    besides = ranked(run) or Trained.besides
     with committed_folder(folder / "final") as final:
         save_policy(run.learner.policy, final)
         if run.critic is not None:
             run.critic.policy.model.save_pretrained(final / "critic")
-        write_cards(final, Trained(run.loaded, run.state.step, verdict, evaluations, example))
+        loader = run.learner.policy.loader_name
+        card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
+        write_cards(final, card)
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(
         folder / "curve.svg",
@@ -214,10 +313,9 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     run.journal.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
     write_file(folder / RESULT, sealed(result.record()))
-    words = (
-        verdict.sentence if verdict else f"done in {duration(seconds)}; no held-out problems to judge it by"
-    )
-    run.journal.say(f"{config.output.name}: {words}")
+    words = verdict.sentence if verdict else f"done in {duration(seconds)}"
+    told = "" if verdict and not run.held_out else f". {besides}"
+    run.journal.say(f"{config.output.name}: {words}{told}")
     if verdict and verdict.word in ("did not learn", "got worse"):
         for record in run.journal.folder.read(STREAM)[:1]:
             run.journal.say(f"likely why: {Finding.from_record(record)}", "yellow")

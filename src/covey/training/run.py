@@ -73,6 +73,8 @@ class Run:
     rewards: Rewards
     train_set: list[Prompted]
     test_set: list[Prompted]
+    held_out: list[Prompted]
+    """Pairs or judged answers that are measured, never trained on."""
     journal: Journal
     stop: StopSignal
     watchdog: Watchdog
@@ -197,7 +199,7 @@ class Run:
         """
         train, every, step = self.loaded.config.train, self.loaded.config.eval.every, self.state.step
         done = step >= train.steps
-        if every and step % every == 0 and not done:
+        if self.test_set and every and step % every == 0 and not done:
             accuracy = self.evaluation_at(step).summary()["pass@1"].value
             if train.stop_at is not None and accuracy >= train.stop_at:
                 return True

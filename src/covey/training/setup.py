@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,8 +23,8 @@ from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
-from covey.prompts import Prompted, encode, texts_of, unseen_by_model
-from covey.rewards.base import load_rewards
+from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
+from covey.rewards.base import Rewards, load_rewards
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -38,9 +38,11 @@ from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.signals import StopSignal
+from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
-from covey.tasks.source import load_problems
+from covey.tasks.source import Source, load_source
 from covey.trackers import check_tracker
+from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
 
 
@@ -51,21 +53,16 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     """
     config, algorithm = loaded.config, loaded.algorithm
     check_tracker(config.tracker)
-    source = load_problems(loaded)
-    rewards = load_rewards(
-        config.rewards or source.rewards,
-        loaded.folder,
-        config.scoring,
-        config.sandbox,
-        LEARNED,
-        options.faults.around,
-    )
+    source = load_source(loaded)
+    rewards = judges(loaded, source, options)
     source = usable_problems(source, rewards, loaded, console)
     set_process(config)
     follow_products(config)
-    policy = load_policy(loaded, texts_of(source, config))
+    policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
-    train_set, test_set = (encode(policy, problems, config) for problems in (source.train, source.test))
+    held_out = learned(source.held_out)
+    train_set = learned(source.examples) or encode(policy, source.train, config)
+    test_set = encode(policy, source.test, config)
     for note in unseen_by_model(policy, [*source.train, *source.test], config):
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
@@ -79,6 +76,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
+        held_out=held_out,
         journal=Journal(RunFolder(config.output), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
@@ -110,6 +108,26 @@ def load_critic(policy: Policy, loaded: Loaded) -> Learner[ValueModel] | None:
     if model.decoder is not None:
         model.decoder.recompute = config.train.recompute_layers
     return Learner(model, config.train.model_copy(update={"lr": critic.lr}))
+
+
+def begin(loaded: Loaded, source: Source) -> tuple[Policy, Callable[[Sequence[Example]], list[Prompted]]]:
+    """The model that a method trains, and how it reads examples."""
+    config, texts = loaded.config, texts_of(source, loaded.config)
+    if config.method == "reward_model":
+        judge = load_reward_model(loaded, texts, kind_of(source.examples))
+        return judge, lambda examples: encode_judged(judge, examples)
+    policy = load_policy(loaded, texts)
+    return policy, lambda examples: encode_examples(policy, examples, config)
+
+
+def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
+    """The rewards of a run; none where a method learns without and no rewards are named."""
+    config = loaded.config
+    named = config.rewards or source.rewards
+    if source.examples and (not named or config.method == "reward_model"):
+        return Rewards(())
+    around = options.faults.around
+    return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
 
 
 def connect(run: Run) -> None:
@@ -196,7 +214,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     now = {
         **environment(loaded),
         "sandbox": run.rewards.sandbox,
-        "data": fingerprint((*run.train_set, *run.test_set)),
+        "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
         "files": inventory(loaded, run.rewards),
         "memory": memory,

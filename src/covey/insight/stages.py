@@ -1,0 +1,57 @@
+"""What each stage of a pipeline has added: a table from the records of its stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from covey.estimates import Estimate, Evaluation, gains
+from covey.runs.folder import read_stream
+from covey.tasks.source import EXAMPLES
+
+HEAD = ("stage", "steps", "greedy", "sampled", "gain of the stage", "tokens", "besides")
+MEASURES: Mapping[str, str] = {
+    "held_out/preference/accuracy": "held-out pairs ranked {:.0%}",
+    "held_out/reward_model/accuracy": "held-out ranked {:.0%}",
+    "text/reflection": "reflection {:.2f}",
+}
+"""Metrics of a last step that say what accuracy does not."""
+
+
+def stage_table(folders: Sequence[Path]) -> list[str]:
+    """Lines for people: each stage, its held-out accuracy at the end and what it changed."""
+    rows = [HEAD, *(_row(folder) for folder in folders)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(HEAD))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+
+
+def _row(folder: Path) -> tuple[str, ...]:
+    metrics, evals = (read_stream(folder, f"{name}.jsonl") for name in ("metrics", "evals"))
+    found = [Evaluation.from_record(e) for e in evals]
+    accuracy = ("", "", "")
+    if len(found) > 1:
+        after, gained = found[-1].summary(), gains(found[0], found[-1])["sampled"]
+        accuracy = (str(after["greedy"]), str(after["pass@1"]), _points(gained))
+    last: Mapping[str, Any] = metrics[-1] if metrics else {}
+    told = [text.format(last[name]) for name, text in MEASURES.items() if last.get(name)]
+    told += [
+        f"{name.split('/')[1]} {last[name]:.2f}"
+        for name in last
+        if name.startswith("reward/") and name.endswith("/mean") and name.count("/") == 2
+    ]
+    examples = folder / EXAMPLES
+    if examples.is_file():
+        told.insert(0, f"{len(examples.read_bytes().splitlines())} examples")
+    length = last.get("length/mean", math.nan)
+    size = "" if length is None or math.isnan(length) else f"{length:.0f}"
+    return (folder.name, str(len(metrics)), *accuracy, size, ", ".join(told))
+
+
+def _points(gain: Estimate) -> str:
+    """A difference of fractions in points."""
+    value, low, high = (100 * v for v in (gain.value, gain.low, gain.high))
+    return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"

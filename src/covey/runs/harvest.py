@@ -1,0 +1,132 @@
+"""What a run has sampled as examples to learn from: best against worst of a group, and what was correct."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from covey.config.schema import Keep
+from covey.errors import CheckpointError, ConfigError, DataError
+from covey.runs.atomic import make_folder, write_file
+from covey.runs.folder import ROLLOUT
+from covey.runs.reader import stages_in
+from covey.types import Problem
+
+ExampleRow = dict[str, object]
+
+
+class LoggedSample(NamedTuple):
+    """A completion in the log of a run."""
+
+    step: int
+    group: int
+    problem: str
+    prompt: object
+    completion: str
+    finish: str
+    reward: float | None
+    components: Mapping[str, float | None]
+
+
+def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
+    """The groups of a run, or of each stage of a pipeline, in the order of sampling.
+
+    Raises CheckpointError naming a damaged file, DataError where nothing was sampled.
+    """
+    folders = [run, *stages_in(run)]
+    files = [
+        p for f in folders for p in sorted((f / "rollouts").glob("step_*.jsonl")) if ROLLOUT.fullmatch(p.name)
+    ]
+    if not files:
+        raise DataError(f"{run}: nothing was sampled there (no rollouts/step_*.jsonl)")
+    for file in files:
+        try:
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            found = [LoggedSample(*(line[name] for name in LoggedSample._fields)) for line in lines]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{file}: damaged ({error}). Put the file back, or remove it") from None
+        yield from (list(group) for _, group in groupby(found, key=lambda s: s.group))
+
+
+def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
+    """Write the pairs of a run to a file and count them. Raises DataError where there are none."""
+    if margin < 0 or per_problem < 1:
+        raise ConfigError("--margin is at least 0, --per-problem at least 1")
+    groups = list(sampled_groups(run))
+    rows = pairs_of(groups, Keep(margin=margin, per_problem=per_problem), {})
+    if not rows:
+        raise DataError(
+            f"{run}: none of {len(groups)} groups has completions whose rewards differ by more than "
+            f"{margin:g}; ask for less (--margin)"
+        )
+    make_folder(output.parent)
+    write_file(output, as_jsonl(rows))
+    return {"pairs": len(rows), "groups": len(groups), "output": str(output)}
+
+
+def pairs_of(
+    groups: Iterable[Sequence[LoggedSample]], keep: Keep, columns: Mapping[str, Problem]
+) -> list[ExampleRow]:
+    """The best against the worst of each group, then the next of each, by more than ``keep.margin``.
+
+    Truncated completions are left out: their end is not the model's. ``columns``: the problems by id, whose
+    columns go along.
+    """
+    rows: dict[str, ExampleRow] = {}
+    for group in groups:
+        whole = [(s.reward, s) for s in group if s.reward is not None and s.finish == "stop"]
+        ranked = sorted(whole, key=lambda pair: -pair[0])
+        count = min(len(ranked) // 2, keep.per_problem)
+        for (best, chosen), (worst, rejected) in zip(ranked[:count], ranked[::-1], strict=False):
+            if best - worst <= keep.margin or chosen.completion == rejected.completion:
+                continue
+            row = {
+                "prompt": chosen.prompt,
+                "chosen": _said(chosen),
+                "rejected": _said(rejected),
+                "margin": best - worst,
+                **_columns(chosen, columns),
+            }
+            identity = [row[name] for name in ("prompt", "chosen", "rejected")]
+            rows.setdefault(json.dumps(identity, ensure_ascii=False), row)
+    return list(rows.values())
+
+
+def kept_of(
+    groups: Iterable[Sequence[LoggedSample]], verdict: str, keep: Keep, columns: Mapping[str, Problem]
+) -> list[ExampleRow]:
+    """Correct completions that pass ``keep.least``, at most ``keep.per_problem`` of each, no text twice."""
+    least = {verdict: 0.5, **keep.least}
+    kept: dict[str, dict[str, ExampleRow]] = {}
+    for sampled in (s for group in groups for s in group if s.finish == "stop"):
+        values = {name: sampled.components.get(name) for name in least}
+        if not all(v is not None and v >= least[name] for name, v in values.items()):
+            continue
+        if (values[verdict] or 0.0) <= 0.5:
+            continue
+        texts = kept.setdefault(sampled.problem, {})
+        if len(texts) < keep.per_problem:
+            row = {"prompt": sampled.prompt, "completion": _said(sampled), **_columns(sampled, columns)}
+            texts.setdefault(" ".join(sampled.completion.split()), row)
+    return [row for texts in kept.values() for row in texts.values()]
+
+
+def _said(sampled: LoggedSample) -> object:
+    """A completion in the form of its prompt."""
+    chat = not isinstance(sampled.prompt, str)
+    return [{"role": "assistant", "content": sampled.completion}] if chat else sampled.completion
+
+
+def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRow:
+    """The columns of a problem, for the rewards; not those of examples."""
+    problem = columns.get(sampled.problem)
+    taken = ("prompt", "completion", "chosen", "rejected", "label", "labels", "margin", "messages")
+    return {k: v for k, v in (problem.columns if problem else {}).items() if k not in taken}
+
+
+def as_jsonl(rows: Iterable[Mapping[str, object]]) -> str:
+    """Rows, a line each."""
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

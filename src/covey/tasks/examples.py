@@ -1,0 +1,215 @@
+"""Given answers to learn from, in TRL's formats: worked answers, pairs, judged answers, labelled steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+from covey.config.schema import Data, Method
+from covey.errors import DataError
+from covey.types import Messages, Problem
+
+Kind = Literal["answer", "pair", "judged", "steps"]
+AnswerText = str | Messages
+COLUMNS_OF: Mapping[Kind, str] = {
+    "pair": "chosen and rejected",
+    "judged": "completion and label",
+    "steps": "completions (its steps) and labels",
+    "answer": "the answer to imitate (data.completion), as a text or messages",
+}
+"""What the rows of a kind have."""
+WANTED: Mapping[Method, tuple[Kind, ...]] = {
+    "sft": ("answer",),
+    **dict.fromkeys(("dpo", "ipo", "orpo", "simpo", "robust_dpo", "hinge"), ("pair",)),
+    "kto": ("judged", "pair"),
+    "reward_model": ("pair", "steps", "judged"),
+}
+"""method -> the kinds of example that it learns from."""
+PLACE = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A problem, answers to it and what was said of them."""
+
+    kind: Kind
+    problem: Problem
+    answers: tuple[AnswerText, ...]
+    """One, the chosen and the rejected, or the steps of one."""
+    labels: tuple[float, ...]
+    """1: imitated, chosen, good; 0: rejected, bad."""
+
+
+def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, object]:
+    """A row whose prompt is the beginning of its pair, or of its messages, with a prompt of its own.
+
+    >>> with_prompt({"chosen": "2+2= 4", "rejected": "2+2= 5"}, "", Data())
+    {'chosen': ' 4', 'rejected': ' 5', 'prompt': '2+2='}
+    """
+    if "completions" in row and "labels" in row:  # TRL's name, which rewards use for something else
+        row = {"steps" if k == "completions" else k: v for k, v in row.items()}
+    chosen, rejected, messages = (row.get(name) for name in ("chosen", "rejected", "messages"))
+    if data.prompt not in row and isinstance(messages, list) and messages:
+        roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
+        if "assistant" not in roles:
+            raise DataError(f"{where}: no message of the assistant, so nothing to imitate")
+        first = roles.index("assistant")
+        return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
+    inside = data.prompt not in row or (_opens(chosen) and _opens(rejected))
+    if inside and isinstance(chosen, list) and isinstance(rejected, list):
+        equal = (a == b for a, b in zip(chosen, rejected, strict=False))
+        shared = min(len(list(takewhile(bool, equal))), len(chosen) - 1, len(rejected) - 1)
+    elif inside and isinstance(chosen, str) and isinstance(rejected, str):
+        equal = (a == b for a, b in zip(chosen, rejected, strict=False))
+        shared = len(list(takewhile(bool, equal)))
+        shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word it precedes
+    else:
+        return row
+    return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
+
+
+def _opens(messages: object) -> bool:
+    """Whether a conversation begins with what somebody said to the assistant."""
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return isinstance(first, dict) and first.get("role") in ("user", "system")
+
+
+def examples_of(problems: Sequence[Problem], method: Method, data: Data, most: float) -> list[Example]:
+    """What a method learns from problems. Raises DataError naming row and column.
+
+    Pairs that prefer nothing are left out; where they are more than the fraction ``most``, that is an error.
+    """
+    found = [_example(problem, method, data) for problem in problems]
+    kinds = sorted({e.kind for e in found})
+    if len(kinds) > 1:
+        raise DataError(
+            f"{_first(found, kinds[0])} has {COLUMNS_OF[kinds[0]]}, {_first(found, kinds[1])} has "
+            f"{COLUMNS_OF[kinds[1]]}: keep one kind of example in a file"
+        )
+    same = [e for e in found if _prefers_nothing(e)]
+    if len(same) > most * len(found):
+        raise DataError(
+            f"{same[0].problem.id}: chosen and rejected are the same, so nothing is preferred; so in "
+            f"{len(same)} of {len(found)} pairs. Remove these rows (scoring.max_bad_references allows "
+            f"{most:.0%})"
+        )
+    left = [e for e in found if not _prefers_nothing(e)]
+    if method == "kto":
+        left = [one for e in left for one in _unpaired(e)]
+    _need_both(left)
+    return left
+
+
+def _prefers_nothing(example: Example) -> bool:
+    return example.kind == "pair" and example.answers[0] == example.answers[1]
+
+
+def _first(examples: Sequence[Example], kind: Kind) -> str:
+    return next(e.problem.id for e in examples if e.kind == kind)
+
+
+def _unpaired(example: Example) -> list[Example]:
+    if example.kind != "pair":
+        return [example]
+    parts = zip(example.answers, example.labels, strict=True)
+    return [Example("judged", example.problem, (answer,), (label,)) for answer, label in parts]
+
+
+def _need_both(examples: Sequence[Example]) -> None:
+    """Raise DataError where all labels say the same: what they set apart could not be learned."""
+    labels = {label for e in examples for label in e.labels if e.kind in ("judged", "steps")}
+    if len(labels) == 1:
+        said = "good" if labels == {1.0} else "bad"
+        raise DataError(
+            f"{examples[0].problem.id} and all other rows are labelled {said}: nothing sets good answers "
+            "apart from bad ones. Add rows with the other label, or use method sft to imitate good answers"
+        )
+
+
+def _example(problem: Problem, method: Method, data: Data) -> Example:
+    columns = problem.columns
+    readers: Mapping[Kind, Callable[[Problem, Data], Example]] = {
+        "answer": _answer,
+        "pair": _pair,
+        "judged": _judged,
+        "steps": _steps,
+    }
+    present: Mapping[Kind, bool] = {
+        "answer": True,
+        "pair": {"chosen", "rejected"} <= set(columns),
+        "judged": {"label", data.completion} <= set(columns),
+        "steps": {"steps", "labels"} <= set(columns),
+    }
+    for kind in WANTED[method]:
+        if present[kind]:
+            return readers[kind](problem, data)
+    wanted = ", or ".join(COLUMNS_OF[kind] for kind in WANTED[method])
+    raise DataError(
+        f"{problem.id}: method {method} needs {wanted}; the row has {', '.join(map(repr, columns)) or 'no'} "
+        "columns. data.columns renames them; `covey pairs RUN` writes pairs from a run"
+    )
+
+
+def _answer(problem: Problem, data: Data) -> Example:
+    columns = problem.columns
+    if "{" in data.completion:
+        missing = [name for name in PLACE.findall(data.completion) if columns.get(name) is None]
+        if missing:
+            raise DataError(f"{problem.id}: no column {missing[0]!r}, which data.completion asks for")
+        answer: object = PLACE.sub(lambda m: str(columns[m[1]]), data.completion)
+    else:
+        answer = columns.get(data.completion)
+    if answer is None or isinstance(answer, dict):
+        raise DataError(
+            f"{problem.id}: supervised learning needs column {data.completion!r} (data.completion) with the "
+            "answer to imitate, as a text or messages"
+        )
+    return Example("answer", problem, (_text(problem, data.completion, answer),), (1.0,))
+
+
+def _pair(problem: Problem, _: Data) -> Example:
+    answers = tuple(_text(problem, name, problem.columns[name]) for name in ("chosen", "rejected"))
+    return Example("pair", problem, answers, (1.0, 0.0))
+
+
+def _judged(problem: Problem, data: Data) -> Example:
+    answer = _text(problem, data.completion, problem.columns[data.completion])
+    return Example("judged", problem, (answer,), (_label(problem, problem.columns["label"]),))
+
+
+def _steps(problem: Problem, _: Data) -> Example:
+    steps, labels = problem.columns["steps"], problem.columns["labels"]
+    if not (isinstance(steps, list) and isinstance(labels, list) and steps):
+        raise DataError(f"{problem.id}: completions and labels have to be lists, a label for each step")
+    if len(steps) != len(labels):
+        raise DataError(f"{problem.id}: {len(steps)} steps in completions and {len(labels)} labels")
+    texts = tuple(step for step in steps if isinstance(step, str) and step.strip())
+    if len(texts) != len(steps):
+        raise DataError(f"{problem.id}: a step is a text that is not empty; step {len(texts) + 1} is not")
+    return Example("steps", problem, texts, tuple(_label(problem, label) for label in labels))
+
+
+def _label(problem: Problem, label: object) -> float:
+    known = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
+    value = known.get(str(label).strip().lower())
+    if value is None:
+        raise DataError(f"{problem.id}: a label is true or false (1 or 0), this is {str(label)[:40]!r}")
+    return value
+
+
+def _text(problem: Problem, column: str, answer: object) -> AnswerText:
+    """An answer as it can be read: a text or, where the prompt is a chat, messages."""
+    if isinstance(answer, list):
+        if not answer or not all(isinstance(m, dict) and "role" in m and "content" in m for m in answer):
+            raise DataError(f"{problem.id}: {column!r} must be a text or {{role, content}} messages")
+        if answer[-1]["role"] != "assistant":
+            raise DataError(f"{problem.id}: {column!r} ends with a message of {answer[-1]['role']!r}")
+        if isinstance(problem.prompt, str):
+            raise DataError(f"{problem.id}: {column!r} is a chat and the prompt a text; set data.chat: true")
+        return answer
+    if not isinstance(answer, str | int | float) or isinstance(answer, bool):
+        raise DataError(f"{problem.id}: {column!r} must be a text, this is {str(answer)[:60]!r}")
+    return str(answer)

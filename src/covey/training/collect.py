@@ -1,0 +1,84 @@
+"""Stages that make examples for later ones: they sample from the model and keep what is worth learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from covey.config.schema import Config
+from covey.errors import DataError
+from covey.objective.diagnostics import group_metrics, score_metrics
+from covey.rollout import Rollouts
+from covey.runs.atomic import write_file
+from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, pairs_of, sampled_groups
+from covey.tasks.source import EXAMPLES
+from covey.training.run import Run
+from covey.types import Problem
+
+
+def train(run: Run) -> None:
+    """Sample and score ``train.steps`` rounds of problems, every group kept and logged."""
+    config, journal = run.loaded.config, run.journal
+    algorithm = replace(run.loaded.algorithm, filter=None)
+    source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed)
+    rollouts = source.after(run.state.step, run.state.position, run.on_sample)
+    for step in range(run.state.step, config.train.steps):
+        run.begin_step()
+        with journal.clock("rollout"):
+            rollout = next(rollouts)
+        nothing = [np.zeros(len(c.tokens)) for g in rollout.groups for c in g.completions]
+        journal.folder.write_rollouts(step, rollout.groups, nothing, rollout.filtered)
+        run.advance(step + 1, rollout.position)
+        groups = [*rollout.groups, *rollout.filtered]
+        metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
+        journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
+        journal.log(step, {**metrics, **rollout.metrics})
+        told = {"reward": f"{metrics['reward/mean']:.3f}", "correct": f"{100 * metrics['accuracy']:.0f} %"}
+        journal.console.step(step + 1, metrics["reward/mean"], told)
+        run.evaluate_and_save()
+
+
+def kept(run: Run) -> list[ExampleRow]:
+    """What a collecting stage leaves to later ones. Raises DataError where that is nothing."""
+    config, folder = run.loaded.config, run.journal.folder.path
+    problems = {p.problem.id: p.problem for p in run.train_set}
+    rows = KEEPS[config.method](run, problems)
+    completions = config.train.steps * config.rollout.prompts_per_step * config.rollout.group_size
+    if not rows:
+        raise DataError(
+            f"{folder}: {completions} completions were sampled and none is kept: {_why(config)}. The stages "
+            "before this one are kept"
+        )
+    write_file(folder / EXAMPLES, as_jsonl(rows))
+    run.journal.say(f"{len(rows)} examples of {completions} completions in {folder / EXAMPLES}")
+    return rows
+
+
+def _why(config: Config) -> str:
+    if config.method == "pairs":
+        return (
+            f"no group has completions whose rewards differ by more than {config.keep.margin:g} "
+            "(keep.margin). Sample more of each problem (rollout.group_size), hotter, or train more before"
+        )
+    return (
+        "none is correct and passes keep.least. Train more before this stage, sample more of each problem "
+        "(rollout.group_size), or ask for less"
+    )
+
+
+def _pairs(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
+    return pairs_of(sampled_groups(run.journal.folder.path), run.loaded.config.keep, problems)
+
+
+def _correct(run: Run, problems: Mapping[str, Problem]) -> list[ExampleRow]:
+    groups, keep = sampled_groups(run.journal.folder.path), run.loaded.config.keep
+    return kept_of(groups, run.rewards.verdict.name, keep, problems)
+
+
+KEEPS: Mapping[str, Callable[[Run, Mapping[str, Problem]], list[ExampleRow]]] = {
+    "pairs": _pairs,
+    "rejection_sampling": _correct,
+}
+"""method -> what it keeps of the completions that were sampled."""

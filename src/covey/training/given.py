@@ -1,0 +1,121 @@
+"""The loop over given examples: imitation, preferences and reward models differ in what a batch is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from covey.batching import Batch, MicroBatch, given_batch
+from covey.learner.learner import Objective
+from covey.learner.schedule import learning_rate
+from covey.models.logprobs import TokenScores
+from covey.rng import key, permutation
+from covey.training.run import Run
+
+Shares = Mapping[str, float]
+"""A micro-batch's share of each metric of its step: they add up. One is called `loss`."""
+
+
+Lesson = Callable[[Sequence[int]], tuple[Batch, Objective[Shares]]]
+"""Numbers of examples -> their batch, and the loss with what it needs to know before the update.
+
+Held-out examples are numbered after those that are trained on.
+"""
+
+
+def train(run: Run, lesson: Lesson) -> None:
+    """Do the steps that are left."""
+    config, learner, journal = run.loaded.config, run.learner, run.journal
+    for step in range(run.state.step, config.train.steps):
+        run.stop.check()
+        run.begin_step()
+        rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
+        journal.console.doing("updating")
+        with journal.clock("update"):
+            batch, objective = lesson(rows)
+            seen = learner.forward_backward(batch, objective)
+            norm = run.update(learner, step, batch, [s["loss"] for s in seen])
+        run.sampler.sync(learner)
+        run.advance(step + 1)
+        journal.clock.count("update", int(batch.mask.sum()))
+        metrics = {
+            **added(seen),
+            "optimizer/grad_norm": norm,
+            "optimizer/skipped": float(not math.isfinite(norm)),
+            "optimizer/lr": learning_rate(step, config.train),
+            **(held_out(run, lesson) if measures_after(step + 1, run) else {}),
+        }
+        times = journal.log(step, metrics)
+        rate = f"{times.get('tokens_per_second/update', 0.0):,.0f}"
+        told = {name.rpartition("/")[2]: f"{metrics[name]:.3f}" for name in ON_CONSOLE if name in metrics}
+        journal.console.step(step + 1, metrics["loss"], {**told, "tokens/s": rate})
+        if run.evaluate_and_save():
+            break
+
+
+ON_CONSOLE = ("loss", "preference/accuracy", "preference/margin")
+"""Metrics on the console."""
+
+
+def added(seen: Sequence[Shares]) -> dict[str, float]:
+    """The metrics of a step from the shares of its micro-batches."""
+    return {name: math.fsum(s[name] for s in seen) for name in seen[0]} if seen else {"loss": 0.0}
+
+
+def measures_after(step: int, run: Run) -> bool:
+    """Whether the held-out examples are measured once so many steps are done."""
+    every, last = run.loaded.config.eval.every, run.loaded.config.train.steps
+    return bool(run.held_out) and (step == last or bool(every and step % every == 0))
+
+
+def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
+    """What the held-out examples say now, each metric's mean."""
+    size, count, first = run.loaded.config.train.batch_size, len(run.held_out), len(run.train_set)
+    found: list[Shares] = []
+    with run.journal.clock("eval"):
+        for start in range(0, count, size):
+            rows = range(first + start, first + min(start + size, count))
+            means = added(run.learner.measure(*lesson(rows)))
+            found.append({name: mean * len(rows) / count for name, mean in means.items()})
+    return {f"held_out/{name}": value for name, value in added(found).items()}
+
+
+def imitate(run: Run) -> None:
+    """The supervised loop: imitate the answers of a data file or of a task's worked solutions."""
+
+    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+        return given_batch([run.train_set[i] for i in rows]), NegativeLogLikelihood()
+
+    train(run, lesson)
+
+
+@dataclass(frozen=True)
+class NegativeLogLikelihood:
+    """-mean log pi of the trained answer tokens of an optimizer step."""
+
+    temperature: float = 1.0
+    max_tokens: int = 1
+    skips_idle: bool = False
+    whole_groups: bool = False
+    needs_reference: bool = False
+
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
+        """A micro-batch's share of the loss, and its value."""
+        logprobs = micro.packed.unpack(scores.logprobs)
+        mask = micro.rows.mask.to(logprobs.device)
+        loss = -logprobs[mask].sum() / micro.totals.tokens
+        return loss, {"loss": float(loss.detach())}
+
+
+def batch_rows(count: int, size: int, step: int, seed: int) -> list[int]:
+    """Row numbers of a step's batch: epochs of permutations, read on without a gap."""
+    rows: list[int] = []
+    for position in range(step * size, (step + 1) * size):
+        epoch, place = divmod(position, count)
+        if not rows or place == 0:
+            order = permutation(key(seed, "order", epoch), count)
+        rows.append(int(order[place]))
+    return rows

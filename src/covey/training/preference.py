@@ -1,0 +1,193 @@
+"""Learning from preferences: pairs, or answers that were judged alone, against a reference or without one."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.batching import Batch, MicroBatch, given_batch
+from covey.errors import CheckpointError
+from covey.learner.learner import Learner, Objective
+from covey.models.logprobs import TokenScores
+from covey.models.policy import Policy
+from covey.objective.bound import AnyBound
+from covey.objective.preference import PreferenceData
+from covey.prompts import GivenAnswer, Prompted
+from covey.runs.atomic import write_file
+from covey.training import given
+from covey.training.given import Shares
+from covey.training.run import Run
+
+REFERENCE = "reference.npz"
+"""Holds the log-probs of all examples under the first model, computed once: no second model is kept."""
+SCORED_AT_ONCE = 256
+"""Examples that are scored between two writes of it."""
+
+
+def train(run: Run) -> None:
+    """The loop of a method that learns from preferences."""
+    loss = run.loaded.loss
+    assert loss is not None, "the method has one"
+    examples = [*run.train_set, *run.held_out]
+    if "nll" in loss.needs:
+        examples = [with_prompt_trained(e) for e in examples]
+    asks = set(loss.needs)
+    others = mismatched(examples, run.learner.policy.context) if "reference_point" in asks else []
+    every = [*examples, *others]
+    sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
+
+    def batch_of(numbers: Sequence[int], first: int = 0) -> Batch:
+        chosen = [every[first + i] for i in numbers]
+        refs = torch.cat([sums[first + i] for i in numbers]) if sums else None
+        return replace(given_batch(chosen), ref_sums=refs)
+
+    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+        point = 0.0
+        if others:
+            batch = batch_of(rows, first=len(examples))
+            assert batch.ref_sums is not None
+            point = float((summed(run.learner, batch) - batch.ref_sums).mean())
+        batch = batch_of(rows)
+        return batch, PreferenceObjective(loss, point, float(batch.mask[0::2].sum()) / len(rows))
+
+    given.train(run, lesson)
+
+
+def summed(learner: Learner[Policy], batch: Batch) -> Tensor:
+    """(N,) log-probs of whole answers under the policy as it is."""
+    return (learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)
+
+
+@dataclass(frozen=True)
+class PreferenceObjective:
+    """The mean of a preference loss over the pairs, or the judged answers, of an optimizer step."""
+
+    loss: AnyBound
+    reference_point: float = 0.0
+    """Mean KL of prompts with answers to others: what KTO compares with."""
+    tokens: float = 1.0
+    """Trained tokens of a first answer, in the mean over the step."""
+    temperature: float = 1.0
+    max_tokens: int = 1
+    skips_idle: bool = False
+    whole_groups: bool = True
+    needs_reference: bool = False
+
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
+        """A micro-batch's share of the loss and of the metrics."""
+        batch, count = micro.rows, micro.totals.prompts
+        logprobs = micro.packed.unpack(scores.logprobs)
+        answered = (batch.mask & (batch.advantages > 0)).to(logprobs.device)
+        sums, lengths = (logprobs * answered).sum(-1), answered.sum(-1).to(logprobs)
+        nll = -(logprobs * batch.mask.to(logprobs.device)).sum(-1) / self.tokens
+        labels = batch.rewards.to(sums.device) > 0.5
+        # Without a reference an answer's implicit reward is its mean log-prob.
+        reward = sums / lengths if batch.ref_sums is None else sums - batch.ref_sums.to(sums)
+        losses = self.loss(self._data(batch, sums, lengths, labels, reward, nll))
+        assert isinstance(losses, Tensor)
+        loss = losses.sum() / count
+        return loss, {"loss": float(loss.detach()), **self._metrics(reward.detach(), labels, count)}
+
+    def _data(
+        self, batch: Batch, sums: Tensor, lengths: Tensor, labels: Tensor, reward: Tensor, nll: Tensor
+    ) -> PreferenceData:
+        if "desirable" in self.loss.needs:
+            return PreferenceData(
+                log_ratio=reward, desirable=labels, reference_point=sums.new_tensor(self.reference_point)
+            )
+        assert bool(labels[0::2].all()) and not bool(labels[1::2].any()), "chosen and rejected take turns"
+        names = {"": sums, "ref_": None if batch.ref_sums is None else batch.ref_sums.to(sums)}
+        parts = {f"{ref}{who}": values[n::2] for ref, values in names.items() if values is not None
+                 for n, who in enumerate(("chosen", "rejected"))}  # fmt: skip
+        sizes = {"chosen_lengths": lengths[0::2], "rejected_lengths": lengths[1::2]}
+        return PreferenceData(**parts, **sizes, nll=nll[0::2])
+
+    def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> Shares:
+        if "desirable" in self.loss.needs:
+            right = ((reward > self.reference_point) == labels).float()
+            return {
+                "preference/accuracy": float(right.sum()) / count,
+                "preference/log_ratio": float(reward.sum()) / count,
+                "preference/reference_point": self.reference_point * len(labels) / count,
+            }
+        chosen, rejected = reward[0::2], reward[1::2]
+        found = {
+            "preference/margin": chosen - rejected,
+            "preference/accuracy": (chosen > rejected).float(),
+            "preference/chosen": chosen,
+            "preference/rejected": rejected,
+        }
+        return {name: float(values.sum()) / count for name, values in found.items()}
+
+
+def with_prompt_trained(example: Prompted) -> Prompted:
+    """A pair whose chosen answer is trained with its prompt, of which nothing predicts the first token."""
+    first, rest = example.tokens[:1], example.tokens[1:]
+    answers = []
+    for chosen, answer in zip((True, False), example.answers, strict=True):
+        said = np.concatenate([np.full(len(rest), -1.0), answer.trained]).astype(np.float32)
+        trained = np.concatenate([np.full(len(rest), chosen), answer.trained])
+        answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, said))
+    return replace(example, tokens=first, answers=tuple(answers))
+
+
+def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:
+    """Each prompt with the answer to another: that before its own in the file, round the end.
+
+    Answers that would not fit into the context are truncated.
+    """
+    found = []
+    for n, example in enumerate(examples):
+        before = (examples[n - k] for k in range(1, len(examples)))
+        other = next((e for e in before if not np.array_equal(e.tokens, example.tokens)), examples[n - 1])
+        room = max(1, context - len(example.tokens))
+        answers = tuple(GivenAnswer(a.tokens[:room], a.trained[:room]) for a in other.answers)
+        found.append(replace(example, answers=answers))
+    return found
+
+
+def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
+    """The log-prob of each answer under the model the run began with, (answers,) each.
+
+    Computed before the first step, while the policy is that model, and kept; what an interrupted try has
+    left is gone on from. Raises CheckpointError where later they are gone.
+    """
+    path = run.journal.folder.path / REFERENCE
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(example.tokens.tobytes())
+        for answer in example.answers:
+            digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
+    known = _kept(path, digest.hexdigest())
+    counts = [len(e.answers) for e in examples]
+    done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
+    if done < len(examples) and run.state.step:
+        raise CheckpointError(
+            f"{path}: the reference's log-probs are gone or are not of these examples, and its model is not "
+            f"kept. Put the file back, or remove {path.parent} to begin again"
+        )
+    run.journal.console.doing("scoring the reference")
+    while done < len(examples):
+        run.stop.check()
+        batch = given_batch(examples[done : done + SCORED_AT_ONCE])
+        known = np.concatenate([known, summed(run.learner, batch).numpy()])
+        done = min(done + SCORED_AT_ONCE, len(examples))
+        file = io.BytesIO()
+        np.savez(file, sums=known, examples=np.array(digest.hexdigest()))
+        write_file(path, file.getvalue())
+    return list(torch.from_numpy(known).split(counts))
+
+
+def _kept(path: object, digest: str) -> np.ndarray:
+    """What an earlier try has computed of these examples."""
+    try:
+        with np.load(str(path), allow_pickle=False) as file:
+            return file["sums"] if str(file["examples"]) == digest else np.zeros(0, np.float32)
+    except (OSError, ValueError, KeyError):
+        return np.zeros(0, np.float32)

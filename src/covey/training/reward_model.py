@@ -1,0 +1,174 @@
+"""Training a reward model: from pairs, from answers judged good or bad, or from labelled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.batching import Batch, MicroBatch, given_batch
+from covey.config.load import Loaded
+from covey.errors import ConfigError, DataError
+from covey.learner.learner import Objective
+from covey.models.load import load_policy, pick_device, source_of
+from covey.models.logprobs import TokenScores
+from covey.models.policy import Policy
+from covey.models.pretrained import pretrained, pretrained_tokenizer
+from covey.models.reward_model import (
+    CLASSES,
+    SEPARATOR,
+    Judges,
+    TrainedRewardModel,
+    conversation_ids,
+    is_reward_model,
+    with_head,
+    worked_ids,
+)
+from covey.objective.bound import AnyBound
+from covey.objective.preference import PreferenceData, log_sigmoid
+from covey.prompts import GivenAnswer, Prompted
+from covey.tasks.examples import Example
+from covey.training import given
+from covey.training.given import Shares
+from covey.training.run import Run
+
+
+def train(run: Run) -> None:
+    """The loop of `method: reward_model`."""
+    loss, examples = run.loaded.loss, [*run.train_set, *run.held_out]
+    assert loss is not None, "the method has one"
+    paired = len(examples[0].answers) == 2
+
+    def lesson(rows: Sequence[int]) -> tuple[Batch, Objective[Shares]]:
+        return given_batch([examples[i] for i in rows]), RewardObjective(loss if paired else None)
+
+    given.train(run, lesson)
+
+
+@dataclass(frozen=True)
+class RewardObjective:
+    """The loss of pairs, or the cross-entropy of labelled answers and steps."""
+
+    of_pairs: AnyBound | None
+    temperature: float = 1.0
+    max_tokens: int = 1
+    skips_idle: bool = False
+    whole_groups: bool = True
+    needs_reference: bool = False
+
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[Tensor, Shares]:
+        """A micro-batch's share of the loss and of the metrics."""
+        asked = micro.rows.mask.to(scores.logprobs.device)
+        values = micro.packed.unpack(scores.logprobs)[asked]
+        if self.of_pairs is None:
+            return self._judged(values, micro.rows.advantages.to(values.device)[asked], micro.totals.tokens)
+        chosen, rejected, count = values[0::2], values[1::2], micro.totals.prompts
+        losses = self.of_pairs(PreferenceData(chosen_scores=chosen, rejected_scores=rejected))
+        assert isinstance(losses, Tensor)
+        found = {
+            "reward_model/accuracy": (chosen > rejected).float(),
+            "reward_model/margin": chosen - rejected,
+            "reward_model/chosen": chosen,
+            "reward_model/rejected": rejected,
+        }
+        return self._seen(losses.sum() / count, found, count)
+
+    def _judged(self, values: Tensor, said: Tensor, count: int) -> tuple[Tensor, Shares]:
+        good = said > 0
+        losses = -log_sigmoid(torch.where(good, values, -values))
+        found = {
+            "reward_model/accuracy": ((values > 0) == good).float(),
+            "reward_model/mean": values,
+            "reward_model/good": good.float(),
+        }
+        return self._seen(losses.sum() / count, found, count)
+
+    def _seen(self, loss: Tensor, found: dict[str, Tensor], count: int) -> tuple[Tensor, Shares]:
+        means = {name: float(v.detach().sum()) / count for name, v in found.items()}
+        return loss, {"loss": float(loss.detach()), **means}
+
+
+def load_reward_model(loaded: Loaded, texts: Iterable[str], kind: Judges) -> TrainedRewardModel:
+    """The reward model that a config begins with: one trained before, or a language model's trunk."""
+    config = loaded.config
+    if isinstance(config.model, str) and config.model != "tiny":
+        source = source_of(config.model, loaded.folder)
+        if is_reward_model(Path(source)):
+            return _continued(source, kind, loaded)
+    model = with_head(load_policy(loaded, texts), kind)
+    if config.train.recompute_layers and model.decoder is not None:
+        model.decoder.recompute = True
+    return model
+
+
+def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
+    model = pretrained(CLASSES[kind].loader, source, dtype=torch.float32)
+    if model.config.num_labels not in CLASSES[kind].outputs:
+        raise ConfigError(f"model: {source} gives {model.config.num_labels} numbers, which is no {kind}")
+    model.to(pick_device(loaded.config.device))
+    return TrainedRewardModel(model, pretrained_tokenizer(source), kind)
+
+
+def kind_of(examples: Sequence[Example]) -> Judges:
+    """Which head the examples are for."""
+    return "process_reward_model" if examples[0].kind == "steps" else "reward_model"
+
+
+def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]:
+    """Examples as a reward model reads them; what it is asked about is marked as trained, with its label.
+
+    Raises DataError for what does not fit, or differs in nothing that the model can see.
+    """
+    found = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
+    for prompted in found:
+        size = len(prompted.tokens) + max(len(a.tokens) for a in prompted.answers) - 1
+        if size > policy.context:
+            raise DataError(
+                f"{prompted.problem.id}: {size} tokens, and the model reads {policy.context}. Shorten it"
+            )
+    return found
+
+
+def _answers(policy: Policy, example: Example) -> Prompted:
+    """What answers have in common is the prompt, which is computed once; each is asked about at its end."""
+    problem, tokenizer = example.problem, policy.tokenizer
+    ids = [conversation_ids(tokenizer, problem.prompt, answer) for answer in example.answers]
+    if len(ids) == 2 and ids[0] == ids[1]:
+        raise DataError(
+            f"{problem.id}: chosen and rejected are the same tokens to this model, so nothing is preferred; "
+            "remove this row"
+        )
+    alike = [len(set(tokens)) == 1 for tokens in zip(*ids, strict=False)]
+    shared = max(1, alike.index(False) if False in alike else len(alike))
+    end = [tokenizer.eos_token_id]  # never read: where it would be predicted the value is
+    answers = tuple(
+        asked([*tokens[shared:], *end], [len(tokens) - shared], [label])
+        for tokens, label in zip(ids, example.labels, strict=True)
+    )
+    return Prompted(problem, np.array(ids[0][:shared], dtype=np.int64), answers, example.labels)
+
+
+def _steps(policy: Policy, example: Example) -> Prompted:
+    """One answer, asked about at the end of each step."""
+    problem, tokenizer = example.problem, policy.tokenizer
+    steps = [str(step) for step in example.answers]
+    ids, ends = worked_ids(tokenizer, problem.prompt, steps, SEPARATOR)
+    first, _ = worked_ids(tokenizer, problem.prompt, [], SEPARATOR)
+    if not first:
+        raise DataError(f"{problem.id}: the prompt has no tokens")
+    if len(set(ends)) < len(ends):
+        raise DataError(f"{problem.id}: a step has no token of its own to be judged at; join it to another")
+    places = [end + 1 - len(first) for end in ends]
+    answer = asked([*ids[len(first) :], tokenizer.eos_token_id], places, example.labels)
+    return Prompted(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
+
+
+def asked(tokens: Sequence[int], places: Sequence[int], labels: Sequence[float]) -> GivenAnswer:
+    """An answer that is asked about where the tokens at ``places`` would be predicted."""
+    trained, said = np.zeros(len(tokens), dtype=bool), np.zeros(len(tokens), dtype=np.float32)
+    trained[list(places)], said[list(places)] = True, np.where(np.array(labels) > 0.5, 1.0, -1.0)
+    return GivenAnswer(np.array(tokens, dtype=np.int64), trained, said)

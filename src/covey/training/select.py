@@ -1,0 +1,84 @@
+"""The stage that selects from a corpus what resembles a few labelled lines. It needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from covey.config.load import Loaded, resolved_yaml
+from covey.config.schema import Data
+from covey.console import RunConsole
+from covey.errors import DataError
+from covey.runs.atomic import make_folder, write_file
+from covey.runs.harvest import ExampleRow, as_jsonl
+from covey.tasks.classifier import TextClassifier
+from covey.tasks.files import rows
+from covey.tasks.source import EXAMPLES, data_files
+from covey.types import Problem
+
+FOLDS = 5
+"""Of the labelled lines, each judged by a classifier that has not seen it."""
+
+
+def select(loaded: Loaded, console: RunConsole) -> Problem:
+    """Write the rows of `data.train` that a classifier learned from `data.examples` wants.
+
+    Raises DataError where there is nothing to learn from or nothing is wanted. Returns a row as an example.
+    """
+    config, data = loaded.config, loaded.config.data
+    if not isinstance(data.train, Path) or not data.examples:
+        raise DataError(
+            "filter: data.train is the corpus to select from, data.examples a file of a few labelled lines, "
+            "each with a text and a label"
+        )
+    corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
+    texts = [said_in(row, data, "data.examples") for part in labelled for row in part]
+    labels = [_label(row) for part in labelled for row in part]
+    if len(set(labels)) < 2:
+        raise DataError(
+            f"data.examples: {len(labels)} labelled lines of one kind; some that are wanted (label true) "
+            "and some that are not are needed"
+        )
+    right = sum(_left_out(texts, labels))
+    console.say(f"labelled lines judged by the others: {right} of {len(labels)} right")
+    classifier = TextClassifier(texts, labels)
+    scored = [(classifier.probability(said_in(row, data, "data.train")), row) for row in corpus]
+    wanted: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p >= config.keep.score]
+    if not wanted:
+        best = max((p for p, _ in scored), default=0.0)
+        raise DataError(
+            f"{data.train}: no row is wanted with a probability of {config.keep.score:g} (keep.score); the "
+            f"most likely has {best:.2f}. Label more lines, or ask for less"
+        )
+    make_folder(config.output)
+    write_file(config.output / "config.yaml", resolved_yaml(loaded))
+    write_file(config.output / EXAMPLES, as_jsonl(wanted))
+    console.say(f"{len(wanted)} of {len(corpus)} rows are wanted: {config.output / EXAMPLES}")
+    return Problem("filter", said_in(wanted[0], data, ""))
+
+
+def said_in(row: ExampleRow, data: Data, where: str) -> str:
+    """What a row says: its text, or prompt and answer."""
+    parts = [row[name] for name in ("text", data.prompt, data.completion) if isinstance(row.get(name), str)]
+    if not parts:
+        raise DataError(f"{where}: a row has no text (columns {', '.join(map(repr, row))}); name it `text`")
+    return " ".join(map(str, parts))
+
+
+def _label(row: ExampleRow) -> float:
+    said = str(row.get("label")).lower()
+    if said not in ("true", "false", "1", "0"):
+        raise DataError(f"data.examples: a label is true or false, this is {said[:40]!r}")
+    return float(said in ("true", "1"))
+
+
+def _left_out(texts: Sequence[str], labels: Sequence[float]) -> Iterator[bool]:
+    """Whether each labelled line is judged right by what the lines of other folds teach."""
+    folds = min(FOLDS, len(texts))
+    for fold in range(folds):
+        kept = [n for n in range(len(texts)) if n % folds != fold]
+        if len({labels[n] for n in kept}) < 2:
+            continue
+        classifier = TextClassifier([texts[n] for n in kept], [labels[n] for n in kept])
+        for n in range(fold, len(texts), folds):
+            yield (classifier.probability(texts[n]) > 0.5) == (labels[n] > 0.5)

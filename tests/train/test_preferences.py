@@ -1,0 +1,431 @@
+"""Learning from preferences: the losses of whole models beside TRL's trainers, files, runs that resume."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.conftest import CONFIGS, sharpened
+from tests.train.test_runs import StopAt, metrics_of, start
+from torch import Tensor
+
+from covey.batching import Batch, given_batch
+from covey.cli import main
+from covey.config.load import load_config
+from covey.config.schema import Data, Train
+from covey.errors import CheckpointError, ConfigError, DataError, Stopped
+from covey.learner.learner import Learner
+from covey.models.policy import Policy
+from covey.models.tiny import build_tokenizer
+from covey.objective.bound import bind
+from covey.objective.preference import PREFERENCES
+from covey.prompts import GivenAnswer, Prompted, encode_examples
+from covey.tasks.examples import examples_of, with_prompt
+from covey.training.given import added
+from covey.training.preference import REFERENCE, PreferenceObjective, mismatched, with_prompt_trained
+from covey.types import Problem
+
+PAIRED = [m for m in PREFERENCES if m != "kto"]
+
+
+def policies() -> tuple[Policy, Policy]:
+    """A policy, and the reference that it has moved away from."""
+    reference = sharpened(CONFIGS["qwen3"])
+    model = copy.deepcopy(reference)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    tokenizer = build_tokenizer(["1+2=3"] * 3, vocab_size=300)
+    return Policy(model, tokenizer), Policy(reference, tokenizer)
+
+
+def pairs(*sizes: tuple[int, int, int]) -> list[Prompted]:
+    """Pairs with a prompt, a chosen and a rejected answer of so many random tokens."""
+    rng = np.random.default_rng(0)
+    found = []
+    for n, (prompt, *answers) in enumerate(sizes):
+        given = tuple(GivenAnswer(rng.integers(5, 300, size=k), np.ones(k, dtype=bool)) for k in answers)
+        found.append(Prompted(Problem(f"p{n}", "p"), rng.integers(5, 300, size=prompt), given, (1.0, 0.0)))
+    return found
+
+
+RAGGED = ((3, 4, 2), (1, 1, 5), (6, 3, 3))
+
+
+def log_probs(model: torch.nn.Module, prompt: np.ndarray, answer: np.ndarray) -> Tensor:
+    """Of the answer's tokens, by the model's own forward."""
+    ids = torch.from_numpy(np.concatenate([prompt, answer]))[None]
+    scores = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return scores.gather(1, ids[0, len(prompt) :, None])[:, 0]
+
+
+def with_reference(examples: list[Prompted], reference: Policy) -> Batch:
+    batch = given_batch(examples)
+    rows = [(e.tokens, a.tokens) for e in examples for a in e.answers]
+    with torch.no_grad():
+        sums = torch.stack([log_probs(reference.model, *row).sum() for row in rows])
+    return Batch(**{**vars(batch), "ref_sums": sums})
+
+
+def ours(
+    method: str, policy: Policy, batch: Batch, micro_tokens: int = 8192, point: float = 0.0, **settings: Any
+) -> tuple[float, dict[str, Tensor], dict[str, float]]:
+    """Loss, gradient by parameter and metrics of a step."""
+    learner = Learner(policy, Train(tokens_per_micro_batch=micro_tokens))
+    tokens = float(batch.mask[0::2].sum()) / batch.totals(1).prompts
+    objective = PreferenceObjective(bind(PREFERENCES[method], **settings), point, tokens)
+    seen = added(learner.forward_backward(batch, objective))
+    names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
+    gradient = {n: m.grad.clone() for n, m in zip(names, learner.optimizer.masters, strict=True)}
+    learner.clear()
+    return seen["loss"], gradient, seen
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor], within: float = 1e-5) -> None:
+    scale = max(g.abs().max() for g in other.values())
+    for name, gradient in one.items():
+        assert (gradient - other[name]).abs().max() < within * max(scale, 1.0), name
+
+
+@pytest.mark.parametrize("method", PAIRED)
+def test_any_split_into_micro_batches_is_the_same_step(method: str) -> None:
+    policy, reference = policies()
+    examples = pairs(*RAGGED)
+    whole = [with_prompt_trained(e) for e in examples] if method == "orpo" else examples
+    batch = with_reference(whole, reference)
+    loss, gradient, seen = ours(method, policy, batch)
+    for tokens in (1, 20):
+        other = ours(method, policy, batch, tokens)
+        assert other[0] == pytest.approx(loss, rel=1e-5)
+        assert other[2] == pytest.approx(seen, rel=1e-4, abs=1e-6)
+        close(gradient, other[1])
+    rows = [(e.tokens, a.tokens) for e in examples for a in e.answers]
+    sums = torch.stack([log_probs(policy.model, *row).sum() for row in rows]).detach()
+    lengths = torch.tensor([len(a) for _, a in rows])
+    score = sums / lengths if method in ("orpo", "simpo") else sums - batch.ref_sums
+    if method not in ("orpo", "simpo"):
+        assert seen["preference/margin"] == pytest.approx(float((score[0::2] - score[1::2]).mean()), rel=1e-3)
+    assert seen["preference/accuracy"] == pytest.approx(float((score[0::2] > score[1::2]).float().mean()))
+
+
+def test_the_reference_point_is_that_of_prompts_with_other_answers() -> None:
+    examples = [Prompted(e.problem, e.tokens, e.answers[:1], (1.0,)) for e in pairs(*RAGGED)]
+    found = mismatched(examples, 99)
+    assert [f.problem.id for f in found] == ["p0", "p1", "p2"]
+    assert [f.answers[0].tokens.tolist() for f in found] == [
+        examples[n - 1].answers[0].tokens.tolist() for n in range(3)
+    ]
+    # Two answers to one prompt, as a pair leaves them: the one before both belongs to another prompt.
+    again = mismatched([examples[0], examples[1], replace(examples[1], labels=(0.0,))], 5)
+    assert all(np.array_equal(again[n].answers[0].tokens, examples[0].answers[0].tokens) for n in (1, 2))
+    assert len(again[0].answers[0].tokens) == 1  # 3 + 1 tokens; of 5 the prompt leaves 2
+    assert [len(f.answers[0].tokens) for f in mismatched(examples, 4)] == [1, 3, 1]
+
+
+TRL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "dpo": ("sigmoid", {"beta": 0.3}, {"beta": 0.3}),
+    "robust_dpo": ("robust", {"beta": 0.3, "label_smoothing": 0.1}, {"beta": 0.3, "label_smoothing": 0.1}),
+    "hinge": ("hinge", {"beta": 0.3}, {"beta": 0.3}),
+    "ipo": ("ipo", {"beta": 0.3}, {"tau": 0.3}),
+}
+
+
+def trl_inputs(examples: list[Prompted]) -> dict[str, Tensor]:
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    rows = [
+        {
+            "prompt_ids": e.tokens.tolist(),
+            "chosen_ids": e.answers[0].tokens.tolist(),
+            "rejected_ids": e.answers[1].tokens.tolist(),
+        }
+        for e in examples
+    ]
+    return DataCollatorForPreference(pad_token_id=0)(rows)
+
+
+def gradient_of(loss: Tensor, model: torch.nn.Module) -> dict[str, Tensor]:
+    named = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return {n: torch.zeros_like(named[n]) if g is None else g for n, g in zip(named, found, strict=True)}
+
+
+@pytest.mark.slow
+def test_losses_and_gradients_are_those_of_trls_dpo_trainer(tmp_path: Path) -> None:
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
+    policy, reference = policies()
+    examples = pairs(*RAGGED)
+    rows = datasets.Dataset.from_list([{"prompt": "1+2=", "chosen": "3", "rejected": "4"}] * 3)
+    for method, (loss_type, theirs, settings) in TRL.items():
+        trainer = trl.DPOTrainer(
+            model=copy.deepcopy(policy.model),
+            ref_model=copy.deepcopy(reference.model),
+            args=trl.DPOConfig(
+                output_dir=str(tmp_path),
+                loss_type=[loss_type],
+                report_to=[],
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                disable_dropout=True,
+                **theirs,
+            ),
+            train_dataset=rows,
+            processing_class=policy.tokenizer,
+        )
+        expected = trainer._compute_loss(trainer.model, trl_inputs(examples), return_outputs=False)
+        loss, gradient, seen = ours(method, policy, with_reference(examples, reference), **settings)
+        assert loss == pytest.approx(float(expected.detach()), rel=1e-5, abs=1e-6), method
+        close(gradient, gradient_of(expected, trainer.model))
+        mode = "train" if trainer.model.training else "eval"
+        logged = {k: v[-1] for k, v in trainer._metrics[mode].items() if k.startswith("rewards/")}
+        assert seen["preference/margin"] * theirs["beta"] == pytest.approx(
+            logged["rewards/margins"], rel=1e-4
+        )
+        assert seen["preference/accuracy"] == pytest.approx(logged["rewards/accuracies"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
+@pytest.mark.parametrize("method", ["simpo", "orpo"])
+def test_losses_and_gradients_are_those_of_trls_trainers_without_a_reference(
+    tmp_path: Path, method: str
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    policy, _ = policies()
+    examples = pairs(*RAGGED)
+    theirs, settings = {
+        "simpo": (
+            {"loss_type": "simpo", "simpo_gamma": 0.7, "cpo_alpha": 0.0, "beta": 1.5},
+            {"beta": 1.5, "gamma": 0.7},
+        ),
+        "orpo": ({"beta": 0.4}, {"lam": 0.4}),
+    }[method]
+    config, kind = {"simpo": (CPOConfig, CPOTrainer), "orpo": (ORPOConfig, ORPOTrainer)}[method]
+    trainer = kind(
+        model=copy.deepcopy(policy.model),
+        args=config(
+            output_dir=str(tmp_path),
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            max_length=64,
+            gradient_checkpointing=False,
+            remove_unused_columns=False,
+            **theirs,
+        ),
+        train_dataset=datasets.Dataset.from_list([{"prompt": "1+2=", "chosen": "3", "rejected": "4"}] * 3),
+        processing_class=policy.tokenizer,
+    )
+    rows = []
+    for e in examples:
+        row: dict[str, Any] = {
+            "prompt_input_ids": e.tokens.tolist(),
+            "prompt_attention_mask": [1] * len(e.tokens),
+        }
+        for who, answer in zip(("chosen", "rejected"), e.answers, strict=True):
+            ids = [*e.tokens.tolist(), *answer.tokens.tolist()]
+            row |= {
+                f"{who}_input_ids": ids,
+                f"{who}_attention_mask": [1] * len(ids),
+                f"{who}_labels": [-100] * len(e.tokens) + answer.tokens.tolist(),
+            }
+        rows.append(row)
+    expected, _ = trainer.get_batch_loss_metrics(trainer.model, trainer.data_collator(rows))
+    whole = [with_prompt_trained(e) for e in examples] if method == "orpo" else examples
+    loss, gradient, _ = ours(method, policy, given_batch(whole), **settings)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    close(gradient, gradient_of(expected, trainer.model))
+
+
+@pytest.mark.slow
+def test_losses_and_gradients_are_those_of_trls_kto_trainer(tmp_path: Path) -> None:
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
+    from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
+
+    policy, reference = policies()
+    given = [
+        Prompted(e.problem, e.tokens, e.answers[:1], (float(n != 1),))
+        for n, e in enumerate(pairs((3, 4, 2), (1, 5, 5), (6, 3, 3), (2, 6, 1)))
+    ]
+    rows = datasets.Dataset.from_list(
+        [{"prompt": "1+2=", "completion": "3", "label": bool(n % 2)} for n in range(4)]
+    )
+    settings = {"beta": 0.3, "desirable_weight": 1.0, "undesirable_weight": 1.5}
+    trainer = trl.KTOTrainer(
+        model=copy.deepcopy(policy.model),
+        ref_model=copy.deepcopy(reference.model),
+        args=trl.KTOConfig(
+            output_dir=str(tmp_path),
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=4,
+            **settings,
+        ),
+        train_dataset=rows,
+        processing_class=policy.tokenizer,
+    )
+    others = mismatched(given, 128)
+    inputs = DataCollatorForUnpairedPreference(pad_token_id=0)(
+        [
+            {
+                "prompt_ids": e.tokens.tolist(),
+                "completion_ids": e.answers[0].tokens.tolist(),
+                "KL_completion_ids": other.answers[0].tokens.tolist(),
+                "label": e.labels[0] > 0,
+            }
+            for e, other in zip(given, others, strict=True)
+        ]
+    )
+    expected = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
+    batch = with_reference(others, reference)
+    learner = Learner(policy, Train())
+    point = ((learner.score(batch, 1.0).logprobs * batch.mask).sum(-1) - batch.ref_sums).mean()
+    loss, gradient, _ = ours("kto", policy, with_reference(given, reference), point=float(point), **settings)
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    close(gradient, gradient_of(expected, trainer.model))
+
+
+def rows_of(path: Path, count: int = 12) -> Path:
+    """Sums with a correct and an incorrect answer."""
+    rows = [
+        {"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n + 2 + n % 3), "answer": str(n + 1)}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def run(tmp_path: Path, name: str, method: str, **settings: Any) -> Path:
+    data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None, "held_out": 0.25}
+    train = {"steps": 4, "lr": 1e-3, "batch_size": 4, "save_every": 2}
+    values = {"method": method, "rewards": (), "data": data, "train": train, "eval": {"every": 2}, **settings}
+    start(tmp_path / name, **values)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("method", list(PREFERENCES))
+def test_every_method_trains_and_measures_held_out_pairs(tmp_path: Path, method: str) -> None:
+    metrics = metrics_of(run(tmp_path, "run", method))
+    assert all(np.isfinite(m["loss"]) and m["optimizer/grad_norm"] > 0 for m in metrics)
+    assert ["held_out/preference/accuracy" in m for m in metrics] == [False, True, False, True]
+    assert (tmp_path / "run" / REFERENCE).exists() == (method not in ("orpo", "simpo"))
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "simpo"])
+def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
+    whole = run(tmp_path, "whole", method)
+    data = {"task": None, "train": tmp_path / "pairs.jsonl", "test": None, "held_out": 0.25}
+    train = {"steps": 4, "lr": 1e-3, "batch_size": 4, "save_every": 2}
+    values = {"method": method, "rewards": (), "data": data, "train": train, "eval": {"every": 2}}
+    for at in (1, 3, 2):  # while the reference is scored, and between steps
+        with pytest.raises(Stopped):
+            start(tmp_path / "parts", StopAt(at), **values)
+    start(tmp_path / "parts", **values)
+    assert (whole / "metrics.jsonl").read_bytes() == (tmp_path / "parts/metrics.jsonl").read_bytes()
+    one, other = (load_file(f / "final/model.safetensors") for f in (whole, tmp_path / "parts"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_the_reference_said_cannot_be_made_up_later(tmp_path: Path) -> None:
+    data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None}
+    train = {"steps": 4, "lr": 1e-3, "batch_size": 4, "save_every": 1}
+    values = {"method": "dpo", "rewards": (), "data": data, "train": train}
+    with pytest.raises(Stopped):
+        start(tmp_path / "run", StopAt(4), **values)
+    (tmp_path / "run" / REFERENCE).unlink()
+    with pytest.raises(CheckpointError, match="Put the file back"):
+        start(tmp_path / "run", **values)
+
+
+def test_all_of_trls_formats_are_read(policy: Policy) -> None:
+    user, good, bad = (
+        {"role": r, "content": c} for r, c in (("user", "2+2="), ("assistant", "4"), ("assistant", "5"))
+    )
+    explicit = {"prompt": "2+2=", "chosen": "4", "rejected": "5"}
+    implicit = {"chosen": "2+2= 4", "rejected": "2+2= 5"}
+    chat = {"prompt": [user], "chosen": [good], "rejected": [bad]}
+    implicit_chat = {"chosen": [user, good], "rejected": [user, bad]}
+    both = {**implicit_chat, "prompt": "2+2="}  # as UltraFeedback has it
+    found = [with_prompt(dict(row), "", Data()) for row in (explicit, implicit, chat, implicit_chat, both)]
+    assert [r["prompt"] for r in found] == ["2+2=", "2+2=", [user], [user], [user]]
+    assert found[1]["chosen"] == " 4"
+    assert found[2:] == [chat, chat, chat]
+    problem = Problem("p", [user], {"chosen": [good], "rejected": [bad]})
+    (example,) = examples_of([problem], "dpo", Data(), 0.0)
+    (encoded,) = encode_examples(policy, [example], load_config(overrides=["--data.task", "sums"]).config)
+    text = policy.tokenizer.decode([*encoded.tokens, *encoded.answers[0].tokens])
+    assert text == "<|im_start|>user\n2+2=<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"
+    assert encoded.answers[0].tokens[-1] == policy.tokenizer.eos_token_id
+    unpaired = examples_of([problem], "kto", Data(), 0.0)
+    assert [(e.answers, e.labels) for e in unpaired] == [(([good],), (1.0,)), (([bad],), (0.0,))]
+
+
+def test_in_a_conversation_only_the_assistant_is_trained(policy: Policy) -> None:
+    said = [("user", "2+2="), ("assistant", "calc(2+2)"), ("tool", "4"), ("assistant", "It is 4.")]
+    row = with_prompt({"messages": [{"role": r, "content": c} for r, c in said]}, "", Data())
+    problem = Problem("p", row["prompt"], {"completion": row["completion"]})
+    (example,) = examples_of([problem], "sft", Data(), 0.0)
+    (encoded,) = encode_examples(policy, [example], load_config(overrides=["--data.task", "sums"]).config)
+    tokens, trained, _ = encoded.answers[0]
+    assert policy.tokenizer.decode(tokens[trained]) == "calc(2+2)<|im_end|>It is 4.<|im_end|>"
+    assert "tool\n4<|im_end|>" in policy.tokenizer.decode(tokens)
+
+
+PAIR = {"prompt": "2+2=", "chosen": "4", "rejected": "5"}
+BAD: list[tuple[str, list[dict[str, Any]], str]] = [
+    ("dpo", [PAIR, {**PAIR, "rejected": "4"}], r"jsonl:2: chosen and rejected are the same.*1 of 2 pairs"),
+    ("dpo", [{"prompt": "2+2=", "completion": "4"}], r"jsonl:1: method dpo needs chosen and rejected"),
+    ("kto", [{"prompt": "2+2=", "completion": "4", "label": True}] * 3, "all other rows are labelled good"),
+    ("kto", [{"prompt": "2+2=", "completion": "4", "label": "maybe"}], "a label is true or false.*maybe"),
+    ("dpo", [{"prompt": "2", "chosen": ["4"], "rejected": "5"}], "'chosen' must be a text or"),
+    (
+        "dpo",
+        [{"prompt": "2", "chosen": [{"role": "assistant", "content": "4"}], "rejected": "5"}],
+        "data.chat",
+    ),
+    ("reward_model", [{"prompt": "2", "completions": ["a"], "labels": []}], "1 steps in completions and 0"),
+    ("reward_model", [{"prompt": "2", "completions": ["a", " "], "labels": [1, 0]}], "step 2 is not"),
+    ("sft", [{"prompt": "2+2="}], "supervised learning needs column 'completion'"),
+]
+
+
+@pytest.mark.parametrize(("method", "rows", "says"), BAD, ids=[b[2][:20] for b in BAD])
+def test_bad_rows_are_named_before_a_model_is_loaded(
+    tmp_path: Path, method: str, rows: list[dict[str, Any]], says: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=says):
+        start(
+            tmp_path / "run",
+            method=method,
+            model="no/such-model",
+            rewards=(),
+            data={"task": None, "train": tmp_path / "rows.jsonl", "test": None},
+        )
+
+
+def test_settings_of_the_loss_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_config(values={"method": "dpo", "loss": {"beta": 0.2}, "data": {"train": "x.jsonl"}})
+    for values, says in (
+        ({"method": "dpo", "loss": {"bta": 0.2}}, "loss.bta: dpo has no such setting; did you mean beta"),
+        ({"method": "dpo", "loss": {"beta": -1}}, "loss.beta: -1"),
+        ({"method": "sft", "loss": {"beta": 1}}, "method sft has no settings here"),
+        ({"method": "dpo", "beta": 0.2}, "loss: {beta: 0.1}"),
+    ):
+        with pytest.raises(ConfigError, match=says.replace("{", r"\{")):
+            load_config(values=values)
+    assert main(["train", str(tmp_path / "none.yaml")]) == 2

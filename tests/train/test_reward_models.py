@@ -1,0 +1,223 @@
+"""Reward models: from pairs, judged answers and steps, saved as transformers' own, used as rewards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.conftest import policy_of
+from tests.models.test_reward import judged
+from tests.train.test_preferences import close, gradient_of
+from tests.train.test_runs import StopAt, metrics_of, start
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from covey.batching import given_batch
+from covey.config.schema import Train
+from covey.errors import ConfigError, DataError, Stopped
+from covey.learner.learner import Learner
+from covey.models.policy import Policy, save_policy
+from covey.models.reward_model import TrainedRewardModel, conversation_ids, with_head
+from covey.objective.bound import bind
+from covey.objective.preference import bradley_terry
+from covey.tasks.examples import Example
+from covey.training.given import added
+from covey.training.reward_model import RewardObjective, encode_judged
+from covey.types import Problem
+
+PAIR = {"prompt": "2+2=", "chosen": "4", "rejected": "5 5"}
+JUDGED = {"prompt": "2+2=", "completion": "4", "label": True}
+STEPS = {"prompt": "2+2=", "completions": ["2+2 is 4", "so 5"], "labels": [True, False]}
+
+
+def pair(prompt: Any, chosen: Any, rejected: Any) -> Example:
+    return Example("pair", Problem(f"{prompt}", prompt), (chosen, rejected), (1.0, 0.0))
+
+
+PAIRS = [pair("1+2=", "3", "4 no"), pair("2+2=", "4, I think", "5"), pair("1+2+3=", "6", "7 7 7")]
+
+
+def reward_model(name: str = "qwen3", kind: Any = "reward_model") -> TrainedRewardModel:
+    """With a head that is not 0, so that mistakes show."""
+    model = with_head(policy_of(name), kind)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for key, parameter in model.model.named_parameters():
+            if not key.startswith(model.model.base_model_prefix):
+                parameter.normal_()
+    return model
+
+
+def step_of(
+    model: Policy, examples: list[Example], loss: Any, micro_tokens: int = 8192
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    learner = Learner(model, Train(tokens_per_micro_batch=micro_tokens))
+    batch = given_batch(encode_judged(model, examples))
+    seen = added(learner.forward_backward(batch, RewardObjective(loss)))
+    named = zip(dict(model.model.named_parameters()), learner.optimizer.masters, strict=True)
+    gradient = {n: torch.zeros_like(m) if m.grad is None else m.grad.clone() for n, m in named}
+    learner.clear()
+    return seen, gradient
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_pair_is_worth_what_transformers_model_says_of_both_texts(name: str) -> None:
+    model = reward_model(name)
+    seen, gradient = step_of(model, PAIRS, bind(bradley_terry, center=0.01))
+    texts = [conversation_ids(model.tokenizer, e.problem.prompt, a) for e in PAIRS for a in e.answers]
+    scores = torch.stack([model.model(torch.tensor([ids])).logits[0, 0] for ids in texts])
+    chosen, rejected = scores[0::2], scores[1::2]
+    loss = (-(chosen - rejected).sigmoid().log() + 0.01 * (chosen + rejected) ** 2).mean()
+    assert seen["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    assert seen["reward_model/accuracy"] == pytest.approx((chosen > rejected).float().mean().item())
+    assert seen["reward_model/margin"] == pytest.approx((chosen - rejected).mean().item(), rel=1e-3)
+    close(gradient, gradient_of(loss, model.model), within=1e-4)
+    alone = step_of(model, PAIRS, bind(bradley_terry, center=0.01), micro_tokens=1)
+    assert alone[0] == pytest.approx(seen, rel=1e-4)
+    close(alone[1], gradient, within=1e-4)
+
+
+@pytest.mark.slow
+def test_loss_and_gradient_are_those_of_trls_reward_trainer(tmp_path: Path) -> None:
+    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
+    from trl.trainer.reward_trainer import DataCollatorForPreference
+
+    model = reward_model()
+    rows = datasets.Dataset.from_list([{"chosen": "1+2=3", "rejected": "1+2=4"}] * 3)
+    args = trl.RewardConfig(
+        output_dir=str(tmp_path),
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        center_rewards_coefficient=0.01,
+    )
+    trainer = trl.RewardTrainer(
+        model=model.model, args=args, train_dataset=rows, processing_class=model.tokenizer
+    )
+    ids = [[conversation_ids(model.tokenizer, e.problem.prompt, a) for a in e.answers] for e in PAIRS]
+    inputs = DataCollatorForPreference(pad_token_id=model.tokenizer.pad_token_id)(
+        [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in ids]
+    )
+    expected = trainer.compute_loss(trainer.model, inputs)
+    seen, gradient = step_of(model, PAIRS, bind(bradley_terry, center=0.01))
+    assert seen["loss"] == pytest.approx(float(expected.detach()), rel=1e-5)
+    close(gradient, gradient_of(expected, trainer.model), within=1e-5)
+
+
+def test_a_process_head_is_asked_at_the_end_of_each_step() -> None:
+    model = reward_model(kind="process_reward_model")
+    examples = [
+        Example("steps", Problem("a", "2+2="), ("2+2 is 4", "so 5"), (1.0, 0.0)),
+        Example("steps", Problem("b", "3="), ("3",), (1.0,)),
+    ]
+    seen, _ = step_of(model, examples, None)
+    losses = []
+    for e in examples:
+        ids = model.tokenizer.encode(e.problem.prompt)
+        for step, label in zip(e.answers, e.labels, strict=True):
+            ids = [*ids, *model.tokenizer.encode(step), *model.tokenizer.encode("\n")]
+            logit = model.model(torch.tensor([ids])).logits[0, -1, 0]
+            losses.append(-torch.nn.functional.logsigmoid(logit if label else -logit))
+    assert seen["loss"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-4)
+
+
+def trained(tmp_path: Path, rows: list[dict[str, Any]], name: str = "run", **settings: Any) -> Path:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values: dict[str, Any] = {
+        "method": "reward_model",
+        "rewards": (),
+        "data": {"task": None, "train": tmp_path / "rows.jsonl", "test": None, "held_out": 0.25},
+        "train": {"steps": 6, "lr": 3e-3, "batch_size": 4, "save_every": 2},
+        "eval": {"every": 3},
+    }
+    start(tmp_path / name, **{**values, **settings})
+    return tmp_path / name
+
+
+def pair_rows() -> list[dict[str, Any]]:
+    return [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": f"no {n}"} for n in range(12)]
+
+
+def test_a_reward_model_learns_pairs_and_says_the_same_as_a_reward(tmp_path: Path) -> None:
+    run = trained(tmp_path, pair_rows())
+    metrics = metrics_of(run)
+    assert metrics[0]["reward_model/accuracy"] == 0  # the head begins at 0: no text is above another
+    assert metrics[-1]["held_out/reward_model/accuracy"] > 0.9
+    final = AutoModelForSequenceClassification.from_pretrained(run / "final")
+    (run / "final").rename(tmp_path / "judge")
+    group = judged(tmp_path, "reward_model", ["2", "no 1"], "1+1=")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "judge")
+    for text, value in zip(["2", "no 1"], group.rewards, strict=True):
+        ids = conversation_ids(tokenizer, "1+1=", text)
+        assert value == pytest.approx(final(torch.tensor([ids])).logits.item(), abs=1e-4)
+    assert group.rewards[0] > group.rewards[1]
+
+
+@pytest.mark.parametrize("kind", ["judged", "steps"])
+def test_heads_of_labels_and_of_steps(tmp_path: Path, kind: str) -> None:
+    rows = {
+        "judged": [
+            {"prompt": f"{n}=", "completion": "yes" if n % 2 else "no", "label": bool(n % 2)}
+            for n in range(12)
+        ],
+        "steps": [
+            {"prompt": f"{n}=", "completions": ["yes", "no", "yes"], "labels": [1, 0, 1]} for n in range(12)
+        ],
+    }[kind]
+    run = trained(tmp_path, rows, train={"steps": 20, "lr": 3e-3, "batch_size": 8}, eval={})
+    assert metrics_of(run)[-1]["held_out/reward_model/accuracy"] > 0.9
+    loader = {"judged": AutoModelForSequenceClassification, "steps": AutoModelForTokenClassification}[kind]
+    _, found = loader.from_pretrained(run / "final", output_loading_info=True)
+    assert not any(found[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    (run / "final").rename(tmp_path / "judge")
+    if kind == "steps":
+        group = judged(tmp_path, "process_reward_model", ["yes\n\nno\n\nyes"], "3=", split_by="paragraphs")
+        assert np.sign(group.steps[0].values).tolist() == [1, -1, 1]
+
+
+def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path) -> None:
+    whole = trained(tmp_path, pair_rows(), "whole")
+    for at in (2, 3):
+        with pytest.raises(Stopped):
+            values = {
+                "train": {"steps": 6, "lr": 3e-3, "batch_size": 4, "save_every": 2},
+                "eval": {"every": 3},
+            }
+            start(
+                tmp_path / "parts",
+                StopAt(at),
+                method="reward_model",
+                rewards=(),
+                data={"task": None, "train": tmp_path / "rows.jsonl", "test": None, "held_out": 0.25},
+                **values,
+            )
+    parts = trained(tmp_path, pair_rows(), "parts")
+    assert (whole / "metrics.jsonl").read_bytes() == (parts / "metrics.jsonl").read_bytes()
+    one, other = (load_file(f / "final/model.safetensors") for f in (whole, parts))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    refreshed = trained(tmp_path, pair_rows(), "refreshed", model=str(whole / "final"))
+    assert metrics_of(refreshed)[0]["reward_model/accuracy"] > 0.9
+
+
+def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
+    run = trained(tmp_path, pair_rows())
+    with pytest.raises(ConfigError, match=r"score.bias.* missing"):
+        trained(tmp_path, [STEPS] * 8, "steps", model=str(run / "final"))
+    with pytest.raises(DataError, match=r"completions \(its steps\).*keep one kind"):
+        trained(tmp_path, [PAIR, STEPS], "both")
+    with pytest.raises(ConfigError, match="leave lora out"):
+        trained(tmp_path, pair_rows(), "lora", lora={"rank": 2})
+    with pytest.raises(ConfigError, match="is a reward model, which writes nothing"):
+        start(tmp_path / "rl", model=str(run / "final"))
+    save_policy(policy_of("qwen3"), tmp_path / "short")
+    with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens, and the model reads 128"):
+        trained(
+            tmp_path, [PAIR, {**PAIR, "chosen": "x y " * 99}], "long", model=str(tmp_path / "short"), eval={}
+        )

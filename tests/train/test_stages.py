@@ -1,0 +1,232 @@
+"""Stages that make examples, the pipelines they stand in, and pairs from any run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.train.test_runs import StopAt, metrics_of, start
+
+from covey.cli import main
+from covey.config.load import load_config
+from covey.config.schema import Keep
+from covey.errors import ConfigError, DataError, Stopped
+from covey.insight.stages import stage_table
+from covey.runs.harvest import LoggedSample, kept_of, pairs_of
+from covey.runs.reader import load_recorded
+from covey.tasks.classifier import TextClassifier
+from covey.types import Problem
+
+SHORT = {
+    "group_size": 4, "prompts_per_step": 2, "max_tokens": 12,
+    "stop": [*"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"],
+}  # fmt: skip
+"""A model that has learned nothing ends what it writes too."""
+
+
+def drawn(
+    text: str, reward: float | None, finish: str = "stop", prompt: Any = "2+2=", **more: float
+) -> LoggedSample:
+    return LoggedSample(0, 0, "p", prompt, text, finish, reward, {"answer": reward, **more})
+
+
+def test_pairs_are_the_best_against_the_worst_by_a_margin() -> None:
+    group = [
+        drawn("four", 1.0), drawn("5", 0.0), drawn("4!", 0.6), drawn("six", 0.5),
+        drawn("cut", 2.0, "length"), drawn("?", None),
+    ]  # fmt: skip
+    known = {"p": Problem("p", "2+2=", {"answer": "4", "completion": "worked"})}
+
+    def found(**keep: Any) -> list[tuple[object, object, object]]:
+        rows = pairs_of([group, group], Keep(**keep), known)
+        assert all(row["answer"] == "4" and "completion" not in row for row in rows)
+        return [(r["chosen"], r["rejected"], r["margin"]) for r in rows]
+
+    assert found(per_problem=1) == [("four", "5", 1.0)]
+    assert found() == [("four", "5", 1.0), ("4!", "six", pytest.approx(0.1))]
+    assert found(margin=0.5) == [("four", "5", 1.0)]
+    chat = [drawn("4", 1.0, prompt=[{"role": "user", "content": "2+2="}]), drawn("5", 0.0, prompt=[])]
+    (row,) = pairs_of([chat], Keep(), {})
+    assert row["chosen"] == [{"role": "assistant", "content": "4"}]
+
+
+def test_rejection_sampling_keeps_what_is_correct_once_and_passes_the_filters() -> None:
+    group = [
+        drawn("a  four", 1.0, language=1.0), drawn("a four", 1.0, language=1.0),
+        drawn("b", 1.0, language=0.5),
+        drawn("c", 0.0, language=1.0), drawn("d", 1.0, "length", language=1.0), drawn("e", 1.0, language=1.0),
+    ]  # fmt: skip
+
+    def texts(**keep: Any) -> list[object]:
+        return [row["completion"] for row in kept_of([group], "answer", Keep(**keep), {})]
+
+    assert texts() == ["a  four", "b", "e"]
+    assert texts(least={"language": 0.9}) == ["a  four", "e"]
+    assert texts(per_problem=1) == ["a  four"]
+
+
+def pipeline(**more: Any) -> dict[str, Any]:
+    return {
+        "rollout": SHORT,
+        "train": {"steps": 2, "lr": 1e-3, "batch_size": 4, "save_every": 1},
+        "eval": {"problems": 2, "samples": 1},
+        "data": {"task": "last_digit", "train_size": 32, "test_size": 4},
+        "rewards": (),
+        "stages": [
+            {"method": "sft", "train": {"steps": 1},
+             "data": {"completion": "{answer}"}},
+            {"method": "pairs", "rewards": [
+                {"math_answer": {"rule": "last_number", "verdict": True}}, {f"{__file__}:varied": 0.01}]},
+            {"method": "dpo", "data": {"examples": "2-pairs"}},
+            {"method": "reward_model", "data": {"examples": ["2-pairs", "2-pairs"], "replay": 0.5}},
+            {"method": "rl", "algorithm": "grpo", "rewards": [
+                {"math_answer": {"rule": "last_number", "weight": 0, "verdict": True}},
+                {"reward_model": {"model": "4-reward_model"}}]},
+        ],
+        **more,
+    }  # fmt: skip
+
+
+def test_a_pipeline_of_every_kind_of_stage(tmp_path: Path) -> None:
+    results = start(tmp_path / "run", **pipeline())
+    assert [r.kind for r in results] == ["model", "examples", "model", "reward model", "model"]
+    rows = [json.loads(line) for line in (tmp_path / "run/2-pairs/examples.jsonl").read_text().splitlines()]
+    assert rows
+    assert {"prompt", "chosen", "rejected", "margin", "answer"} <= set(rows[0])
+    recorded = {r.folder.name: yaml.safe_load((r.folder / "config.yaml").read_text()) for r in results}
+    assert [c["model"] for c in recorded.values()] == [
+        "tiny", "../1-sft/final", "../1-sft/final", "../3-dpo/final", "../3-dpo/final",
+    ]  # fmt: skip
+    assert recorded["3-dpo"]["data"]["examples"] == ["../2-pairs"]
+    assert recorded["5-rl"]["rewards"][1]["reward_model"]["model"] == "../4-reward_model/final"
+    table = stage_table([r.folder for r in results])
+    assert len(table) == 6
+    assert f"{len(rows)} examples" in table[2]
+    assert start(tmp_path / "run", **pipeline())[0].record() == results[0].record()  # nothing is done twice
+    (tmp_path / "run").rename(tmp_path / "moved")
+    loaded = load_recorded(tmp_path / "moved/5-rl")
+    assert loaded.config.rewards[1]["reward_model"]["model"] == str(tmp_path / "moved/4-reward_model/final")
+    assert load_recorded(tmp_path / "moved/3-dpo").config.data.examples == (tmp_path / "moved/2-pairs",)
+
+
+def test_a_stage_that_was_stopped_makes_the_same_examples(tmp_path: Path) -> None:
+    settings = {
+        "method": "pairs", "rollout": SHORT, "train": {"steps": 3, "save_every": 1}, "algorithm": "grpo",
+    }  # fmt: skip
+    start(tmp_path / "whole", **settings)
+    for at in (5, 20):
+        with pytest.raises(Stopped):
+            start(tmp_path / "parts", StopAt(at), **settings)
+    start(tmp_path / "parts", **settings)
+    for name in ("examples.jsonl", "metrics.jsonl"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+    assert not (tmp_path / "whole/final").exists()
+
+
+def test_a_stage_that_yields_nothing_ends_there_and_the_ones_before_are_kept(tmp_path: Path) -> None:
+    settings = pipeline()
+    settings["stages"] = [settings["stages"][0], {"method": "rejection_sampling"}, {"method": "sft"}]
+    settings["rewards"] = [{f"{__file__}:nothing": 1.0}]
+    with pytest.raises(DataError, match=r"2-rejection_sampling: 16 completions.*none is kept.*keep.least"):
+        start(tmp_path / "run", **settings)
+    assert (tmp_path / "run/1-sft/final/model.safetensors").exists()
+    assert not (tmp_path / "run/2-rejection_sampling/examples.jsonl").exists()
+
+
+def varied(completion: str) -> float:
+    """Differs between completions."""
+    return len(completion) + sum(map(ord, completion)) % 7
+
+
+def nothing(completion: str) -> float:
+    """No completion is correct."""
+    return 0.0
+
+
+def test_pairs_of_any_run_are_read_by_dpo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start(tmp_path / "run", algorithm="grpo", rollout=SHORT, train={"steps": 3})
+    assert main(["pairs", str(tmp_path / "run"), "-o", str(tmp_path / "out/pairs.jsonl"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    rows = [json.loads(line) for line in (tmp_path / "out/pairs.jsonl").read_text().splitlines()]
+    assert said["pairs"] == len(rows) > 0
+    data = {"task": None, "train": tmp_path / "out/pairs.jsonl", "test": None, "held_out": 0}
+    start(tmp_path / "dpo", method="dpo", data=data, rewards=(), train={"steps": 1, "batch_size": 2})
+    assert metrics_of(tmp_path / "dpo")[0]["optimizer/grad_norm"] > 0
+    assert main(["pairs", str(tmp_path / "run"), "-o", str(tmp_path / "x.jsonl"), "--margin", "1e9"]) == 3
+    assert "ask for less (--margin)" in capsys.readouterr().err
+    assert main(["pairs", str(tmp_path / "none"), "-o", str(tmp_path / "x.jsonl")]) == 3
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+MATHS = [
+    "Solve 3x + 4 = 10 for x.",
+    "The sum of 7 and 12 is 19.",
+    "Let f be a prime number, then f > 1.",
+    "12 * 4 = 48",
+]
+OTHERS = [
+    "The bird sang in the tree.",
+    "Rain is expected on Sunday.",
+    "She bought a red coat.",
+    "The actor won a prize.",
+]
+CORPUS = [
+    "Find x if 5x + 2 = 12.",
+    "A red bird sang on Sunday.",
+    "3 + 9 = 12",
+    "He bought a coat in the rain.",
+]
+
+
+def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> None:
+    classifier = TextClassifier([*MATHS, *OTHERS], [1.0] * 4 + [0.0] * 4)
+    assert [classifier.probability(text) > 0.5 for text in CORPUS] == [True, False, True, False]
+    lines = [{"text": t, "label": True} for t in MATHS] + [{"text": t, "label": False} for t in OTHERS]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    corpus = [{"text": t, "prompt": "Say:", "completion": t} for t in CORPUS]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in corpus))
+    data = {
+        "task": None,
+        "train": tmp_path / "corpus.jsonl",
+        "test": None,
+        "examples": tmp_path / "labels.jsonl",
+    }
+    sft = {
+        "method": "sft",
+        "data": {"train": None, "examples": "1-filter"},
+        "train": {"steps": 1, "batch_size": 2},
+    }
+    results = start(tmp_path / "run", data=data, rewards=(), stages=[{"method": "filter"}, sft])
+    assert [r.kind for r in results] == ["examples", "model"]
+    picked = [
+        json.loads(x)["text"] for x in (tmp_path / "run/1-filter/examples.jsonl").read_text().splitlines()
+    ]
+    assert picked == [CORPUS[0], CORPUS[2]]
+    with pytest.raises(DataError, match=r"no row is wanted with a probability of 0.99"):
+        start(tmp_path / "strict", data=data, rewards=(), method="filter", keep={"score": 0.99})
+    (tmp_path / "labels.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(DataError, match="of one kind"):
+        start(tmp_path / "one", data=data, rewards=(), method="filter")
+
+
+def test_a_stage_that_is_named_has_to_come_before(tmp_path: Path) -> None:
+    settings = pipeline()
+    settings["stages"] = [{"method": "dpo", "data": {"task": None, "examples": "2-pairs"}}]
+    with pytest.raises((DataError, ConfigError), match="2-pairs: no such file"):
+        start(tmp_path / "run", **settings)
+    assert load_config(values={"data": {"examples": "a.jsonl"}}).config.data.examples == (Path("a.jsonl"),)
+
+
+@pytest.mark.parametrize("name", ["r1_zero", "r1", "sft_dpo_rl", "iterative_grpo"])
+def test_the_recipes_are_configs(name: str) -> None:
+    stages = load_config(Path(f"examples/{name}.yaml")).stages()
+    names = [f"{n}-{stage.config.method}" for n, stage in enumerate(stages, start=1)]
+    asked = [str(path) for stage in stages for path in stage.config.data.examples]
+    asked += [
+        of["model"] for s in stages for r in s.config.rewards for of in r.values() if "model" in str(of)
+    ]
+    assert set(asked) <= set(names)
+    assert names[-1].endswith("-rl")
