@@ -219,7 +219,7 @@ MUTANTS = [
     ),
     *of(
         "objective/preference.py",
-        ("chosen and rejected swapped", "beta * ((chosen - ref_chosen) - (rejected - ref_rejected))", "beta * ((rejected - ref_rejected) - (chosen - ref_chosen))"),
+        ("chosen and rejected swapped", "beta * ((chosen - ref_chosen) - (rejected - ref_rejected))\n    smoothed", "beta * ((rejected - ref_rejected) - (chosen - ref_chosen))\n    smoothed"),
         ("IPO's target without the 2", "1 / (2 * tau)", "1 / tau"),
         ("reference point carries gradient", "reference_point.detach()", "reference_point"),
         ("KTO's sides swapped", "log_ratio.new_ones(()).where(desirable, -1.0)", "log_ratio.new_ones(()).where(~desirable, -1.0)"),
@@ -300,10 +300,10 @@ MUTANTS = [
     *of(
         "learner/learner.py",
         ("log-probs at temperature 1", "policy.score(micro.packed.to(policy.device), temperature)", "policy.score(micro.packed.to(policy.device), 1.0)"),
-        ("policy scored at temperature 1", "self.policy.score(packed, objective.temperature, other)", "self.policy.score(packed, 1.0, other)"),
+        ("policy scored at temperature 1", "self.policy.score(micro.packed, objective.temperature, other)", "self.policy.score(micro.packed, 1.0, other)"),
         ("reference scored with the policy's weights", "of or self.policy", "self.policy"),
-        ("longest completion for max_tokens", "objective.max_tokens, skip_idle", "trained.mask.shape[1], skip_idle"),
-        ("idle completions never pull", "skips = objective.skips_idle", "skips = True"),
+        ("longest completion for max_tokens", "objective.max_tokens, skips", "trained.mask.shape[1], skips"),
+        ("idle completions never pull", "skips, whole = objective.skips_idle,", "skips, whole = True,"),
         ("gradients of the last micro-batch alone", "            loss.backward()\n", "            self.clear()\n            loss.backward()\n"),
         ("half a gradient kept when memory ran out", "            self.clear()\n            self._halve()\n", "            self._halve()\n"),
         ("an update of norm 0 counted", "self.version += norm > 0", "self.version += 1"),

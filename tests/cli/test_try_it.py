@@ -87,7 +87,7 @@ def test_a_chat_run_prints_and_describes_what_it_was_trained_on(tmp_path: Path, 
     small = {"rollout": {"group_size": 2, "prompts_per_step": 1, "max_tokens": 4}, "train": {"steps": 1}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**settings, **small, "threads": 1}))
     assert main(["train", str(tmp_path / "run.yaml")]) == 0
-    line = capfd.readouterr().out.partition("try it  ")[2].strip()
+    line = capfd.readouterr().out.partition("try it  ")[2].partition("\nsee it  ")[0].strip()
     expected = ["sample", str(run / "final"), "--chat", "--system=Be brief"]
     assert said(line) == [*expected, '--chat-template-kwargs={"enable_thinking": false}', "It's $2!"]
     card = (run / "final" / "README.md").read_text()

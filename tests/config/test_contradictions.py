@@ -17,6 +17,7 @@ from covey.objective.bound import bind, data_names, setting_defaults
 OTHER: dict[str, Any] = {
     "clip_low": 0.01,
     "clip_high": 0.01,
+    "beta": 3.0,
     "dual_clip": 1.05,
     "cap": 1.02,
     "floor": 0.98,

@@ -55,7 +55,7 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("rollout: {group_size: 1}\n", "compares siblings"),
         (
             "stages: [{train: {lrr: 1}}]\n",
-            "run.yaml:1 (stage 1-rl): train.lrr is not a setting; did you mean train.lr?",
+            "(stage 1-rl): train.lrr is not a setting; did you mean train.lr or algorithm.critic.lr?",
         ),
         ("train: {schedule: quadratic}\n", "train.schedule"),
         ("algorithm: dr_grpo\nguards: {kl_action: raise_coef}\n", "there is no algorithm.kl to raise"),
@@ -84,7 +84,7 @@ def test_missing_and_unreadable_files_are_explained(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (["--rolout.group_size", "8"], "--rolout.group_size: rolout is not a section; did you mean rollout?"),
-        (["--optimizer.lr", "1"], "optimizer is not a section; did you mean train?"),
+        (["--optimizer.lr", "1"], "optimizer is not a section; did you mean train or algorithm.critic?"),
         (["--kl.coef", "1"], "kl is not a section; did you mean algorithm.kl?"),
         (["--group_size", "4"], "did you mean rollout.group_size?"),
         (["--clip_high", "0.3"], "did you mean algorithm.surrogate.clip_high?"),

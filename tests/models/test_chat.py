@@ -90,7 +90,7 @@ def test_the_same_in_supervised_learning_evaluation_and_sampling(tmp_path: Path)
     with pytest.raises(DataError, match="no room for rollout"):
         evaluate_once(lengths["tools"], RunConsole(quiet=True))
     data = {"task": None, "train": tmp_path / "tools.jsonl"}
-    with pytest.raises(DataError, match="no room for rollout"):
+    with pytest.raises(DataError, match="longer than the model"):
         start(tmp_path / "run", model=str(model), method="sft", data=data, rewards=(varied,))
     asked = {"prompts": ["1+1="], "max_tokens": 2, "chat": True}
     assert covey.sample(str(model), **asked)

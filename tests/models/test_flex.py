@@ -76,7 +76,7 @@ def test_values_and_gradients_are_those_of_padded_attention(name: str, uncompile
     weights = torch.randn(len(packed.tokens), 6, 16)
 
     def run(ops: Ops) -> list[torch.Tensor]:
-        out = ops.attention(packed.sequences)(*inputs)
+        out = ops.attention(packed.sequences)(*inputs, inputs[0].shape[-1] ** -0.5)
         return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
 
     for expected, got in zip(run(TorchOps()), run(FlexOps()), strict=True):
@@ -117,7 +117,7 @@ def test_compiled_it_is_the_same_for_packings_of_all_lengths() -> None:
     for name in PACKINGS:
         sequences = packing(name).sequences
         inputs = [torch.randn(int(sequences.spans[:, 3].sum()), n, 32) for n in (4, 2, 2)]
-        expected, got = (ops.attention(sequences)(*inputs) for ops in (TorchOps(), FlexOps()))
+        expected, got = (ops.attention(sequences)(*inputs, 32**-0.5) for ops in (TorchOps(), FlexOps()))
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_on_a_gpu_values_and_gradients_are_those_of_padded_attention(name: str) 
     weights = torch.randn(shapes[0], device="cuda", dtype=torch.bfloat16)
 
     def run(ops: Ops) -> list[torch.Tensor]:
-        out = ops.attention(packed.sequences)(*inputs)
+        out = ops.attention(packed.sequences)(*inputs, inputs[0].shape[-1] ** -0.5)
         return [out, *torch.autograd.grad((out * weights).sum(), inputs)]
 
     for expected, got in zip(run(TorchOps()), run(FlexOps()), strict=True):
@@ -141,5 +141,7 @@ def test_on_a_gpu_values_and_gradients_are_those_of_padded_attention(name: str) 
 def test_a_gpu_gets_it_and_another_device_does_not() -> None:
     heads = Heads(4, 2, 32)
     with FakeTensorMode():
-        assert isinstance(pick_ops(torch.empty(4, 32, device="cuda"), heads, [32]), FlexOps)
-    assert not isinstance(pick_ops(torch.empty(4, 32), heads, [32]), FlexOps)
+        assert isinstance(
+            pick_ops(torch.empty(4, 32, device="cuda"), heads, [32], torch.empty(4), heads.width), FlexOps
+        )
+    assert not isinstance(pick_ops(torch.empty(4, 32), heads, [32], torch.empty(4), heads.width), FlexOps)

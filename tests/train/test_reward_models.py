@@ -179,7 +179,7 @@ def test_heads_of_labels_and_of_steps(tmp_path: Path, kind: str) -> None:
     (run / "final").rename(tmp_path / "judge")
     if kind == "steps":
         group = judged(tmp_path, "process_reward_model", ["yes\n\nno\n\nyes"], "3=", split_by="paragraphs")
-        assert np.sign(group.steps[0].values).tolist() == [1, -1, 1]
+        assert np.sign(next(iter(group.steps.values()))[0].values).tolist() == [1, -1, 1]
 
 
 def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path) -> None:

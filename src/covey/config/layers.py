@@ -133,7 +133,10 @@ class Layers:
         own: Mapping[str, object],
         mine: Sequence[Setting],
     ) -> tuple[dict[str, object], dict[str, str]]:
-        merged = merge(base, own)
+        method = self._method(base, own)
+        # What the whole run says of the reinforcement loss is not for stages that have another one.
+        given = base if method == "rl" else {k: v for k, v in base.items() if k not in trl.LOSS}
+        merged = merge(given, own)
         placed = {k.removeprefix(prefix): v for k, v in self.origins.items() if k.startswith(prefix)}
         origins = {**self.origins, **{k: f"{v} (stage {name})" for k, v in placed.items()}}
         for key, value, origin in (*self.everywhere, *mine):

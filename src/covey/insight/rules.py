@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covey.estimates import Evaluation
 from covey.insight.causes import CAUSES
 from covey.insight.findings import Finding, Records, Seen, SettingOf, find, findings_over, mean_of
 from covey.insight.symptoms import SYMPTOMS
@@ -17,12 +18,21 @@ def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Findin
     return findings_over(RULES, metrics, evals, setting)
 
 
+def likely(metrics: Records, evals: Records, setting: SettingOf) -> Finding | None:
+    """What explains best how a whole run ended, however short it was."""
+    measured = [Evaluation.from_record(e) for e in evals]
+    found = find(RULES, Seen(metrics, measured, setting, patient=False), (), len(metrics))
+    return found[0] if found else None
+
+
 def no_signal(metrics: Records, setting: SettingOf) -> str:
     """Why steps had no advantage at all, and what to do about it: asked by the guard that ends a run."""
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
     correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
-    rules = [rule for rule in RULES if rule.id not in CANNOT_SAY]
+    # Where rewards differ, what they are paid for is not why all advantages are 0.
+    differ = ("fooled",) if mean_of(metrics, "groups/dead") < 0.5 else ()
+    rules = [rule for rule in RULES if rule.id not in (*CANNOT_SAY, *differ)]
     found = find(rules, Seen(metrics, (), setting, patient=False), (), 0)
     why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
     said = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"

@@ -227,7 +227,7 @@ class Decoder(nn.Module):
         self.embedding_scale = getattr(config, "embedding_multiplier", 1.0)
         self.logits_scale = 1 / getattr(config, "logits_scaling", 1.0)
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
-        turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64)).values())
+        turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64), 1).values())
         widths = [config.hidden_size, config.intermediate_size]
         self.ops = pick_ops(self.embed.weight, self.heads, widths, self.last_norms[0].weight, turned)
         self.recompute = False

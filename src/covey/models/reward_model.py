@@ -54,7 +54,7 @@ class TrainedRewardModel(Policy):
         self.model, self.tokenizer, self.adapter, self.kind = model.eval(), tokenizer, None, kind
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
-        self.end_ids, self._plain_head = list[int](), True  # it writes nothing that could end
+        self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
         self.value = None
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}
         (self._name,) = names

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from covey.errors import ConfigError, DataError, RewardError
 from covey.rewards.contract import FULL, Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
@@ -76,10 +78,12 @@ def check_steps(tried: Group, rewards: Rewards, advantage: str) -> None:
     """Raise ConfigError where steps are to be credited and no reward ever gives any.
 
     One gives some if it has done so in the rehearsal, or asks where its tokens end (and splits, if it may).
+    What one that did not apply to the rehearsal would give is not known.
     """
     splits = [r for r in rewards if "token_ends" in r.parameters]
     may = [r for r in splits if "split_by" not in r.parameters or _setting(r, "split_by") is not None]
-    if not (tried.steps or may):
+    unknown = any(np.isnan(values).all() for values in tried.components.values())
+    if not (tried.steps or may or unknown):
         raise ConfigError(
             f"algorithm.advantage {advantage} credits the steps of a completion, and no reward judges steps "
             f"({', '.join(r.name for r in rewards)}). Add one: calculations, step_labels, judge with "

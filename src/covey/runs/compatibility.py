@@ -88,6 +88,14 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Unrecorded(Difference):
+    """A setting that the record of the run does not have: of another version of covey, or damaged."""
+
+    def __str__(self) -> str:
+        return f"config.yaml has no {self.name}, which is {self.now} here ({self.verdict})"
+
+
+@dataclass(frozen=True)
 class Changed(Difference):
     """A file the run reads that is not what it was."""
 
@@ -117,7 +125,8 @@ def changed_settings(loaded: Loaded) -> list[Difference]:
     keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
     kept = "train.schedule" not in keys
     schedule = loaded.config.train.schedule if kept else ""
-    return [Difference(k, before.get(k), now.get(k), verdict(k, schedule)) for k in keys]
+    kinds = {k: Difference if k in before else Unrecorded for k in keys}
+    return [kinds[k](k, before.get(k), now.get(k), verdict(k, schedule)) for k in keys]
 
 
 def refuse_other_config(loaded: Loaded, changes: bool) -> None:

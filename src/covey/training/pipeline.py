@@ -17,7 +17,7 @@ from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
 from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import no_signal
+from covey.insight.rules import likely, no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
@@ -317,6 +317,8 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")
     if verdict and verdict.word in ("did not learn", "got worse"):
-        for record in run.journal.folder.read(STREAM)[:1]:
-            run.journal.say(f"likely why: {Finding.from_record(record)}", "yellow")
+        why = next((Finding.from_record(r) for r in run.journal.folder.read(STREAM)), None)
+        streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
+        if why := why or likely(*streams, settings_of(run.loaded)):
+            run.journal.say(f"likely why: {why}", "yellow")
     return result
