@@ -30,9 +30,10 @@ def no_signal(metrics: Records, setting: SettingOf) -> str:
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
     correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
-    # Where rewards differ, what they are paid for is not why all advantages are 0.
-    differ = ("fooled",) if mean_of(metrics, "groups/dead") < 0.5 else ()
-    rules = [rule for rule in RULES if rule.id not in (*CANNOT_SAY, *differ)]
+    rules = [rule for rule in RULES if rule.id not in CANNOT_SAY]
+    if mean_of(metrics, "groups/dead") < 0.5 and setting("rollout.mask_truncated") is not True:
+        # Rewards differ and all advantages are 0: nothing but the estimator can be why.
+        rules = [rule for rule in rules if rule.id == "zero_advantage"]
     found = find(rules, Seen(metrics, (), setting, patient=False), (), 0)
     why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
     said = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"
