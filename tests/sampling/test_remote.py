@@ -170,6 +170,7 @@ SPOILED: dict[str, Callable[[Reply], Reply]] = {
     "never ended": in_first(token_ids=[5] * 3, logprobs={"token_logprobs": [-1.0] * 3}, finish_reason="stop"),
     "garbage": lambda _: b"<html>hello</html>",
     "empty": lambda _: b"",
+    "nested": lambda _: b"[" * 200_000,
     "endless": lambda _: ENDLESS,
 }
 
@@ -287,3 +288,14 @@ def test_a_consumer_that_stops_leaves_no_thread_at_work(policy: Policy, tmp_path
         while threading.active_count() > before and time.monotonic() < ends:
             time.sleep(0.05)
         assert threading.active_count() <= before
+
+
+def test_a_mistake_of_ours_ends_the_run_instead_of_hanging_it(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(Stub(copied(policy))) as stub:
+        made = sampler(policy, [stub], tmp_path)
+        list(made.sample(asked(1), PARAMS))
+        monkeypatch.setattr(made, "_ask_for", lambda *_: {}["nothing"])
+        with pytest.raises(KeyError, match="nothing"):
+            list(made.sample(asked(4), PARAMS))

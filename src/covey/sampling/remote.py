@@ -46,7 +46,7 @@ PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
 """Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
-FAILURES = (OSError, http.client.HTTPException, ValueError, Misbehaved)
+FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """What asking a server may raise."""
 
 
@@ -76,8 +76,10 @@ class _Pass:
     params: SamplingParams
     version: int
     todo: deque[int]
-    results: queue.SimpleQueue[tuple[int, list[Answer]] | None] = field(default_factory=queue.SimpleQueue)
-    """Request and completions; None: a server was lost."""
+    results: queue.SimpleQueue[tuple[int, list[Answer]] | Exception | None] = field(
+        default_factory=queue.SimpleQueue
+    )
+    """Request and completions; None: a server was lost; an exception: a mistake of ours, to be raised."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     over: bool = False
 
@@ -136,6 +138,8 @@ class RemoteSampler:
                     result = work.results.get(timeout=1.0)
                 except queue.Empty:
                     result = None
+                if isinstance(result, Exception):
+                    raise result
                 if result is not None:
                     left, since = left - 1, time.monotonic()
                     for i, one in enumerate(result[1]):
@@ -186,6 +190,9 @@ class RemoteSampler:
                     self._leave_out(server, error)
                     work.changed.notify_all()
                 work.results.put(None)
+                return
+            except Exception as error:  # in a thread nobody would see it, and its group never come
+                work.results.put(error)
                 return
             work.results.put((number, found))
 
