@@ -205,7 +205,7 @@ def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> 
         json.loads(x)["text"] for x in (tmp_path / "run/1-filter/examples.jsonl").read_text().splitlines()
     ]
     assert picked == [CORPUS[0], CORPUS[2]]
-    with pytest.raises(DataError, match=r"no row is wanted with a probability of 0.99"):
+    with pytest.raises(DataError, match=r"no row is wanted with a probability above 0.99"):
         start(tmp_path / "strict", data=data, rewards=(), method="filter", keep={"score": 0.99})
     (tmp_path / "labels.jsonl").write_text(json.dumps(lines[0]) + "\n")
     with pytest.raises(DataError, match="of one kind"):

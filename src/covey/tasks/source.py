@@ -12,7 +12,7 @@ from covey.config.load import Loaded
 from covey.errors import ConfigError
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
-from covey.tasks.examples import WANTED, Example, examples_of
+from covey.tasks.examples import WANTED, Example, examples_of, need_both
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.types import Problem
@@ -54,6 +54,7 @@ def load_source(loaded: Loaded) -> Source:
     order = permutation(key(config.seed, "held out"), len(examples)).tolist() if kept else []
     out = set(order[: min(kept, MOST_HELD_OUT)])
     parts = [[e for n, e in enumerate(examples) if (n in out) is held] for held in (False, True)]
+    need_both(parts[0])
     return replace(source, examples=parts[0], held_out=parts[1])
 
 

@@ -67,6 +67,34 @@ def sums(rng: random.Random) -> dict[str, object]:
     return worked([rng.randint(1, 20) for _ in range(4)], modulus=1000)
 
 
+def mixed_digits(rng: random.Random) -> dict[str, object]:
+    """The problems of `last_digit` with solutions as different as those of a crawl.
+
+    Worked or only answered, with tags or without, each step in English or in Chinese, some steps taken back.
+    """
+    terms = [rng.randint(0, 9) for _ in range(4)]
+    steps, total = [], terms[0]
+    for term in terms[1:]:
+        after = (total + term) % 10
+        tried = rng.randint(0, 9) if rng.random() < TAKEN_BACK else after
+        first, then, said, back = rng.choices(WORDS, (2, 1))[0]
+        doubt = f"{back}{after}" if tried != after else ""
+        steps.append(f"{first}{total}{then}{term}{said}{tried}{doubt}")
+        total = after
+    style = rng.choices(STYLES, (2, 1, 1, 1))[0]
+    completion = style.format(steps=". ".join(steps), total=total)
+    return {"prompt": "+".join(map(str, terms)) + "=", "answer": str(total), "completion": completion}
+
+
+TAKEN_BACK = 0.1
+WORDS = (("we add ", " and ", " and keep ", " wait "), ("\u6211\u628a", "\u52a0", "\u5f97", " wait "))
+"""The words of a step; the second is Chinese for `I add to ... and get`."""
+STYLES = (
+    "<think>{steps}</think><answer>{total}</answer>",
+    "{steps}. The answer is {total}",
+    "<answer>{total}</answer>",
+    "{total}",
+)
 REWARDS = ({"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
 LAST_DIGIT = Task(
     "last_digit",
@@ -74,5 +102,12 @@ LAST_DIGIT = Task(
     last_digit,
     REWARDS,
     ({partial_sums: {"modulus": 10}},),
+)
+MIXED_DIGITS = Task(
+    "mixed_digits",
+    "last_digit with solutions of many kinds: worked or not, tagged or not, in two languages",
+    mixed_digits,
+    REWARDS,
+    (),
 )
 SUMS = Task("sums", "add four numbers, partial sums written out", sums, REWARDS, (partial_sums,))
