@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -74,6 +75,7 @@ def main() -> None:
                 slowest = max(total[SLOWEST], found[SLOWEST])
                 total.update(found)
                 total[SLOWEST] = slowest
+                print(f"{name}: {dict(total)}", file=sys.stderr)
     counted = ("runs", "hits", "wrong exit", "resumed", "identical")
     sums = {what: sum(t[what] for t in totals.values()) for what in counted}
     ok = sums["identical"] == sums["resumed"] == sums["runs"] and not sums["wrong exit"]

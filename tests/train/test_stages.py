@@ -224,7 +224,9 @@ def test_a_stage_that_is_named_has_to_come_before(tmp_path: Path) -> None:
     settings["stages"] = [{"method": "dpo", "data": {"task": None, "examples": "2-pairs"}}, {"method": "rl"}]
     with pytest.raises(ConfigError, match=r"data.examples '2-pairs' is no earlier stage; these are: none"):
         start(tmp_path / "run", **settings)
-    assert load_config(values={"method": "dpo", "data": {"examples": "a.jsonl"}}).config.data.examples == (Path("a.jsonl"),)
+    assert load_config(values={"method": "dpo", "data": {"examples": "a.jsonl"}}).config.data.examples == (
+        Path("a.jsonl"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -73,22 +73,23 @@ def mixed_digits(rng: random.Random) -> dict[str, object]:
     Worked or only answered, with tags or without, each step in English or in Chinese, some steps taken back.
     """
     terms = [rng.randint(0, 9) for _ in range(4)]
-    steps, total = [], terms[0]
-    for term in terms[1:]:
+    steps, total = "", terms[0]
+    for number, term in enumerate(terms[1:]):
         after = (total + term) % 10
-        tried = rng.randint(0, 9) if rng.random() < TAKEN_BACK else after
-        first, then, said, back = rng.choices(WORDS, (2, 1))[0]
-        doubt = f"{back}{after}" if tried != after else ""
-        steps.append(f"{first}{total}{then}{term}{said}{tried}{doubt}")
+        steps += f"{rng.choices(WORDS, (2, 1))[0][number]}{total}+{term}={after}"
+        if rng.random() < TAKEN_BACK:
+            steps = f"{steps[:-1]}{rng.randint(0, 9)} wait {total}+{term}={after}"
         total = after
-    style = rng.choices(STYLES, (2, 1, 1, 1))[0]
-    completion = style.format(steps=". ".join(steps), total=total)
+    completion = rng.choices(STYLES, (3, 2, 1, 1))[0].format(steps=steps, total=total)
     return {"prompt": "+".join(map(str, terms)) + "=", "answer": str(total), "completion": completion}
 
 
 TAKEN_BACK = 0.1
-WORDS = (("we add ", " and ", " and keep ", " wait "), ("\u6211\u628a", "\u52a0", "\u5f97", " wait "))
-"""The words of a step; the second is Chinese for `I add to ... and get`."""
+WORDS = (
+    ("first we have ", ", and then we have ", ", so at last we have "),
+    ("\u6211\u4eec\u5148\u7b97", ", \u7136\u540e\u6211\u4eec\u7b97", ", \u6240\u4ee5\u6700\u540e\u5f97"),
+)
+"""Before each step; the second says the same in Chinese."""
 STYLES = (
     "<think>{steps}</think><answer>{total}</answer>",
     "{steps}. The answer is {total}",
