@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from covey.config.schema import Train
 from covey.errors import ConfigError
+from covey.models.sharded import own, take, whole
 
 
 def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
@@ -68,7 +70,8 @@ class Optimizer:
         A gradient that is not finite is not applied; ``clear`` it.
         """
         clip = self.train.grad_clip
-        norm, *others = (float(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
+        norms = (whole(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
+        norm, *others = map(float, norms)
         if not math.isfinite(norm + sum(others)):
             return math.nan
         for group, (_, pace) in zip(self.adam.param_groups, self.groups, strict=True):
@@ -78,7 +81,7 @@ class Optimizer:
         with torch.no_grad():
             for master, parameter in self._copies():
                 parameter.copy_(master)
-        for parameter in self.parameters:  # the fused update does not count itself as a change
+        for parameter in map(own, self.parameters):  # the fused update does not count itself as a change
             torch.autograd.graph.increment_version(parameter)
         return norm
 
@@ -94,7 +97,7 @@ class Optimizer:
                 # bitsandbytes counts steps in ints, and one table of codes serves all parameters.
                 table = key.startswith("qmap")
                 named[f"{key}.{i}"] = value.clone() if table else torch.as_tensor(value)
-            if master is not self.parameters[i]:
+            if master is not self.parameters[i] or isinstance(master, DTensor):
                 named[f"master.{i}"] = master
         return named
 
@@ -104,7 +107,9 @@ class Optimizer:
             key, _, index = name.rpartition(".")
             master = self.masters[int(index)]
             if key == "master":
-                master.copy_(value)
+                take(master, value)
+            elif isinstance(master, DTensor) and value.shape == master.shape:
+                take(self.adam.state[master].setdefault(key, torch.zeros_like(master)), value)
             else:
                 counts = value.dtype == torch.int64
                 self.adam.state[master][key] = int(value) if counts else value.to(master.device)
