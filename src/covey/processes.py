@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from covey.errors import CoveyError, PeersLost
+from covey.errors import CoveyError, GuardStop, PeersLost, RewardError, Stopped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,30 +52,46 @@ def first() -> bool:
     return _here.rank == 0
 
 
+def objects_group() -> ProcessGroup | None:
+    """The group that exchanges what is not on a GPU; None in a process of its own."""
+    return _here.group
+
+
 def environment_rank() -> int:
     """The number that this process was started with, before it has joined the others."""
     return int(os.environ.get("RANK", "0"))
 
 
-def on_this_machine() -> int:
-    """How many of the processes share this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _here.size > 1 else 1
+def on_this_machine(device: str = "cpu") -> int:
+    """How many of the processes share this machine's processors and memory; each has a GPU of its own."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _here.size > 1 and device == "cpu" else 1
+
+
+def started_together() -> bool:
+    """Whether this process was started as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def said_by_another(error: CoveyError) -> bool:
+    """Whether the first process says what has happened, or nobody needs to again."""
+    alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
+    return environment_rank() > 0 and (alike or getattr(error, "joint", False))
 
 
 @contextmanager
-def joined(minutes: float = 0.0) -> Iterator[None]:
+def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     """Meet the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: none.
 
     Raises PeersLost where one has ended, or does not answer.
     """
     global _here  # noqa: PLW0603 - a process is one of a group
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or _here.size > 1:
+    if not started_together() or _here.size > 1:
         yield
         return
     import torch
     import torch.distributed as dist
 
-    cuda = torch.cuda.is_available()
+    cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     store = os.environ.get(STORE)
@@ -129,7 +145,9 @@ def add(values: Tensor) -> Tensor:
 
 def together(work: Callable[[], T]) -> T:
     """What ``work`` returns here. If it raises anywhere, the first process' error is raised on all of them."""
-    return shared(work)[_here.rank]
+    kept: list[T] = []
+    shared(lambda: kept.append(work()))
+    return kept[0]
 
 
 def shared(work: Callable[[], T]) -> list[T]:

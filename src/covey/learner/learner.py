@@ -192,6 +192,7 @@ class Learner(Generic[M]):
         norm = self.optimizer.step(lr)
         if math.isfinite(norm):
             self.version += norm > 0
+            self._settle()
         return norm
 
     def clear(self) -> None:
@@ -235,6 +236,11 @@ class Learner(Generic[M]):
             for name, weight in self.policy.unsaved().items():
                 take(weight, state[f"{WEIGHT}{name}"])
         self.version = version
+        self._settle()
+
+    def _settle(self) -> None:
+        if size() > 1:
+            self.policy.settle()
 
     def _until_it_fits(self, work: Callable[[], T]) -> T:
         while True:

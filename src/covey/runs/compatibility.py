@@ -18,7 +18,7 @@ from covey.kernels.build import processor
 from covey.kernels.calls import available, products
 from covey.machine import available_threads
 from covey.models.load import pick_device
-from covey.processes import size
+from covey.processes import on_this_machine, size
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.types import VERSION
@@ -166,7 +166,7 @@ def environment(loaded: Loaded) -> dict[str, object]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
         "products": {name: list(kinds) for name, kinds in products().items()},
-        "threads": config.threads or available_threads(),
+        "threads": config.threads or available_threads(processes=on_this_machine()),
         "processes": size(),
         **{name: _version(name) for name in PACKAGES},
     }
