@@ -110,7 +110,7 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
         raise ConfigError("model: an object is trained in one process; save it to a folder, and name that")
     if loaded.config.launch.processes > 1 and not several:
         raise ConfigError(
-            f"launch.processes {loaded.config.launch.processes}: start this script by torchrun, or train with "
+            f"launch.processes {loaded.config.launch.processes}: start this script by torchrun, or train by "
             "`covey train`"
         )
     session = RunOptions(strict, resumed is not None, start.record(), loaded.config.output)

@@ -252,9 +252,7 @@ def _cost(batch: Batch, rows: Sequence[int]) -> int:
     return sum(len(batch.tokens[i]) for i in rows) + sum(map(len, new))
 
 
-def _micro(
-    batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, counts: bool
-) -> MicroBatch:
+def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, counts: bool) -> MicroBatch:
     part = batch.select(rows)
     prompts: list[np.ndarray] = []
     completions: list[list[np.ndarray]] = []

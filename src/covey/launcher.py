@@ -1,8 +1,8 @@
 """`launch.processes`: the processes that train together, started on this machine and watched.
 
-Each is the command that the user gave, with the environment that torchrun gives. When one dies the others are
-ended, and all begin again from the last checkpoint. What a process ends with by itself (a mistake in the config, a
-guard, a stop) is the end of the command.
+Each is the command that the user gave, with the environment that torchrun gives. When one dies the others
+are ended, and all begin again from the last checkpoint. What a process ends with by itself (a mistake in the
+config, a guard, a stop) is the end of the command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from covey.errors import PeersLost
-from covey.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals
+from covey.parent import LAUNCHER, TOGETHER, stop_signals
 from covey.processes import STORE
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ GRACE = 10.0
 """Seconds that the others have to end by themselves after one has died."""
 TICK = 0.05
 """Seconds between two looks at them."""
-DIED = (CRASHED, PeersLost.code)
-"""Exit codes after which it makes sense to try again; so do those of a signal."""
 
 
 def launch(config: Config, as_json: bool = False) -> int:
@@ -92,7 +90,7 @@ class _Job:
             self._kill()
             for number, handler in self.before.items():
                 signal.signal(number, handler)
-        self.died = any(code < 0 or code > 128 or code in DIED for code in codes.values())
+        self.died = any(code < 0 or code > 128 or code == PeersLost.code for code in codes.values())
         return _code_of(list(codes.values()))
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:

@@ -1,8 +1,8 @@
 """The processes that train together: which of them this is, and what they tell each other.
 
-They are started by torchrun, or by `launch.processes`, and know each other from its environment. A run in one
-process has a rank of 0 among 1, and nothing here costs it anything. What one process learns for itself (an error,
-a wish to stop, what memory holds) is exchanged before anybody acts on it, so that none waits for ever.
+They are started by torchrun, or by `launch.processes`, and know each other from its environment. A run in
+one process has a rank of 0 among 1, and nothing here costs it anything. What a process learns for itself (an
+error, a wish to stop, what memory holds) is exchanged before anybody acts on it, so that none waits for ever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from covey.errors import CoveyError, GuardStop, PeersLost, RewardError, Stopped
 
@@ -95,12 +95,15 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     store = os.environ.get(STORE)
-    meet = {"init_method": f"file://{store}"} if store else {}
     ours, count = environment_rank(), int(os.environ["WORLD_SIZE"])
     wait = timedelta(minutes=minutes or LONGEST)
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo", rank=ours, world_size=count, timeout=wait, **meet
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            init_method=f"file://{store}" if store else None,
+            rank=ours,
+            world_size=count,
+            timeout=wait,
         )
         _here = _Place(ours, count, dist.new_group(backend="gloo", timeout=wait))
         yield
@@ -131,7 +134,7 @@ def gather(value: T) -> list[T]:
 
     found: list[T | None] = [None] * _here.size
     dist.all_gather_object(found, value, group=_here.group)
-    return [v for v in found]  # type: ignore[misc]
+    return cast("list[T]", found)
 
 
 def add(values: Tensor) -> Tensor:
@@ -144,7 +147,7 @@ def add(values: Tensor) -> Tensor:
 
 
 def together(work: Callable[[], T]) -> T:
-    """What ``work`` returns here. If it raises anywhere, the first process' error is raised on all of them."""
+    """What ``work`` returns here. If it raises anywhere, the first such process' error is raised on all."""
     kept: list[T] = []
     shared(lambda: kept.append(work()))
     return kept[0]
@@ -166,12 +169,12 @@ def shared(work: Callable[[], T]) -> list[T]:
     if errors:
         errors[0].joint = True  # type: ignore[attr-defined]
         raise errors[0]
-    return [value for value, _ in outcomes]  # type: ignore[misc]
+    return [cast("T", value) for value, _ in outcomes]
 
 
 def by_first(work: Callable[[], T]) -> T:
     """What ``work`` returns in the first process, which alone does it. Raises as ``together``."""
-    return shared(work if first() else lambda: None)[0]  # type: ignore[return-value, arg-type, misc]
+    return shared(work if first() else lambda: cast("T", None))[0]
 
 
 def is_joint(error: BaseException) -> bool:
@@ -193,7 +196,7 @@ def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
 def _portable(error: Exception) -> Exception:
     """The error, or one that says the same if it cannot travel to another process."""
     try:
-        pickle.loads(pickle.dumps(error))
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own
     except Exception:
         return CoveyError(f"{type(error).__name__}: {error}")
     return error

@@ -192,11 +192,11 @@ class Rollouts:
         """Sample and score some problems, (number, epoch) each."""
         problems, requests = [], []
         sizes = self._sizes([index for index, _ in chosen], difficulty)
-        for (index, epoch), size in zip(chosen, sizes, strict=True):
+        for (index, epoch), samples in zip(chosen, sizes, strict=True):
             prompted = self.problems[index]
             identity = (self.seed, "rollout", step, prompted.problem.id, epoch)
             problems.append(prompted)
-            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(size)]))
+            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)]))
         params = sampling_params(self.rollout)
         groups = self._scored(problems, requests, params, scorer, progress)
         if "greedy_reward" in self.algorithm.needs:

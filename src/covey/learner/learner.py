@@ -110,9 +110,11 @@ class Learner(Generic[M]):
         pace: float = 1.0,
         before_micro_batch: Callable[[], None] = _nothing,
         when_halved: Callable[[int], None] = lambda _: None,
+        when_lost: Callable[[int], None] = lambda _: None,
     ) -> None:
         """``head`` learns at ``pace`` times the rate; ``when_halved`` is told the tokens of a micro-batch
-        after memory ran out.
+        after memory ran out; ``when_lost`` those to begin again with, where one of several processes cannot
+        go on.
         """
         if size() > 1:
             policy.split()
@@ -125,6 +127,7 @@ class Learner(Generic[M]):
         self.micro_tokens = train.tokens_per_micro_batch
         """Tokens in the model at once; halved when memory runs out."""
         self.before_micro_batch, self.when_halved = before_micro_batch, when_halved
+        self.when_lost = when_lost
 
     @torch.no_grad()
     def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
@@ -173,9 +176,7 @@ class Learner(Generic[M]):
         """Losses and statistics of this process' micro-batches; None for one that does not count."""
         trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
         skips, whole = objective.skips_idle, objective.whole_groups
-        pieces = micro_batches(
-            trained, self.micro_tokens, objective.max_tokens, skips, whole, rank(), size()
-        )
+        pieces = micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole, rank(), size())
         for piece in pieces:
             together(self.before_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
@@ -220,7 +221,9 @@ class Learner(Generic[M]):
 
     def state(self) -> dict[str, Tensor]:
         """What an exact continuation needs in addition to the model's folder, as named tensors."""
-        weights = {f"{WEIGHT}{name}": w.detach() for name, w in self.policy.unsaved().items()}
+        # Where weights are split the optimizer's state has them all.
+        unsaved = self.policy.unsaved().items() if size() == 1 else ()
+        weights = {f"{WEIGHT}{name}": w.detach() for name, w in unsaved}
         return {**self.optimizer.state(), **weights}
 
     def split_as(self, name: str) -> Tensor:
@@ -234,7 +237,8 @@ class Learner(Generic[M]):
         self.optimizer.load({name: value for name, value in state.items() if not name.startswith(WEIGHT)})
         with torch.no_grad():
             for name, weight in self.policy.unsaved().items():
-                take(weight, state[f"{WEIGHT}{name}"])
+                if (saved := state.get(f"{WEIGHT}{name}")) is not None:
+                    take(weight, saved)
         self.version = version
         self._settle()
 
@@ -247,8 +251,11 @@ class Learner(Generic[M]):
             try:
                 return work()
             except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error) or not is_joint(error):
-                    raise  # the others wait in the middle of it
+                if not out_of_memory(error):
+                    raise
+                if not is_joint(error):  # the others are in the middle of it and wait for this process
+                    self.when_lost(self.micro_tokens // 2)
+                    raise
             # Outside the handler, where the traceback no longer holds the tensors.
             self.clear()
             self._halve()

@@ -81,8 +81,8 @@ class Optimizer:
         with torch.no_grad():
             for master, parameter in self._copies():
                 parameter.copy_(master)
-        for parameter in map(own, self.parameters):  # the fused update does not count itself as a change
-            torch.autograd.graph.increment_version(parameter)
+        for parameter in self.parameters:  # the fused update does not count itself as a change
+            torch.autograd.graph.increment_version(own(parameter))
         return norm
 
     def _copies(self) -> list[tuple[Tensor, nn.Parameter]]:
@@ -101,6 +101,7 @@ class Optimizer:
                 named[f"master.{i}"] = master
         return named
 
+    @torch.no_grad()
     def load(self, named: Mapping[str, Tensor]) -> None:
         """Restore ``state``."""
         for name, value in named.items():
@@ -113,3 +114,5 @@ class Optimizer:
             else:
                 counts = value.dtype == torch.int64
                 self.adam.state[master][key] = int(value) if counts else value.to(master.device)
+        for master, parameter in self._copies():
+            parameter.copy_(master)

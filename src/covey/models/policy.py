@@ -124,7 +124,7 @@ class Policy:
         return Policy(model, self.tokenizer, adapter, self.precision)
 
     def split(self) -> None:
-        """Leave this process its part of the weights, and a copy of them all as they are at each ``settle``."""
+        """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
         self.whole = self.copied()
         split(self)
 
@@ -166,7 +166,9 @@ class Policy:
         """
         return self.around(lambda: self._score(packed, temperature, reference))
 
-    def _score(self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None) -> TokenScores:
+    def _score(
+        self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
+    ) -> TokenScores:
         hidden = self.hidden(packed)
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             scores = score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)

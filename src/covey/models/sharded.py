@@ -1,8 +1,8 @@
 """Weights split over the processes of a run by FSDP2: each layer's are gathered while it computes.
 
-Between the steps every process holds its part of the weights (float32, whatever they compute in) and so of the
-gradient and of the optimizer. The hooks that gather and reduce know calls of modules only: a layer's are its own,
-what lies outside of the layers (embeddings, last norm, heads) is gathered by a module around all of the work.
+Every process holds its part of the weights (float32, whatever they compute in), and so of the gradient and of
+the optimizer. The hooks that gather and reduce know calls of modules only: a layer's are its own, what lies
+outside of the layers (embeddings, last norm, heads) is gathered by a module around all of the work.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def split(policy: Splittable) -> None:
 
     model, decoder = policy.model, policy.decoder
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
-        raise ConfigError(f"launch.processes: training on several needs torch 2.13, this is {torch.__version__}")
+        raise ConfigError(
+            f"launch.processes: training on several needs torch 2.13, this is {torch.__version__}"
+        )
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     layers: list[nn.Module] = [*decoder.layers] if decoder is not None else [*blocks]
     computed = model.dtype
@@ -101,7 +103,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own(tensor: Tensor) -> Tensor:
-    """This process' part of a tensor, which shares its memory."""
+    """The part of a tensor that this process has, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -109,9 +109,7 @@ def _write(
                 together(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
                 together(lambda: save_tensors(critic.state(), new / "critic"))
-            by_first(
-                lambda: (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync()))))
-            )
+            by_first(lambda: (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync())))))
     except Exception as error:
         if (system := system_error(error)) is None:
             raise

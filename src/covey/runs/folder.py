@@ -45,7 +45,7 @@ class Logged:
 
 
 class RunFolder:
-    """Reads and writes one run folder; holds its lock while open. Of several processes the first one writes."""
+    """Reads and writes one run folder; holds its lock while open. Of several processes the first writes."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.writes = path, first()

@@ -1,7 +1,7 @@
 """Named tensors of a checkpoint: one file, or where they are split over processes a folder of their parts.
 
-Parts are written and read by torch.distributed.checkpoint, as safetensors. Any number of processes reads what any
-number has written.
+Parts are written and read by torch.distributed.checkpoint, as safetensors. Any number of processes reads what
+any number has written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
 
 from covey.processes import by_first, objects_group, size
 from covey.runs.atomic import committed_folder
@@ -32,8 +31,12 @@ def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
     if size() == 1:
         save_file(dict(tensors), place.with_suffix(".safetensors"))
         return
-    writer = dcp.HuggingFaceStorageWriter(str(place), save_distributed=True)
-    dcp.save(dict(tensors), storage_writer=writer, process_group=objects_group())
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(str(place), save_distributed=True)
+    with _plain_errors():
+        save(dict(tensors), storage_writer=writer, process_group=objects_group())
 
 
 def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
@@ -41,15 +44,32 @@ def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str,
     file = place.with_suffix(".safetensors")
     if file.exists():
         return load_file(file)
-    reader = dcp.HuggingFaceStorageReader(str(place))
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(place))
     found: dict[str, Tensor] = {}
     for name, known in reader.read_metadata().state_dict_metadata.items():
-        like = split_as(name)
-        alike = like.shape == known.size
+        assert isinstance(known, TensorStorageMetadata), "safetensors hold nothing else"
+        like, dtype = split_as(name), known.properties.dtype
+        split = like.shape == known.size
         found[name] = (
-            torch.zeros_like(like, dtype=known.properties.dtype, requires_grad=False)
-            if alike
-            else torch.zeros(known.size, dtype=known.properties.dtype)
+            torch.zeros_like(like, dtype=dtype, requires_grad=False)
+            if split
+            else torch.zeros(known.size, dtype=dtype)
         )
-    dcp.load(found, storage_reader=reader, process_group=objects_group(), no_dist=size() == 1)
+    with _plain_errors():
+        load(found, storage_reader=reader, process_group=objects_group(), no_dist=size() == 1)
     return found
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what a process has failed with, on all of them, instead of a report about it."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as report:
+        raise next(iter(report.failures.values()))[0] from None

@@ -225,7 +225,9 @@ def run_stage(
     run = set_up(loaded, console, stop, options)
     if config.method in MODELLESS:
         run.test_set = []  # the model stays as it is
-    by_first(lambda: (config.output / RESULT).unlink(missing_ok=True))  # of fewer steps, of a model that is gone
+    by_first(
+        lambda: (config.output / RESULT).unlink(missing_ok=True)
+    )  # of fewer steps, of a model that is gone
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
@@ -294,7 +296,7 @@ def ranked(run: Run) -> str:
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
-    folder, config = run.journal.folder.path, run.loaded.config
+    folder = run.journal.folder.path
     if not run.state.updates:
         raise GuardStop(
             f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach: "

@@ -26,8 +26,8 @@ from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.machine import available_cpus, idle_cpus
 from covey.models.policy import Policy
-from covey.models.value_head import ValueModel
 from covey.models.sharded import own
+from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
 from covey.processes import by_first, first, on_this_machine
 from covey.prompts import Prompted

@@ -143,6 +143,11 @@ def connect(run: Run) -> None:
         run.journal.say(f"out of memory: continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
+    def when_lost(tokens: int) -> None:
+        path = run.journal.folder.path
+        record = {**(read_environment(path) or {}), "micro_tokens": {"configured": wanted, "planned": tokens}}
+        write_file(path / "env.json", sealed(record))
+
     def on_fewer(running: int) -> None:
         run.journal.console.fewer_running(running)
         run.journal.event(run.state.step, "out of memory", running=running)
@@ -151,9 +156,11 @@ def connect(run: Run) -> None:
         run.journal.say(what, "yellow")
         run.journal.event(run.state.step, "sampling server", because=what)
 
-    run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
-    if run.critic is not None:
-        run.critic.before_micro_batch, run.critic.when_halved = before_micro_batch, when_halved
+    wanted = run.loaded.config.train.tokens_per_micro_batch
+    for learner in (run.learner, run.critic):
+        if learner is not None:
+            learner.before_micro_batch, learner.when_halved = before_micro_batch, when_halved
+            learner.when_lost = when_lost
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
     if isinstance(run.sampler, RemoteSampler):
