@@ -49,6 +49,8 @@ class Optimizer:
         self.groups = [
             (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
         ]
+        if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
+            raise ConfigError(f"train.optimizer: {train.optimizer} works in one process; take adamw")
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
 
     def accumulate(self) -> None:
