@@ -75,7 +75,7 @@ def started_together() -> bool:
 def said_by_another(error: CoveyError) -> bool:
     """Whether the first process says what has happened, or nobody needs to again."""
     alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
-    return environment_rank() > 0 and (alike or getattr(error, "joint", False))
+    return environment_rank() > 0 and (alike or error.joint)
 
 
 @contextmanager
