@@ -105,7 +105,7 @@ def main() -> None:
     if "r1_zero" in arguments.names:
         (RESULTS / "r1_zero.svg").write_text(curves(arguments.runs / "r1_zero"))
     machine = f"{platform.machine()}, one thread, Python {platform.python_version()}"
-    head = f"# The recipes, stage by stage\n\n{dt.date.today()}, {machine}. `python benchmarks/recipes.py --write`"
+    head = f"# The recipes, stage by stage\n\n{dt.date.today()}, {machine}, by `benchmarks/recipes.py`"
     (RESULTS / "recipes.md").write_text("\n\n".join([head, *sections]))
 
 
