@@ -104,12 +104,9 @@ def main() -> None:
         return
     if "r1_zero" in arguments.names:
         (RESULTS / "r1_zero.svg").write_text(curves(arguments.runs / "r1_zero"))
-    (RESULTS / "recipes.md").write_text(
-        "# The recipes, stage by stage\n\n"
-        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores shared with other programs, one thread, "
-        f"Python {platform.python_version()}. `python benchmarks/recipes.py --write`\n\n"
-        + "\n".join(sections)
-    )
+    machine = f"{platform.machine()}, one thread, Python {platform.python_version()}"
+    head = f"# The recipes, stage by stage\n\n{dt.date.today()}, {machine}, by `benchmarks/recipes.py`"
+    (RESULTS / "recipes.md").write_text("\n\n".join([head, *sections]))
 
 
 if __name__ == "__main__":

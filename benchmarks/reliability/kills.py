@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 from harness import CONFIGS, child, covey, fingerprint, report, wait, warm_up, write_config
@@ -32,17 +33,27 @@ def trial(config: Path, whole: str, seconds: float, number: int, rng: random.Ran
     shutil.rmtree(run, ignore_errors=True)
     for _ in range(rng.randint(1, MOST)):
         pid = child(covey("train", str(config), "--output", str(run)))
-        time.sleep(rng.uniform(0.0, seconds))
+        time.sleep(rng.uniform(0.0, 0.8 * seconds))  # whatever is left of it is hit by the tries after it
         os.kill(pid, number)
         started = time.monotonic()
         code = wait(pid)
         found["hits"] += code in (-number, 75)
         found["wrong exit"] += code not in (-number, 75, 0)
         found[SLOWEST] = max(found[SLOWEST], int(1000 * (time.monotonic() - started)))
+        if code == 0:
+            break  # it had ended before
     code = wait(child(covey("train", str(config), "--output", str(run))))
     found["resumed"] += code in (0, 1)
     found["identical"] += fingerprint(run) == whole
     return found
+
+
+def uninterrupted(config: Path) -> tuple[Path, str, float]:
+    """A whole run: its config, its fingerprint and how long it took."""
+    started = time.monotonic()
+    code = wait(child(covey("train", str(config), "--output", str(config.parent / "run"))))
+    assert code in (0, 1), (config, code)
+    return config, fingerprint(config.parent / "run"), time.monotonic() - started
 
 
 def main() -> None:
@@ -58,24 +69,21 @@ def main() -> None:
     arguments = parser.parse_args()
     number = signal.Signals[f"SIG{arguments.signal}"].value
     rng = random.Random(arguments.seed)
-    wanted = {n: c for n, c in CONFIGS.items() if any(part in n for part in arguments.configs)}
+    wanted = {n: c for part in arguments.configs for n, c in CONFIGS.items() if part in n}
     totals = {name: Counter[str]() for name in wanted}
     warm_up()
     with tempfile.TemporaryDirectory() as scratch:
-        wholes = {}
-        for i, (name, settings) in enumerate(wanted.items()):
-            config = write_config(Path(scratch) / str(i), settings)
-            started = time.monotonic()
-            code = wait(child(covey("train", str(config), "--output", str(config.parent / "run"))))
-            assert code in (0, 1), (name, code)
-            wholes[name] = (config, fingerprint(config.parent / "run"), time.monotonic() - started)
-        while sum(t["hits"] for t in totals.values()) < arguments.kills:
-            for name, (config, whole, seconds) in wholes.items():
-                found, total = trial(config, whole, seconds, number, rng), totals[name]
-                slowest = max(total[SLOWEST], found[SLOWEST])
-                total.update(found)
-                total[SLOWEST] = slowest
-                print(f"{name}: {dict(total)}", file=sys.stderr)
+        wholes = dict[str, tuple[Path, str, float]]()
+        for name in cycle(wanted):
+            if sum(t["hits"] for t in totals.values()) >= arguments.kills and all(totals.values()):
+                break
+            if name not in wholes:
+                wholes[name] = uninterrupted(write_config(Path(scratch) / str(len(wholes)), wanted[name]))
+            found, total = trial(*wholes[name], number, rng), totals[name]
+            slowest = max(total[SLOWEST], found[SLOWEST])
+            total.update(found)
+            total[SLOWEST] = slowest
+            print(f"{name}: {dict(total)}", file=sys.stderr)
     counted = ("runs", "hits", "wrong exit", "resumed", "identical")
     sums = {what: sum(t[what] for t in totals.values()) for what in counted}
     ok = sums["identical"] == sums["resumed"] == sums["runs"] and not sums["wrong exit"]

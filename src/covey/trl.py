@@ -18,7 +18,7 @@ from covey.errors import ConfigError
 if TYPE_CHECKING:
     from covey.training.pipeline import Result
 
-BATCH: Mapping[str, int | float | None] = {
+_BATCH: Mapping[str, int | float | None] = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "steps_per_generation": None,
@@ -27,9 +27,9 @@ BATCH: Mapping[str, int | float | None] = {
     "max_steps": -1,
 }
 """The names that together say how large a batch is and how many there are, with TRL's defaults."""
-COUNTS = ("save_steps", "eval_steps")
+_COUNTS = ("save_steps", "eval_steps")
 """In optimizer steps."""
-DEFAULTS: Mapping[str, object] = {
+_DEFAULTS: Mapping[str, object] = {
     "num_generations": 8,
     "max_completion_length": 256,
     "num_iterations": 1,
@@ -42,8 +42,8 @@ DEFAULTS: Mapping[str, object] = {
     "loss_type": LOSS["loss_type"],
 }
 """TRL's, where covey's differ or could come to."""
-OWN = frozenset(
-    {*BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights", "use_vllm", "vllm_server_base_url"}
+_OWN = frozenset(
+    {*_BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights", "use_vllm", "vllm_server_base_url"}
 )
 """Names that are read here."""
 
@@ -57,7 +57,7 @@ class GRPOConfig:
         for name, value in names.items():
             if name not in NAMES:
                 raise ConfigError(f"GRPOConfig: {name!r} is no argument of TRL's")
-            if name in SAME or name in LOSS or name in OWN or value is None or value is False:
+            if name in SAME or name in LOSS or name in _OWN or value is None or value is False:
                 continue
             if name in ABSENT[ALWAYS] or INSTEAD.get(name, "").startswith("leave it out"):
                 self.notes.append(told(name))
@@ -66,9 +66,9 @@ class GRPOConfig:
 
     def settings(self, rows: int) -> dict[str, object]:
         """As covey's settings, for a dataset of so many rows."""
-        given = {**DEFAULTS, **self.names}
-        found = {n: v for n, v in given.items() if (n in SAME or n in LOSS) and n not in (*BATCH, *COUNTS)}
-        for name in COUNTS:
+        given = {**_DEFAULTS, **self.names}
+        found = {n: v for n, v in given.items() if (n in SAME or n in LOSS) and n not in (*_BATCH, *_COUNTS)}
+        for name in _COUNTS:
             if isinstance(given.get(name), float):
                 raise ConfigError(f"GRPOConfig: {name}={given[name]!r}: write a number of steps")
         if given.get("bf16"):
@@ -84,7 +84,7 @@ class GRPOConfig:
         """Sizes and number of rollout batches, of one process."""
 
         def number(name: str, otherwise: float = 0) -> int:
-            value = given.get(name, BATCH.get(name))
+            value = given.get(name, _BATCH.get(name))
             return int(value if isinstance(value, int | float) else otherwise)
 
         group, passes = number("num_generations"), number("num_iterations")
@@ -96,7 +96,7 @@ class GRPOConfig:
                 f"GRPOConfig: a rollout batch of {size} completions is no multiple of {group} "
                 f"(num_generations) and {step} (those of an optimizer step)"
             )
-        prompts, epochs = size // group, given.get("num_train_epochs", BATCH["num_train_epochs"])
+        prompts, epochs = size // group, given.get("num_train_epochs", _BATCH["num_train_epochs"])
         updates = size // step * passes
         batches = rows // prompts * epochs if isinstance(epochs, int | float) else 0
         if number("max_steps") > 0:
@@ -107,7 +107,7 @@ class GRPOConfig:
             "rollout.prompts_per_step": prompts,
             "train.updates_per_batch": size // step,
             "train.steps": int(batches),
-            **{SAME[name]: -(-number(name) // updates) for name in COUNTS if given.get(name)},
+            **{SAME[name]: -(-number(name) // updates) for name in _COUNTS if given.get(name)},
         }
 
 
