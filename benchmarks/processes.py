@@ -2,9 +2,9 @@
 
     python benchmarks/processes.py [--rounds 1] [--steps 10]
 
-The ways take turns, so that other work on the machine hits all of them. Seconds of processor time are those of
-a long run less those of a short one, over all processes; where other work disturbs the clock they say more than
-the clock does. The least of the steps' seconds by the clock is given as well.
+The ways take turns, so that other work on the machine hits all of them. Seconds of processor time are those
+of a long run less those of a short one, over all processes; where other work disturbs the clock they say more
+than the clock does. The least of the steps' seconds by the clock is given as well.
 """
 
 from __future__ import annotations
