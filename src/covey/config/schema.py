@@ -100,7 +100,7 @@ class Servers(Section):
     """Inference servers that sample in place of this process."""
 
     url: tuple[str, ...] = Field(
-        min_length=1, description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang."
+        (), description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang."
     )
     folder: Path | None = Field(
         None, description="Where weights are written for the servers; by default `sync` in the run's folder."
@@ -307,6 +307,25 @@ class Lora(Section):
     targets: str | tuple[str, ...] = Field("all-linear", description="Which linear layers.")
 
 
+class Launch(Section):
+    """Where the processes of a run are."""
+
+    ray: str | None = Field(
+        None,
+        description="Address of a Ray cluster, as 10.0.0.1:6379, that places samplers and users' reward "
+        "functions; auto: the one this machine belongs to, else one of its own.",
+    )
+    samplers: int = Field(
+        0, ge=0, le=65_536, description="Samplers that Ray places, each with a GPU where the cluster has any."
+    )
+
+    @model_validator(mode="after")
+    def _placed(self) -> Launch:
+        if self.samplers and self.ray is None:
+            raise ValueError("samplers are placed by Ray: add ray: auto, or its address")
+        return self
+
+
 class Config(Section):
     """One run, or one stage of it."""
 
@@ -355,6 +374,14 @@ class Config(Section):
         None, description="Who gets a copy of all numbers; offline. The run folder has them anyway."
     )
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
+    launch: Launch = Launch()
     stages: tuple[dict[str, object], ...] = Field(
         (), description="A pipeline: each stage overrides this config and starts from the last model."
     )
+
+    @model_validator(mode="after")
+    def _somebody_samples(self) -> Config:
+        servers = self.rollout.sampler
+        if servers is not None and not servers.url and not self.launch.samplers:
+            raise ValueError("rollout.sampler.url: which servers? Give at least one address")
+        return self

@@ -42,6 +42,8 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("lora*", "refused"),
     ("rollout.sampler.url", "breaks exactness"),
     ("rollout.sampler.*", "safe"),
+    ("launch.samplers", "breaks exactness"),
+    ("launch.*", "safe"),
     ("rollout.curriculum", "refused"),
     ("rollout.adapt_group_size", "refused"),
     ("algorithm.kl", "refused"),

@@ -46,6 +46,8 @@ PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
 """Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
+Asking = Callable[[str, object, str, float, int], object]
+"""How a server is reached: ``covey.web.ask``, or another way with its signature."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """What asking a server may raise."""
 
@@ -96,9 +98,13 @@ class RemoteSampler:
         temperature: float,
         max_running: int,
         token: str = "",
+        asking: Asking = ask,
     ) -> None:
-        """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on."""
+        """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on;
+        ``asking`` is how a server is reached.
+        """
         self.policy, self.settings, self.folder, self.token = policy, servers, folder, token
+        self.asking = asking
         self.servers = [RemoteServer(url.rstrip("/")) for url in servers.url]
         self.temperature, self.max_running = temperature, max_running
         self.version = 0
@@ -224,7 +230,7 @@ class RemoteSampler:
                 return answers(server.dialect, reply, request, params, self._vocabulary, self.policy.end_ids)
 
     def _ask(self, server: RemoteServer, path: str, body: object = None, timeout: float = QUICK) -> object:
-        return ask(server.url + path, body, self.token, timeout, MOST_BYTES)
+        return self.asking(server.url + path, body, self.token, timeout, MOST_BYTES)
 
     def _leave_out(self, server: RemoteServer, error: BaseException) -> None:
         if server.lost:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
@@ -257,6 +258,7 @@ def run_stage(
     finally:
         console.end()
         run.journal.close()
+        release()
 
 
 def finish_examples(run: Run) -> Result:
