@@ -123,6 +123,11 @@ class Servers(Section):
         "where it has not taken new weights.",
     )
 
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one_address(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
     @field_validator("url")
     @classmethod
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
