@@ -2,9 +2,9 @@
 
     python benchmarks/reliability/servers.py [--kills 60] [--write]
 
-Two `covey serve` sample for each run. One of them is killed every one to eight seconds, and started again after
-up to three; often both are gone. Every run has to end by itself with the bytes that it leaves in one process:
-weights, metric stream, evaluations, rollout log.
+Two `covey serve` sample for each run. One of them is killed every one to eight seconds and started again
+within three; often both are gone. Every run has to end by itself with the bytes that it leaves in one
+process: weights, metric stream, evaluations, rollout log.
 """
 
 from __future__ import annotations

@@ -85,6 +85,16 @@ def test_a_server_draws_what_the_local_sampler_draws(
     assert not theirs
 
 
+def test_a_server_that_has_to_be_given_its_first_weights_is_as_exact(policy: Policy, tmp_path: Path) -> None:
+    """Otherwise a run on servers that an earlier run has used would compute what it could have recorded."""
+    other = copied(policy)
+    moved(other)
+    (tmp_path / "sync").mkdir()
+    with serving(other, tmp_path / "sync") as url:
+        made = RemoteSampler(policy, Servers(url=(url,)), tmp_path / "sync", random_prompts(4), 1.0, 6)
+        assert made.bit_exact == policy.bit_exact
+
+
 def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path) -> None:
     trained, outside = copied(policy), tmp_path / "outside"
     (tmp_path / "sync").mkdir()

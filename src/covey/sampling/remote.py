@@ -67,7 +67,7 @@ class RemoteServer:
     tried: float = -TRY_AGAIN
     """When it was last looked for, on the monotonic clock."""
     spread: float | None = None
-    """Mean difference of log-probs when it came with the right weights, nats: its rounding."""
+    """Mean difference of log-probs when it first proved to have the right weights, nats: its rounding."""
 
 
 @dataclass
@@ -283,9 +283,7 @@ class RemoteSampler:
         new = server.dialect is None or bool(server.lost)
         if new:
             server.dialect, server.model = recognize(partial(self._ask, server))
-            off = self._off(server)
-            if off <= self._allowed(server):
-                server.spread = off if server.spread is None else server.spread
+            if not self._wrong(server):
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
@@ -315,10 +313,11 @@ class RemoteSampler:
         return bound if server.spread is None else min(bound, max(FLOAT32, 10 * server.spread))
 
     def _wrong(self, server: RemoteServer) -> str:
-        """What is wrong with a server's log-probs after it was given weights; empty: nothing."""
+        """What is wrong with a server's log-probs; empty: nothing."""
         allowed = self._allowed(server)
         off, at_one = self._off(server), 0.0
         if off <= allowed:
+            server.spread = off if server.spread is None else server.spread
             return ""
         if self.temperature not in (0.0, 1.0):
             at_one = self._off(server, scored_at=1.0)
