@@ -200,12 +200,16 @@ def measure(size: str, rounds: int, vllm: Path | None) -> tuple[dict[str, list[C
             "2 covey serve": (remote(*urls), servers),
         }
         if vllm:
-            url, command, log = vllm_server(vllm, folder / "model", folder / "vllm")
+            url, command, log = vllm_server(vllm, folder / "model", folder / "vllm.log")
             server = stack.enter_context(process(command, url, log, **VLLM))
             sides["1 vLLM"] = (remote(url), [server])
         for turn in range(rounds + 1):
             for side, (sampler, of) in sides.items():
-                cost = timed(partial(sampling, sampler, turn), of)
+                try:
+                    cost = timed(partial(sampling, sampler, turn), of)
+                except SamplersLost as error:
+                    logs = "".join(log.read_text()[-3000:] for log in folder.glob("*log*"))
+                    raise SystemExit(f"{side}: {error}\n{logs}") from None
                 sampled.setdefault(side, []).append(cost)
                 print(f"{turn} {side}: {cost.wall:.2f} s, {cost.cpu:.2f} CPU s", flush=True)
         if vllm:

@@ -105,6 +105,21 @@ def test_a_server_that_says_it_took_the_weights_and_did_not_is_named(
         assert "off those of version 1" in said
 
 
+def test_a_server_restarted_between_its_proof_and_a_request_is_found(policy: Policy, tmp_path: Path) -> None:
+    """vLLM's replies do not tell; it takes a minute to start, so that a request fails in between."""
+    good, other = Stub(copied(policy), "sglang"), Stub(copied(policy), "sglang")
+    with running(good), running(other):
+        made = sampler(policy, [good, other], tmp_path)
+        moved(policy)
+        made.sync(Version(1))
+        list(made.sample(asked(), PARAMS))
+        other.policy, other.weight_version = copied(policy), "default"
+        moved(other.policy)
+        assert len(list(made.sample(asked(8), PARAMS))) == 24
+        assert other.url in made.said[0]
+        assert "started anew" in made.said[0]
+
+
 def test_wrong_weights_from_the_beginning_are_replaced(policy: Policy, tmp_path: Path) -> None:
     other = copied(policy)
     moved(other)

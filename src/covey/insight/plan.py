@@ -215,7 +215,10 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
         roles = forecast(shape, config, longest, tokens, reference=kept, program=PROGRAM)
         return fleet.split(roles, shape, device, slots, longest, rollout.max_tokens)
 
-    tokens = planned_tokens(expect(config.train.tokens_per_micro_batch), shape, config, device.memory)
+    asked = config.train.tokens_per_micro_batch
+    tokens = planned_tokens(expect(asked), shape, config, device.memory)
+    if sum(expect(tokens).values()) > device.memory:
+        tokens = asked  # nothing that is smaller helps
     job = Job(
         load.completions,
         load.trained,

@@ -62,6 +62,8 @@ class RemoteServer:
     model: str = ""
     version: int | None = None
     """Of the weights it has proven to have."""
+    stamp: object = None
+    """What its replies bear since it proved that; another one is of another start, or of other weights."""
     lost: str = ""
     """Why it is left out; empty: it takes part."""
     tried: float = -TRY_AGAIN
@@ -214,20 +216,33 @@ class RemoteSampler:
     def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
         """A group from a server. One that is busy is asked again, until the time of a request is over."""
         assert server.dialect is not None, "it has answered"
-        ends = time.monotonic() + self.settings.timeout
+        until = time.monotonic() + self.settings.timeout
         body = server.dialect.body(request, params, server.model, self.policy.end_ids)
         pause = 0.1
         while True:
             try:
-                reply = self._ask(server, server.dialect.path, body, max(1.0, ends - time.monotonic()))
+                reply = self._ask(server, server.dialect.path, body, max(1.0, until - time.monotonic()))
             except HTTPError as error:
                 busy = error.code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-                if not busy or time.monotonic() + pause > ends:
+                if not busy or time.monotonic() + pause > until:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
             else:
-                return answers(server.dialect, reply, request, params, self._vocabulary, self.policy.end_ids)
+                ends = self.policy.end_ids
+                found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
+                self._same(server, server.dialect.stamp(reply))
+                return found
+
+    def _same(self, server: RemoteServer, stamp: object) -> None:
+        """Whether it is still the server that has proven itself: it may have been restarted in between."""
+        if server.stamp is None:
+            server.stamp = stamp
+        if server.stamp != stamp:
+            raise Misbehaved(
+                f"since it proved to have version {self.version} it was started anew, or given other weights by "
+                "somebody else"
+            )
 
     def _ask(self, server: RemoteServer, path: str, body: object = None, timeout: float = QUICK) -> object:
         return self.asking(server.url + path, body, self.token, timeout, MOST_BYTES)
@@ -333,7 +348,7 @@ class RemoteSampler:
 
     def _off(self, server: RemoteServer, scored_at: float | None = None) -> float:
         """Mean difference between a server's log-probs and the policy's, nats, over some completions."""
-        params = SamplingParams(PROBE_TOKENS, self.temperature)
+        params, server.stamp = SamplingParams(PROBE_TOKENS, self.temperature), None
         prompts, tokens, theirs = [], [], list[float]()
         for i, prompt in enumerate(self._probes):
             stream = key(self.version, "probe", server.url, i)
