@@ -119,9 +119,9 @@ def predicted(row: Published) -> float:
 def page() -> str:
     """Markdown."""
     head = (
-        "`python benchmarks/plans.py --write`. Nothing here was run with covey: this is what `covey plan` says "
-        "of a step on the devices of the source, from the model's size and the lengths. The last column: what "
-        "the source leaves open, or that the plan's share of compute was read off this row."
+        "`python benchmarks/plans.py --write`. Nothing here was run with covey: this is what `covey plan` "
+        "says of a step on the devices of the source, from the model's size and the lengths. The last column "
+        "has what the source leaves open, or that the plan's share of compute was read off this row."
     )
     lines = ["# Plans against published runs", "", head, ""]
     lines += ["| source | run | figure | published, s | plan, s | error | assumed |", "|---" * 7 + "|"]

@@ -240,8 +240,8 @@ class RemoteSampler:
             server.stamp = stamp
         if server.stamp != stamp:
             raise Misbehaved(
-                f"since it proved to have version {self.version} it was started anew, or given other weights by "
-                "somebody else"
+                f"since it proved to have version {self.version} it was started anew, or given other weights "
+                "by somebody else"
             )
 
     def _ask(self, server: RemoteServer, path: str, body: object = None, timeout: float = QUICK) -> object:
