@@ -78,6 +78,12 @@ class SamplersLost(CoveyError):
     code = 9
 
 
+class PeersLost(CoveyError):
+    """Another process of the run has ended or does not answer."""
+
+    code = 10
+
+
 class Stopped(CoveyError):
     """The run was asked to stop and its state is saved; the same command resumes it."""
 

@@ -114,3 +114,24 @@ def test_a_node_is_killed_in_the_middle_and_the_run_ends_with_the_same_bits(
     nodes_seen = {p.name for p in (tmp_path / "placed/seen").iterdir()}
     assert nodes_seen, "rewards were scored"
     assert "none" not in nodes_seen, "and by actors"
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trainers_on_both_nodes_begin_again_when_one_is_killed(nodes: TwoNodes, tmp_path: Path) -> None:
+    """Two processes take two CPUs each, so that each node of three has one; then both fit nowhere else."""
+    config = write(tmp_path / "whole", threads=2, launch={"processes": 2})
+    whole = nodes.covey("train", config, "--output", tmp_path / "whole/run")
+    said, _ = whole.communicate(timeout=400)
+    assert whole.returncode in (0, 1), said
+    output = tmp_path / "placed/run"
+    config = write(tmp_path / "placed", threads=2, launch={"processes": 2, "ray": nodes.address})
+    run = nodes.covey("train", config, "--output", output)
+    wait_for(lambda: (output / "metrics.jsonl").exists() and len(metrics_of(output)) > 2, run)
+    nodes.tell("kill")
+    nodes.tell("add")
+    said, _ = run.communicate(timeout=600)
+    assert run.returncode in (0, 1), said
+    assert "going on from the last checkpoint (restart 1 of 3)" in said
+    assert fingerprint(output) == fingerprint(tmp_path / "whole/run")

@@ -17,6 +17,7 @@ from cyclopts import App, CycloptsError, Parameter
 from covey.console import CONTROLS, Output, inert, tolerant_output
 from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
 from covey.parent import CRASHED, works_in
+from covey.processes import environment_rank, joined, said_by_another, started_together
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -72,7 +73,7 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
     recipe = Path(str(files("covey") / "recipes" / "demo.yaml"))
     start = _start(recipe, settings)
     code = _train(start, manner, as_json)
-    if not as_json:
+    if not as_json and not started_together():
         from covey.console import RunConsole
         from covey.demonstration import demonstrate
 
@@ -106,7 +107,11 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = None) -> int:
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
-    _tell(as_json, (f"note: {note}" for note in loaded.notes))
+    _tell(as_json or environment_rank() > 0, (f"note: {note}" for note in loaded.notes))
+    if loaded.config.launch.processes > 1 and not started_together():
+        from covey.launcher import launch
+
+        return launch(loaded.config, as_json)
     from covey.fault_injection import Faults
     from covey.insight.usage import sample_command, shell_word
 
@@ -120,17 +125,22 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     home = loaded.config.output
     works_in(home)
     session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
-    console = RunConsole(quiet=as_json)
+    console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
-        with StopSignal(manner.max_minutes).listening() as stop:
+        with (
+            StopSignal(manner.max_minutes).listening() as stop,
+            joined(loaded.config.guards.stall_minutes, loaded.config.device),
+        ):
             results = run_pipeline(loaded, console, stop, session)
     except Exception as error:
         known = as_error(error)
-        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
+        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
             record_exit(home, known)
         if known.code == 75:
             known = type(known)(f"{known}. Continue with: {resume_command(home)}")
         raise known from None
+    if environment_rank() > 0:
+        return 0
     if (home / RECORD).exists():  # a finished run may lie where nothing can be written
         (home / RECORD).unlink()
     last = results[-1]
@@ -395,6 +405,8 @@ def main(arguments: Sequence[str]) -> int:
             return 130
         except (Exception, SystemExit) as caught:
             error = _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+            if said_by_another(error):
+                return error.code
             if "--json" in arguments:
                 _print(True, {"error": str(error), "exit_code": error.code}, ())
             print(f"{'' if error.code == 75 else 'error: '}{inert(str(error))}", file=sys.stderr)

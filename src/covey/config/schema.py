@@ -315,6 +315,18 @@ class Lora(Section):
 class Launch(Section):
     """Where the processes of a run are."""
 
+    processes: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Processes on this machine that train together, one for each GPU; torchrun starts more.",
+    )
+    restarts: int = Field(
+        3,
+        ge=0,
+        le=10**6,
+        description="How often they are started again, from the last checkpoint, after one of them died.",
+    )
     ray: str | None = Field(
         None,
         description="Address of a Ray cluster, as 10.0.0.1:6379, that places samplers and users' reward "

@@ -1,8 +1,8 @@
 """A run on many devices, on paper: what each of them holds, what goes over their links, what waits for what.
 
-Trainers hold a part of the weights each (FSDP2) and gather them layer by layer; samplers hold all of them,
-over several devices where one is too small. Nothing of this was measured with covey on GPUs:
-benchmarks/results/plans.md holds it against what others have published.
+Trainers hold a part of the weights each (FSDP2), gather them layer by layer, and keep a whole copy to sample
+from and to save; samplers hold all of them, over several devices where one is too small. Nothing of this was
+measured with covey on GPUs: benchmarks/results/plans.md holds it against what others have published.
 """
 
 from __future__ import annotations
@@ -86,10 +86,9 @@ class Fleet:
         inner = shape.parameters - shape.vocabulary * shape.width
         widest = max(2 * inner // max(shape.layers, 1), shape.vocabulary * shape.width)
         held["gathered"] = widest * (shape.number + REDUCED) if n > 1 else 0
-        held["sampling"] = 0
-        if not self.samplers:
-            cache = sampling_bytes(shape, slots, prompt, completion)
-            held["sampling"] = (cache + shape.parameters * shape.number) // each
+        held["whole"] = shape.parameters * shape.number if n > 1 else 0
+        cache = 0 if self.samplers else sampling_bytes(shape, slots, prompt, completion)
+        held["sampling"] = cache // each
         return held
 
 
