@@ -87,12 +87,12 @@ class PlacedRank:
     def poll(self) -> int | None:
         """The exit code; that of SIGKILL where the node is gone."""
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayActorError
 
         if self.code is None:
             try:
                 self.code, out, err = ray.get(self.actor.look.remote(), timeout=LOOK)
-            except (RayError, TimeoutError) as error:
+            except (RayActorError, TimeoutError) as error:
                 self.code, out, err = -signal.SIGKILL, b"", f"a node is lost: {said(error)}\n".encode()
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):
                 if text:
@@ -138,5 +138,5 @@ def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
     for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
         own = {"RANK": str(rank), "LOCAL_RANK": str(seen[ip]), "LOCAL_WORLD_SIZE": str(on_node[ip])}
         seen[ip] += 1
-        actor.start.remote(list(command), str(Path.cwd()), {**shared, **own})
+        ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **own}))
     return [PlacedRank(actor) for actor in actors]
