@@ -93,6 +93,37 @@ def command_plan(
     return int(sum(forecast.memory.values()) > forecast.there)
 
 
+@app.command(name="launch")
+def command_launch(
+    config: Path,
+    *settings: Settings,
+    print_: Annotated[bool, Parameter(name="--print", negative=())] = False,
+    nodes: int = 1,
+    output: Annotated[Path, Parameter(name=("--folder",))] = Path("launch"),
+    as_json: Json = False,
+) -> int:
+    """Write the files that start a run on several devices or machines: for torchrun, Slurm and Ray.
+
+    :param config: A YAML file; `launch` in it says how many processes a machine has, and samplers in all.
+    :param print_: Print them instead.
+    :param nodes: How many machines.
+    :param output: Where they are written.
+    """
+    if nodes < 1:
+        raise ConfigError(f"--nodes {nodes}: at least 1")
+    from covey.cluster.files import launch_files
+    from covey.runs.atomic import write_file
+
+    loaded = _load(config, settings, as_json)
+    files = launch_files(loaded.config, config, settings, nodes)
+    for name, text in () if print_ else files.items():
+        output.mkdir(parents=True, exist_ok=True)
+        write_file(output / name, text)
+    shown = [f"# --- {name}\n{text}" for name, text in files.items()] if print_ else []
+    _print(as_json, files, shown or [f"{name:<12}{output / name}" for name in files])
+    return 0
+
+
 @app.command(name="show")
 def command_show(
     run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
