@@ -46,7 +46,7 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from covey.web import ask
 
-LENGTH = 128
+LENGTH = 64
 
 
 class Version(NamedTuple):

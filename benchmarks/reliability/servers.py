@@ -2,9 +2,10 @@
 
     python benchmarks/reliability/servers.py [--kills 60] [--write]
 
-Two `covey serve` sample for each run. One of them is killed every one to eight seconds and started again
-within three; often both are gone. Every run has to end by itself with the bytes that it leaves in one
-process: weights, metric stream, evaluations, rollout log.
+Two `covey serve` sample for each run. The time between two kills is a third to four thirds of what the run
+takes when it is left alone, and a server is started again after up to a third; often both are gone. Every run
+has to end by itself with the bytes that it leaves in one process: weights, metric stream, evaluations,
+rollout log.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from pathlib import Path
 
 from harness import CONFIGS, child, covey, fingerprint, kill, report, wait, warm_up, write_config
 
-LONGEST = 600.0
-"""Seconds that a disturbed run may take."""
+LONGEST = 40.0
+"""Times that a disturbed run may take as long as one that is left alone."""
 
 
 @dataclass
@@ -73,11 +74,14 @@ class Server:
         return True
 
 
-def disturb(run: int, servers: list[Server], rng: random.Random) -> tuple[int, int]:
-    """Kill servers until the run ends. -> its exit code (-1: it had to be ended), how many were killed."""
+def disturb(run: int, servers: list[Server], rng: random.Random, alone: float) -> tuple[int, int]:
+    """Kill servers until the run ends. -> its exit code (-1: it had to be ended), how many were killed.
+
+    ``alone``: seconds that the run takes without that.
+    """
     kills, begun = 0, time.monotonic()
-    while time.monotonic() - begun < LONGEST:
-        ends = time.monotonic() + rng.uniform(1.0, 8.0)
+    while time.monotonic() - begun < LONGEST * alone:
+        ends = time.monotonic() + alone * rng.uniform(1 / 3, 4 / 3)
         while time.monotonic() < ends:
             ended, status = os.waitpid(run, os.WNOHANG)
             if ended:
@@ -86,7 +90,7 @@ def disturb(run: int, servers: list[Server], rng: random.Random) -> tuple[int, i
                 if not server.pid and time.monotonic() > server.due:
                     server.start()
             time.sleep(0.02)
-        kills += rng.choice(servers).end(back_in=rng.uniform(0.0, 3.0))
+        kills += rng.choice(servers).end(back_in=alone * rng.uniform(0.0, 1 / 3))
     kill(run)
     wait(run)
     return -1, kills
@@ -109,22 +113,27 @@ def main() -> None:
         start = write_config(home / "start", {"method": "sft", "train": {"steps": 2, "batch_size": 8}})
         assert wait(child(covey("train", str(start), "--output", str(home / "start/run")))) in (0, 1)
         model = home / "start/run/final"
-        wholes = {}
-        for i, (name, settings) in enumerate(list(CONFIGS.items())[: arguments.configs]):
-            config = write_config(home / str(i), {**settings, "model": str(model)})
-            assert wait(child(covey("train", str(config), "--output", str(config.parent / "run")))) in (0, 1)
-            wholes[name] = (config, fingerprint(config.parent / "run"))
         (home / "sync").mkdir()
         servers = [Server(model, home / "sync") for _ in range(2)]
-        asked = ["--rollout.sampler.folder", str(home / "sync"), "--rollout.sampler.patience", "300"]
+        asked = ["--rollout.sampler.folder", str(home / "sync"), "--rollout.sampler.patience", "600"]
         asked += ["--rollout.sampler.url", json.dumps([server.url for server in servers])]
         try:
+            wholes = {}
+            for i, (name, settings) in enumerate(list(CONFIGS.items())[: arguments.configs]):
+                config = write_config(home / str(i), {**settings, "model": str(model)})
+                run = config.parent / "run"
+                assert wait(child(covey("train", str(config), "--output", str(run)))) in (0, 1)
+                whole, begun = fingerprint(run), time.monotonic()
+                shutil.rmtree(run)
+                assert wait(child(covey("train", str(config), "--output", str(run), *asked))) in (0, 1)
+                assert fingerprint(run) == whole, f"{name}: sampling on servers changes the bits"
+                wholes[name] = (config, whole, time.monotonic() - begun)
             while total["kills"] < arguments.kills:
-                for config, whole in wholes.values():
+                for config, whole, alone in wholes.values():
                     run = config.parent / "run"
                     shutil.rmtree(run, ignore_errors=True)
                     pid = child(covey("train", str(config), "--output", str(run), *asked))
-                    code, kills = disturb(pid, servers, rng)
+                    code, kills = disturb(pid, servers, rng, alone)
                     total.update(runs=1, kills=kills, ended=int(code in (0, 1)))
                     total["identical"] += fingerprint(run) == whole
                     print(dict(total), flush=True)
