@@ -24,6 +24,8 @@ class CoveyError(Exception):
     """
 
     code = 1
+    joint = False
+    """Whether all processes of a run raise it, so that one says it for all."""
 
 
 class ConfigError(CoveyError):

@@ -28,7 +28,7 @@ from covey.processes import STORE
 if TYPE_CHECKING:
     from covey.config.schema import Config
 
-GRACE = 10.0
+LAST_WORDS = 10.0
 """Seconds that the others have to end by themselves after one has died."""
 TICK = 0.05
 """Seconds between two looks at them."""
@@ -73,7 +73,7 @@ class _Job:
                     if n not in codes and (code := process.poll()) is not None:
                         codes[n] = code
                         since = since or time.monotonic() * bool(code)
-                if since and time.monotonic() - since > GRACE:
+                if since and time.monotonic() - since > LAST_WORDS:
                     self._kill()
                 time.sleep(TICK)
         finally:

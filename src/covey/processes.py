@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STORE = "COVEY_STORE"
 """Environment variable with the file where the processes of one machine meet; else MASTER_ADDR says where."""
-LONGEST = 7 * 24 * 60.0
+ALL_WEEK = 7 * 24 * 60.0
 """Minutes that a process waits for the others where no limit is set."""
 
 
@@ -75,7 +75,7 @@ def started_together() -> bool:
 def said_by_another(error: CoveyError) -> bool:
     """Whether the first process says what has happened, or nobody needs to again."""
     alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
-    return environment_rank() > 0 and (alike or getattr(error, "joint", False))
+    return environment_rank() > 0 and (alike or error.joint)
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     store = os.environ.get(STORE)
     ours, count = environment_rank(), int(os.environ["WORLD_SIZE"])
-    wait = timedelta(minutes=minutes or LONGEST)
+    wait = timedelta(minutes=minutes or ALL_WEEK)
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",

@@ -254,13 +254,13 @@ def score_all(
         own_problems, own_requests = [p for p, _ in asked], [r for _, r in asked]
         whole = dict(score_each(own_problems, own_requests, sampler, params, scorer, progress))
         groups = [whole[number].result() for number in range(len(asked))]
-        return groups if size() == 1 else [replace(g, problem=ELSEWHERE) for g in groups]
+        return groups if size() == 1 else [replace(g, problem=NO_PROBLEM) for g in groups]
 
     found = interleaved(shared(ours))
     return [replace(g, problem=p.problem, prompt=p.tokens) for g, p in zip(found, problems, strict=True)]
 
 
-ELSEWHERE = Problem("", "")
+NO_PROBLEM = Problem("", "")
 """Stands for a group's problem on its way to other processes, which have it."""
 
 

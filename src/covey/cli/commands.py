@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from covey.console import CONTROLS, Output, inert, tolerant_output
 from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
@@ -394,17 +394,15 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
     with tolerant_output():
         try:
-            code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
+            code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             if not TRAINING.intersection(arguments[:1]):
                 _check_output()
             return int(code or 0)
-        except CycloptsError:
-            return 2
         except KeyboardInterrupt:
             print("error: stopped by SIGINT; there was nothing to save", file=sys.stderr)
             return 130
         except (Exception, SystemExit) as caught:
-            error = _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+            error = _understood(caught)
             if said_by_another(error):
                 return error.code
             if "--json" in arguments:
@@ -422,6 +420,23 @@ def _check_output() -> None:
         sys.stdout.flush()
         if (lost := sys.stdout.lost) is not None and lost.errno != errno.EPIPE:
             raise disk_error(lost, "standard output")
+
+
+def _understood(caught: Exception | SystemExit) -> CoveyError:
+    """Whatever ended a command, as one of our errors."""
+    if isinstance(caught, CycloptsError):
+        return _misused(caught)
+    return _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+
+
+def _misused(caught: CycloptsError) -> CoveyError:
+    """A command line that does not fit its command."""
+    command = " ".join(("covey", *(caught.command_chain or ())))
+    said = str(caught)
+    if isinstance(caught, MissingArgumentError) and caught.argument is not None and not caught.keyword:
+        place = caught.argument.field_info.is_positional
+        said = f"{caught.argument.name.lstrip('-').upper() if place else caught.argument.name} is missing."
+    return ConfigError(f"{said}{'' if said.endswith('.') else '.'} See {command} --help")
 
 
 def _exited(caught: SystemExit) -> CoveyError:

@@ -20,7 +20,7 @@ from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
-from covey.models.sharded import Gathering, alone, split, take, whole
+from covey.models.sharded import Gathering, split, take, unsplit, whole
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Policy:
         self.end_ids = end_ids(model, tokenizer)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
-        self.around, self.whole = alone, self
+        self.around, self.whole = unsplit, self
 
     @property
     def device(self) -> torch.device:

@@ -23,7 +23,7 @@ from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, Loader, pretrained
-from covey.models.sharded import alone
+from covey.models.sharded import unsplit
 from covey.types import Messages
 
 
@@ -57,7 +57,7 @@ class TrainedRewardModel(Policy):
         self.decoder = Decoder(model) if supported(model) else None
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
         self.value = None
-        self.around, self.whole = alone, self
+        self.around, self.whole = unsplit, self
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}
         (self._name,) = names
 

@@ -31,7 +31,7 @@ class Gathering(Protocol):
         """What the work returns."""
 
 
-def alone(work: Callable[[], T]) -> T:
+def unsplit(work: Callable[[], T]) -> T:
     """The work, where nothing is split."""
     return work()
 

@@ -26,7 +26,7 @@ from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, pretrained, unreachable
-from covey.models.sharded import Gathering, alone, split
+from covey.models.sharded import Gathering, split, unsplit
 
 
 class ValueModel:
@@ -37,7 +37,7 @@ class ValueModel:
         self.decoder = Decoder(model) if supported(model) else None
         self.head = scalar_head(model)
         self.head.float()
-        self.around: Gathering = alone
+        self.around: Gathering = unsplit
 
     @property
     def device(self) -> torch.device:

@@ -13,7 +13,7 @@ from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
-from covey.processes import by_first, together
+from covey.processes import by_first, is_joint, together
 from covey.rollout import Position
 from covey.runs.folder import Logged, RunFolder
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
@@ -113,7 +113,9 @@ def _write(
     except Exception as error:
         if (system := system_error(error)) is None:
             raise
-        raise disk_error(system, f"{target} could not be written") from None
+        failed = disk_error(system, f"{target} could not be written")
+        failed.joint = is_joint(error)
+        raise failed from None
 
 
 def _check_free(folder: RunFolder, free: int) -> None:
