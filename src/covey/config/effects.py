@@ -35,6 +35,8 @@ USUAL: Mapping[str, str] = {
     "rollout.sampler.timeout": "60 to 1,800",
     "rollout.sampler.patience": "60 to 600",
     "rollout.sampler.restart": "none",
+    "launch.ray": "none on one machine",
+    "launch.samplers": "one for each GPU that does not train",
     "launch.processes": "one for each GPU",
     "launch.restarts": "3; more in long runs",
     "algorithm.advantage.eps": "1e-8 to 1e-4",

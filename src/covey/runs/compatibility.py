@@ -43,6 +43,7 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("lora*", "refused"),
     ("rollout.sampler.url", "breaks exactness"),
     ("rollout.sampler.*", "safe"),
+    ("launch.samplers", "breaks exactness"),
     ("launch.*", "safe"),  # how many processes there are is told by the environment
     ("rollout.curriculum", "refused"),
     ("rollout.adapt_group_size", "refused"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
@@ -264,6 +265,7 @@ def run_stage(
     finally:
         console.end()
         run.journal.close()
+        release()
 
 
 def finish_examples(run: Run) -> Result:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.cluster.judges import placed_link
+from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config
+from covey.config.schema import Config, Servers
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
@@ -37,7 +39,7 @@ from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
-from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.remote import TOKEN, Asking, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
@@ -45,6 +47,7 @@ from covey.tasks.source import Source, load_source
 from covey.trackers import check_tracker
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.web import ask
 
 
 def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:
@@ -128,7 +131,10 @@ def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
     if source.examples and (not named or config.method == "reward_model"):
         return Rewards(())
     around = options.faults.around
-    return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    if config.launch.ray is not None:
+        rewards.link = partial(placed_link, config.launch.ray)
+    return rewards
 
 
 def connect(run: Run) -> None:
@@ -174,13 +180,20 @@ def follow_products(config: Config) -> None:
 
 
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
-    """Servers where the config names some, else this process."""
+    """Servers where the config names some or Ray places them, else this process."""
     rollout = config.rollout
-    if rollout.sampler is None:
+    asking: Asking = ask
+    sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
+    if sampler is None:
         return LocalSampler(policy, rollout.max_running, options.faults)
-    sampler, probes = rollout.sampler, [p.tokens for p in prompts]
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
-    return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
+    if config.launch.samplers and first():  # who asks for all of them
+        placed = PlacedSamplers(policy, config, folder)
+        sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
+    probes = [p.tokens for p in prompts]
+    return RemoteSampler(
+        policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token, asking
+    )
 
 
 def plan_memory(run: Run) -> dict[str, int]:
