@@ -21,6 +21,7 @@ from covey.errors import CoveyError, DataError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound
 from covey.objective.data import BatchData, GroupData, KLData
+from covey.objective.penalties import bounded_value
 from covey.objective.value import value_targets
 from covey.types import Group
 
@@ -159,6 +160,8 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
         old_collision=rows.old_collision,
         token_rewards=_token_rewards(group, rewards, rows.mask, penalty.token),
         values=None if rows.values is None else rows.values.double(),
+        running_mean=None if group.running_mean is None else torch.from_numpy(group.running_mean[keep]),
+        segments=[s for s, k in zip(group.segments, keep, strict=False) if k],
     )
 
 
@@ -205,7 +208,7 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLRe
         coef = kl.coef if coef is None else coef
         ref_log_ratio = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
         if kl.level == "response":
-            response = -coef * kl.estimator(KLData(ref_log_ratio.sum(-1)))
+            response = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio.sum(-1))), kl.bound)
         else:
-            token = -coef * kl.estimator(KLData(ref_log_ratio))
+            token = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio)), kl.bound)
     return _KLReward(response, token)

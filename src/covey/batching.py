@@ -60,6 +60,8 @@ class Batch:
     """(N,) log-prob of the whole completion under the reference."""
     origin: Tensor | None = None
     """(N,) int64: each one's place in the rollout batch it was collated in."""
+    correct: Tensor | None = None
+    """(N,) bool: what the verdict says."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
 
@@ -94,6 +96,8 @@ class Batch:
             completions=int(trained.sum()),
             prompts=len(self.group[trained].unique()),
             max_tokens=max_tokens,
+            rows=len(self),
+            correct_tokens=0 if self.correct is None else int((self.mask & self.correct[:, None]).sum()),
         )
 
 
@@ -126,6 +130,7 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
         origin=torch.arange(len(completions)),
+        correct=torch.tensor([c for g in groups for c in g.correct.tolist()], dtype=torch.bool),
         sampling_masks=masks or None,
     )
 
@@ -175,6 +180,8 @@ class MicroBatch:
             sampler_logprobs=move(self.rows.sampler_logprobs),
             ref_logprobs=move(self.rows.ref_logprobs),
             selected=move(self.rows.selected),
+            correct=move(self.rows.correct),
+            group=move(self.rows.group),
         )
 
 

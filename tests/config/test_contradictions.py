@@ -11,7 +11,8 @@ from torch import Tensor
 
 from covey.config.contradictions import contradictions, notes_on, rules_of_ratio
 from covey.objective import ratios, surrogates, token_weights
-from covey.objective.algorithms import AXES, PRESETS
+from covey.objective.algorithms import PRESETS
+from covey.objective.axes import AXES
 from covey.objective.bound import bind, data_names, setting_defaults
 
 OTHER: dict[str, Any] = {

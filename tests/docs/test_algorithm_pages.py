@@ -17,7 +17,8 @@ from tests.objective.test_loss import made_inputs, t
 
 import covey
 from covey.objective import corrections
-from covey.objective.algorithms import AXES, PRESETS, Algorithm
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.axes import AXES
 from covey.objective.bound import Bound, bind
 from covey.objective.diagnostics import (
     gradient_shares,

@@ -19,7 +19,8 @@ from covey.objective import (
     surrogates,
     token_weights,
 )
-from covey.objective.algorithms import AXES, PRESETS, Entropy
+from covey.objective.algorithms import PRESETS, Entropy
+from covey.objective.axes import AXES
 from covey.objective.bound import bind
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from covey.batching import Batch
-from covey.objective.algorithms import AXES
+from covey.objective.axes import AXES
 from covey.objective.loss import policy_loss
 from covey.types import Group
 from tests.objective.table import (

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from covey.console import RunConsole
-from covey.objective.algorithms import AXES, PRESETS
+from covey.objective.algorithms import PRESETS
+from covey.objective.axes import AXES
 from covey.proof.check_run import check_run
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler

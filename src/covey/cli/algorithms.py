@@ -42,7 +42,7 @@ def _row(algorithm: Algorithm) -> Iterator[str]:
     kl = algorithm.kl
     yield f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else "-"
     yield _short(algorithm.reduce)
-    extra = [algorithm.correction, algorithm.select_tokens, *algorithm.token_weights, algorithm.filter]
+    extra = [*algorithm.correction, algorithm.select_tokens, *algorithm.token_weights, algorithm.filter]
     yield " ".join(_short(c) for c in extra if c) or "-"
 
 
@@ -80,13 +80,12 @@ def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyBound]]:
         "ratio",
         "surrogate",
         "reduce",
-        "correction",
         "select_tokens",
         "filter",
     ):
         if (bound := getattr(algorithm, axis)) is not None:
             yield axis, bound
-    for bound in algorithm.token_weights:
-        yield "token_weights", bound
+    for axis in ("correction", "token_weights"):
+        yield from ((axis, bound) for bound in getattr(algorithm, axis))
     if algorithm.kl is not None:
         yield "kl estimator", algorithm.kl.estimator

@@ -53,7 +53,7 @@ class TokenStats:
     coefficient: Tensor
     """See ``gradient_coefficient``."""
     correction: Tensor | None
-    """The importance correction, where the algorithm has one."""
+    """The product of the importance corrections, where the algorithm has any."""
     entropy: Tensor | None
     mismatch: Tensor | None
     """Log-prob of the trainer minus that of the sampler."""
@@ -83,6 +83,7 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
     def host(values: Tensor) -> Tensor:
         return values.detach().float().cpu()
 
+    correction = math.prod(c(inputs) for c in algorithm.correction)
     return TokenStats(
         loss=host(loss.total),
         policy_loss=host(loss.policy),
@@ -91,7 +92,7 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
         ratio=host(algorithm.ratio(inputs)),
         advantage=host(inputs.advantages),
         coefficient=host(gradient_coefficient(algorithm, inputs)),
-        correction=host(algorithm.correction(inputs)) if algorithm.correction else None,
+        correction=host(correction) if isinstance(correction, torch.Tensor) else None,
         entropy=None if inputs.entropy is None else host(inputs.entropy),
         mismatch=None if inputs.sampler_logprobs is None else host(inputs.mismatch),
         ref_log_ratio=None if inputs.ref_logprobs is None else host(inputs.ref_log_ratio),

@@ -131,3 +131,20 @@ def kl_on_selected(
     ``selected`` (N, T) bool: see ``token_weights.top_covariance``.
     """
     return -ratio * advantages + coef * log_ratio.abs() * selected
+
+
+def group_classification(
+    log_ratio: Tensor, advantages: Tensor, mask: Tensor, group: Tensor, *, tau: Positive = 0.5
+) -> Tensor:
+    """log(1 + sum_{A > 0} e^(-s / tau)) + log(1 + sum_{A < 0} e^(s / tau)) of its group, at every token.
+
+    s = mean_t log rho_t of a completion; ``group`` (N,) int64. With reduction ``prompt_mean`` the loss is the
+    mean over groups. Each completion's gradient lies within 1 / tau whatever its advantage, and fades as
+    the group is told apart. REAL, arXiv 2602.05630.
+    """
+    score = log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
+    sign = (advantages * mask).sum(-1).sign()
+    pull = (-sign * score).exp()
+    sums = score.new_zeros(int(group.max()) + 1, 2)
+    sums = sums.index_put((group, (sign < 0).long()), pull.where(sign != 0, 0.0), accumulate=True)
+    return sums.log1p().sum(-1)[group][:, None].expand(mask.shape)

@@ -275,13 +275,26 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "tokens": len(completion.tokens),
         "version": completion.version,
         "reward": _plain(float(group.rewards[sample])),
+        "correct": bool(group.correct[sample]),
         "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
         "weights": dict(group.weights),
         "steps": {name: _steps(own[sample]) for name, own in group.steps.items()},
         "greedy_reward": _plain(group.greedy_reward),
+        **_for_estimators(group, sample),
         "status": {k: v[sample].status for k, v in group.scores.items()},
         "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
     }
+
+
+def _for_estimators(group: Group, sample: int) -> dict[str, object]:
+    """What a few estimators compare a reward with; nothing where nobody asked."""
+    found: dict[str, object] = {}
+    if group.running_mean is not None:
+        found["running_mean"] = float(group.running_mean[sample])
+    if group.segments:
+        own = group.segments[sample]
+        found["segments"] = [[end, value] for end, value in zip(own.ends, own.values, strict=True)]
+    return found
 
 
 def _steps(own: StepRewards) -> list[list[float]]:
