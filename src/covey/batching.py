@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ class Batch:
     origin: Tensor | None = None
     """(N,) int64: each one's place in the rollout batch it was collated in."""
     correct: Tensor | None = None
-    """(N,) bool: what the verdict says."""
+    """(N,) bool: what the verdict says, where the algorithm asks for it."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
 
@@ -130,7 +129,6 @@ def collate(groups: Sequence[Group], mask_truncated: bool = False) -> Batch:
         sampler_logprobs=logprobs,
         advantages=torch.zeros(mask.shape),
         origin=torch.arange(len(completions)),
-        correct=torch.tensor([c for g in groups for c in g.correct.tolist()], dtype=torch.bool),
         sampling_masks=masks or None,
     )
 
@@ -210,11 +208,10 @@ def micro_batches(
     piece: list[int] = []
     cost = 0
     rows = [i for i, works in enumerate(busy) if works]
-    units = (
-        [list(u) for _, u in groupby(rows, batch.group.tolist().__getitem__)]
-        if whole_groups
-        else [[i] for i in rows]
-    )
+    together: dict[int, list[int]] = {}
+    for i in rows:
+        together.setdefault(int(batch.group[i]) if whole_groups else i, []).append(i)
+    units = together.values()
     for unit in units:
         prompt, answers = batch.prompts[unit[0]], sum(len(batch.tokens[i]) for i in unit)
         shared = bool(piece) and prompt is batch.prompts[piece[-1]]

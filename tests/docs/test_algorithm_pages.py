@@ -60,7 +60,7 @@ def row(name: str, algorithm: Algorithm) -> str:
     kl = algorithm.kl
     pull = f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else ""
     pull += " response" if kl and kl.level == "response" else ""
-    rest = [algorithm.select_tokens, *algorithm.token_weights, algorithm.correction, algorithm.filter]
+    rest = [algorithm.select_tokens, *algorithm.token_weights, *algorithm.correction, algorithm.filter]
     more = [short(c) for c in rest if c] + (["old sampler"] if algorithm.old == "sampler" else [])
     more += [f"critic {algorithm.critic.trunk}"] if algorithm.critic else []
     axes = (algorithm.advantage, algorithm.whiten, algorithm.ratio, algorithm.surrogate)
@@ -100,7 +100,7 @@ def logged() -> set[str]:
     """Every metric that a step can log: what the functions return, and what the report adds."""
     everything = replace(
         PRESETS["grpo"],
-        correction=bind(corrections.decoupled),
+        correction=(bind(corrections.decoupled),),
         entropy=None,
         surrogate=PRESETS["dapo"].surrogate,
     )

@@ -60,7 +60,7 @@ def test_tokens_without_advantage_are_not_silenced() -> None:
 def test_mismatch_and_importance_correction() -> None:
     # Mismatches .5, 0 and 1; trainer / sampler 1.65, 1, 2.72; IcePop to [.5, 2] drops the last.
     inputs = made_inputs(sampler_logprobs=t([-1.5, -2], [-4, 9]))
-    metrics = seen(algorithm(correction=bind(corrections.masked, low=0.5, high=2.0)), inputs)
+    metrics = seen(algorithm(correction=(bind(corrections.masked, low=0.5, high=2.0),)), inputs)
     assert metrics["mismatch/mean"] == pytest.approx(0.5)
     assert metrics["mismatch/max"] == pytest.approx(1.0)
     assert metrics["correction/zero"] == pytest.approx(1 / 3)

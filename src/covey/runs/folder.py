@@ -275,7 +275,6 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "tokens": len(completion.tokens),
         "version": completion.version,
         "reward": _plain(float(group.rewards[sample])),
-        "correct": bool(group.correct[sample]),
         "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
         "weights": dict(group.weights),
         "steps": {name: _steps(own[sample]) for name, own in group.steps.items()},
@@ -287,8 +286,10 @@ def _row(group: Group, sample: int) -> dict[str, object]:
 
 
 def _for_estimators(group: Group, sample: int) -> dict[str, object]:
-    """What a few estimators compare a reward with; nothing where nobody asked."""
+    """What the verdict says, and what a few estimators compare a reward with."""
     found: dict[str, object] = {}
+    if group.verdict or len(group.components) < 2:
+        found["correct"] = bool(group.correct[sample])
     if group.running_mean is not None:
         found["running_mean"] = float(group.running_mean[sample])
     if group.segments:
