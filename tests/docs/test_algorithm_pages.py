@@ -23,6 +23,7 @@ from covey.objective.bound import Bound, bind
 from covey.objective.diagnostics import (
     gradient_shares,
     group_metrics,
+    step_spread,
     token_metrics,
     token_stats,
     value_metrics,
@@ -112,7 +113,8 @@ def logged() -> set[str]:
     groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
-    names |= set(Difficulty(3).metrics()) | signs()
+    steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
+    names |= set(Difficulty(3).metrics()) | signs() | set(step_spread([replace(one, steps={"j": steps})]))
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
     for file in ("metrics.py", "rollout.py", "training/preference.py", "training/reward_model.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")

@@ -145,9 +145,9 @@ def segment_difference(
     mean, V of the whole completion its reward, so that the gains sum to r_i - mean(r). VinePPO, arXiv
     2410.01679 (9 continuations at every step); SPO, 2505.23564 (cut where tokens are unlikely).
     """
-    gains = rewards.new_zeros(mask.shape)
+    gains, mean = rewards.new_zeros(mask.shape), rewards[0] + (rewards - rewards[0]).mean()
     for row, reward, own in zip(gains, rewards, segments, strict=True):
-        before, start = rewards.mean(), 0
+        before, start = mean, 0  # the mean of equal rewards is exactly theirs
         for value, end in zip((*own.values, reward), (*own.ends, mask.shape[-1] - 1), strict=True):
             row[start : end + 1] = value - before
             before, start = value, end + 1

@@ -222,7 +222,26 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
-    return metrics | correlations(components) | text_metrics(texts, correct)
+    return metrics | correlations(components) | step_spread(groups) | text_metrics(texts, correct)
+
+
+def step_spread(groups: Sequence[Group]) -> dict[str, float]:
+    """How evenly completions are split into the reasoning steps that are judged; nothing without steps.
+
+    The longest step's fraction of a completion is 1 where it was not split at all.
+    """
+    counts, sizes, longest = [], [], []
+    for own in (s for g in groups for of_function in g.steps.values() for s in of_function if s.ends):
+        lengths = np.diff(own.ends, prepend=-1)
+        counts.append(len(lengths))
+        sizes.extend(lengths.tolist())
+        longest.append(lengths.max() / lengths.sum())
+    if not counts:
+        return {}
+    named = {"steps/count": counts, "steps/tokens": sizes, "steps/longest": longest}
+    return {name: float(np.mean(values)) for name, values in named.items()} | {
+        "steps/unsplit": float(np.mean(np.array(counts) == 1))
+    }
 
 
 def agreement(groups: Sequence[Group], name: str) -> float:

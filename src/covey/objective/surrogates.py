@@ -142,9 +142,10 @@ def group_classification(
     mean over groups. Each completion's gradient lies within 1 / tau whatever its advantage, and fades as
     the group is told apart. REAL, arXiv 2602.05630.
     """
-    score = log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
     sign = (advantages * mask).sum(-1).sign()
-    pull = (-sign * score).exp()
-    sums = score.new_zeros(int(group.max()) + 1, 2)
-    sums = sums.index_put((group, (sign < 0).long()), pull.where(sign != 0, 0.0), accumulate=True)
-    return sums.log1p().sum(-1)[group][:, None].expand(mask.shape)
+    among, score = sign != 0, log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
+    power, place = (-sign * score)[among], (2 * group + (sign < 0))[among]
+    # log(1 + sum e^x) as log(e^-m + sum e^(x - m)) + m, m the largest of 0 and x.
+    most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, place, power.detach(), "amax")
+    sums = (-most).exp().index_add(0, place, (power - most[place]).exp())
+    return (sums.log() + most).view(-1, 2).sum(-1)[group][:, None].expand(mask.shape)
