@@ -19,7 +19,7 @@ from covey.rewards.steps import split, token_spans
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.types import Completion, Group, StepRewards
 
-LIMITS = 8
+BANDS = 8
 """Continuations with about as many tokens left are sampled together, under one of so many limits."""
 
 
@@ -105,7 +105,7 @@ def _values(
     left = [params.max_tokens - cut.end - 1 for cut in cuts]
     together: dict[int, list[int]] = defaultdict(list)
     for number, tokens in enumerate(left):
-        together[tokens * LIMITS // params.max_tokens].append(number)
+        together[tokens * BANDS // params.max_tokens].append(number)
     values, done = [float("nan")] * len(cuts), 0
     for members in (together[size] for size in sorted(together, reverse=True)):
         limit = replace(params, max_tokens=min(left[number] for number in members))

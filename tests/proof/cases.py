@@ -76,11 +76,13 @@ def allowed(case: Case) -> Case:
 
     Presets without a ratio make one update a batch, and those that act on nothing else several. The
     gradient of kl_cov's |log ratio| has the sign of the log-ratio, which is bfloat16's rounding where the
-    policy has hardly moved.
+    policy has hardly moved; real reads log-ratios too, and its course is at the edge of that rounding.
     """
     updates = {"kl_cov": 4, "fipo": 4, "dro": 4}.get(case.preset, case.updates)
     updates = 1 if PRESETS[case.preset].ratio.name == "on_policy" else updates
-    return replace(case, updates=updates, dtype="float32" if case.preset == "kl_cov" else case.dtype)
+    return replace(
+        case, updates=updates, dtype="float32" if case.preset in ("kl_cov", "real") else case.dtype
+    )
 
 
 def covering_cases() -> list[Case]:

@@ -240,7 +240,6 @@ def kls() -> Iterator[dict[str, Any]]:
         yield {"estimator": estimator, "place": "reward", "level": level}
     yield {"estimator": "k3", "gradient": "score", "bound": 1e-3}
     yield {"estimator": "k2", "gradient": "straight_through", "bound": 1e-4}
-    yield {"estimator": "k2", "to": "sampler"}
 
 
 @pytest.mark.parametrize("kl", list(kls()), ids=lambda kl: "-".join(map(str, kl.values())))

@@ -29,7 +29,7 @@ from covey.objective.algorithms import PRESETS, Algorithm, Entropy, OldPolicy
 from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound, Bound, data_names
 from covey.objective.data import OFFERED
-from covey.objective.dialects import DIALECTS, Dialect
+from covey.objective.dialects import DIALECTS, Framework
 from covey.objective.penalties import KL
 from covey.objective.value import Critic
 from covey.types import NonNegative
@@ -37,7 +37,7 @@ from covey.types import NonNegative
 OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
 LISTS = {"correction", "token_weights"}
 """Axes that take several functions; their factors multiply."""
-PLAIN: Mapping[str, Any] = {"old": OldPolicy, "nll": NonNegative}
+SIMPLE: Mapping[str, Any] = {"old": OldPolicy, "nll": NonNegative}
 """Axes that are a word or a number."""
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
 FEW_WORDS = 40
@@ -72,7 +72,7 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path = Path()) -> 
     return algorithm
 
 
-def _dialect(name: object) -> Dialect | None:
+def _dialect(name: object) -> Framework | None:
     if name is not None and (not isinstance(name, str) or name not in DIALECTS):
         raise ConfigError(f"algorithm.dialect: {name!r} is unknown; known: {', '.join(DIALECTS)}")
     return None if name is None else DIALECTS[str(name)]
@@ -89,13 +89,13 @@ def _mapping(where: str, value: object) -> dict[str, object]:
     return {str(key): v for key, v in value.items()}
 
 
-def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Dialect | None) -> Any:
+def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Framework | None) -> Any:
     if value is None:
         if axis not in OPTIONAL:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
         return () if axis in LISTS else None
-    if axis in PLAIN:
-        return _validated(f"algorithm.{axis}", PLAIN[axis], value)
+    if axis in SIMPLE:
+        return _validated(f"algorithm.{axis}", SIMPLE[axis], value)
     if axis in LISTS:
         items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
@@ -108,7 +108,7 @@ def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Dialect
 
 
 def _choice(
-    axis: str, current: AnyBound | None, value: object, folder: Path, dialect: Dialect | None = None
+    axis: str, current: AnyBound | None, value: object, folder: Path, dialect: Framework | None = None
 ) -> AnyBound:
     settings = _mapping(f"algorithm.{axis}", value)
     name = settings.pop("name", current.name if current else None)

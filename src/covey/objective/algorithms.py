@@ -122,10 +122,10 @@ class Algorithm:
 
     @property
     def credit(self) -> Credit:
-        """Whether rewards by step are credited as such, or only each completion's sum."""
-        if "values" in self.needs:
+        """Whether steps are what is compared, or what each token is paid, or only each completion's sum."""
+        if {"values", "token_rewards"} & self.needs:
             return "token"
-        return "step" if {"steps", "token_rewards"} & self.needs else "completion"
+        return "step" if "steps" in self.needs else "completion"
 
     @property
     def values_on_policy(self) -> bool:

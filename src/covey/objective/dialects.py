@@ -19,7 +19,7 @@ Axes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Dialect:
+class Framework:
     """One framework's readings."""
 
     read: str
@@ -66,7 +66,7 @@ _CLIP = bind(surrogates.clip, clip_low=0.2, clip_high=0.2)
 _PLAIN_LOGPROB = bind(surrogates.cispo, cap=1.0, floor=1.0)
 """-A log pi, whose gradient is that of the ratio of 1."""
 
-_TRL = Dialect(
+_TRL = Framework(
     read="TRL 1.16.0",
     conventions=_by_function(
         (
@@ -94,7 +94,7 @@ _TRL = Dialect(
 
 _VERL_CLIP = bind(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
 _VERL_LOSS: Axes = {**_BY_TOKEN, "ratio": bind(ratios.token), "surrogate": _VERL_CLIP}
-_VERL = Dialect(
+_VERL = Framework(
     read="verl 0.9.1",
     conventions=_by_function(
         (
@@ -139,7 +139,7 @@ _OPENRLHF_REINFORCE: Axes = {
     "advantage": bind(credit.discounted_return, gamma=1.0),
     "whiten": _OPENRLHF_WHITEN,
 }
-_OPENRLHF = Dialect(
+_OPENRLHF = Framework(
     read="OpenRLHF 0.11.2",
     conventions=_by_function(
         (
@@ -159,7 +159,7 @@ _OPENRLHF = Dialect(
 _NEMO_KL = KL(bind(penalties.k3), coef=0.01, gradient="score", bound=10.0)
 _NEMO_MEAN = bind(reductions.token_mean, eps=1e-8)
 _NEMO: Axes = {"kl": _NEMO_KL, "reduce": _NEMO_MEAN}
-_NEMO_RL = Dialect(
+_NEMO_RL = Framework(
     read="NeMo-RL 0.7.0",
     conventions={
         advantages.group_zscore: bind(advantages.leave_one_out_zscore, eps=1e-6),
@@ -185,7 +185,7 @@ _NEMO_RL = Dialect(
     },
 )
 
-DIALECTS: Mapping[str, Dialect] = {
+DIALECTS: Mapping[str, Framework] = {
     "trl-1.16": _TRL,
     "verl-0.9.1": _VERL,
     "openrlhf-0.11": _OPENRLHF,

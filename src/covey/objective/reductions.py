@@ -15,7 +15,7 @@ from covey.types import Count, NonNegative
 if TYPE_CHECKING:
     from torch import Tensor
 
-Rows = Literal["trained", "all"]
+RowCount = Literal["trained", "all"]
 """Which completions a mean over completions counts: a truncated one may be masked, and still be a row."""
 
 
@@ -36,7 +36,7 @@ class Totals:
     correct_tokens: int = 0
     """Trained tokens of correct completions."""
 
-    def count(self, rows: Rows) -> int:
+    def count(self, rows: RowCount) -> int:
         """How many completions a mean over them divides by."""
         return self.completions if rows == "trained" else self.rows
 
@@ -47,7 +47,7 @@ def token_mean(lengths: Tensor, totals: Totals, *, eps: NonNegative = 0.0) -> Te
 
 
 def sequence_mean(
-    lengths: Tensor, totals: Totals, *, rows: Rows = "trained", eps: NonNegative = 0.0
+    lengths: Tensor, totals: Totals, *, rows: RowCount = "trained", eps: NonNegative = 0.0
 ) -> Tensor:
     """1 / (N (|y_i| + eps)): every completion weighs the same. (N,) -> (N,). GRPO, arXiv 2402.03300.
 
@@ -56,13 +56,13 @@ def sequence_mean(
     return _inverse((lengths.clamp(min=1) + eps) * totals.count(rows))
 
 
-def sequence_sum(lengths: Tensor, totals: Totals, *, rows: Rows = "trained") -> Tensor:
+def sequence_sum(lengths: Tensor, totals: Totals, *, rows: RowCount = "trained") -> Tensor:
     """1 / N: a completion weighs by its length. (N,) -> (N,). LUSPO, arXiv 2602.05261."""
     return _inverse(lengths.new_tensor(totals.count(rows)).expand_as(lengths))
 
 
 def constant_length(
-    lengths: Tensor, totals: Totals, *, length: Count | None = None, rows: Rows = "trained"
+    lengths: Tensor, totals: Totals, *, length: Count | None = None, rows: RowCount = "trained"
 ) -> Tensor:
     """1 / (N L), L constant, by default the token limit. (N,) -> (N,). Dr. GRPO, 2503.20783."""
     constant = totals.count(rows) * (length or totals.max_tokens)
