@@ -207,6 +207,25 @@ def describe(algorithm: Algorithm) -> dict[str, object]:
     return {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
 
 
+def departures(algorithm: Algorithm, name: str) -> str:
+    """What of an algorithm is not as in the preset of that name, in a line.
+
+    >>> departures(build_algorithm({"name": "grpo", "surrogate": {"clip_high": 0.3}, "kl": None}), "grpo")
+    'surrogate: clip_high 0.3; kl: none'
+    """
+    usual, found = describe(PRESETS[name]), []
+    for axis, value in describe(algorithm).items():
+        before = usual[axis]
+        if isinstance(value, dict) and isinstance(before, dict):
+            other = {k: v for k, v in value.items() if before.get(k, ...) != v}
+            plain = {k: v["name"] if isinstance(v, dict) else v for k, v in other.items()}
+            told = [str(v) if k == "name" else f"{k} {v}" for k, v in plain.items()]
+            found += [f"{axis}: {', '.join(told)}"] if told else []
+        elif value != before:
+            found.append(f"{axis}: {value or 'none'}")
+    return "; ".join(found)
+
+
 def _spelled(value: object) -> object:
     if isinstance(value, Bound):
         return {"name": value.name, **value.all_settings}
