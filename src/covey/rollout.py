@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 
 import numpy as np
@@ -22,6 +22,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
 from covey.objective.credit import segment_difference
 from covey.objective.data import FilterData
+from covey.processes import by_first, first, gather, interleaved, mine, shared, size
 from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
@@ -30,7 +31,7 @@ from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, Memory, allocate
-from covey.types import Group
+from covey.types import Group, Problem
 
 Progress = Callable[[int, int], None]
 """Told (completions done, completions asked for); may raise to stop."""
@@ -144,22 +145,25 @@ class Rollouts:
                 (kept if self._wanted(group) else filtered).append(group)
         kept, means = self._with_running_means(kept, position.means)
         groups = [*kept, *filtered]
-        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.refused)
+        asked = partial(ask_canaries, scorer, groups[step % len(groups)].problem, position.refused)
+        refused = by_first(asked)
+        elsewhere = by_first(partial(paid_elsewhere, scorer, groups))
+        stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         for index, group in seen.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
             "rollout/resampling_rounds": float(refills),
             "rollout/filtered": float(len(filtered)),
-            "rollout/reward_calls": float(scorer.calls),
-            "rollout/scored": float(scorer.completions),
+            "rollout/reward_calls": float(stats.calls),
+            "rollout/scored": float(stats.completions),
             **_kept_tokens(groups),
-            **paid_elsewhere(scorer, groups),
+            **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
         }
         remembered = difficulty.state() if self._remembers else {}
         after = Position(cursor + used, remembered, unjudged, refused, means)
-        return RolloutBatch(kept, filtered, after, self.sampler.version, scorer.stats, metrics)
+        return RolloutBatch(kept, filtered, after, self.sampler.version, stats, metrics)
 
     def _choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Sequence[int], difficulty: Difficulty
@@ -228,11 +232,11 @@ class Rollouts:
         """Sample and score some problems, (number, epoch) each."""
         problems, requests = [], []
         sizes = self._sizes([index for index, _ in chosen], difficulty)
-        for (index, epoch), size in zip(chosen, sizes, strict=True):
+        for (index, epoch), samples in zip(chosen, sizes, strict=True):
             prompted = self.problems[index]
             identity = (self.seed, "rollout", step, prompted.problem.id, epoch)
             problems.append(prompted)
-            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(size)]))
+            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)]))
         params = sampling_params(self.rollout)
         groups = self._scored(problems, requests, params, scorer, progress)
         if "greedy_reward" in self.algorithm.needs:
@@ -243,11 +247,13 @@ class Rollouts:
             ]
         if "segments" in self.algorithm.needs:
 
-            def stream(group: int, cut: Cut, number: int) -> int:
-                return key(requests[group].streams[cut.sample], "continue", cut.end, number)
+            def stream(cut: Cut, number: int) -> int:
+                return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
 
+            score = partial(score_all, scorer=scorer, progress=progress)
             settings = {**setting_defaults(segment_difference), **self.algorithm.advantage.all_settings}
-            groups = with_segments(groups, settings, self.sampler, params, scorer, stream, progress)
+            decode = self.rewards.decode
+            groups = with_segments(groups, settings, self.sampler, params, decode, stream, score)
         return groups
 
     def _scored(
@@ -286,10 +292,25 @@ def score_all(
 ) -> list[Group]:
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
-    Results are in the order of the requests, in whatever order completions end.
+    Results are in the order of the requests, in whatever order completions end. Each of several processes
+    samples and judges its share, and gets the groups of the others.
     """
-    whole = dict(score_each(problems, requests, sampler, params, scorer, progress))
-    return [whole[number].result() for number in range(len(requests))]
+    everybody = size() == 1 or sampler.shares
+    numbers = mine(len(requests)) if everybody else range(len(requests) if first() else 0)
+
+    def ours() -> list[Group]:
+        asked = [(problems[n], requests[n]) for n in numbers]
+        own_problems, own_requests = [p for p, _ in asked], [r for _, r in asked]
+        whole = dict(score_each(own_problems, own_requests, sampler, params, scorer, progress))
+        groups = [whole[number].result() for number in range(len(asked))]
+        return groups if size() == 1 else [replace(g, problem=NO_PROBLEM) for g in groups]
+
+    found = interleaved(shared(ours))
+    return [replace(g, problem=p.problem, prompt=p.tokens) for g, p in zip(found, problems, strict=True)]
+
+
+NO_PROBLEM = Problem("", "")
+"""Stands for a group's problem on its way to other processes, which have it."""
 
 
 def score_each(
@@ -303,6 +324,8 @@ def score_each(
     """``score_all``, each group with its number as soon as its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
+    if not requests:
+        return
     for done, (number, sample, completion) in enumerate(sampler.sample(requests, params), start=1):
         progress(done, sum(sizes))
         groups[number].add(sample, completion)

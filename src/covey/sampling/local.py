@@ -38,6 +38,8 @@ class LocalSampler:
     Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
     """
 
+    shares = True
+
     def __init__(
         self,
         policy: Policy,

@@ -27,6 +27,7 @@ from covey.config.schema import Servers
 from covey.errors import ConfigError, SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, save_policy
+from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Dialect, Misbehaved, answers, recognize
@@ -87,6 +88,8 @@ class _Pass:
 class RemoteSampler:
     """Samples on servers; ``covey.sampling.base.Sampler``."""
 
+    shares = False
+
     def __init__(
         self,
         policy: Policy,
@@ -114,7 +117,8 @@ class RemoteSampler:
     def bit_exact(self) -> bool:
         """Whether every server showed the policy's own bits when they were first asked; then all must."""
         if self._exact is None:
-            self._bring_up()
+            by_first(self._bring_up)
+            self._exact = by_first(lambda: self._exact)
         return bool(self._exact)
 
     def sync(self, weights: Weights) -> None:
