@@ -201,6 +201,10 @@ class Group:
     """name -> (G,): everything each reward function said."""
     greedy_reward: float | None = None
     """Reward of the greedy completion, for estimators whose baseline it is."""
+    running_mean: np.ndarray | None = None
+    """(G,) float64: of earlier rewards, before each completion, for estimators whose baseline it is."""
+    segments: tuple[StepRewards, ...] = ()
+    """(G,): the value after each segment but the last, for estimators that ask what continuations earn."""
     verdict: str = ""
     """Name of the component that says which completions are correct; a single one needs no name."""
     credit: Credit = "completion"

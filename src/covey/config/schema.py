@@ -171,6 +171,13 @@ class Rollout(Section):
         description="Completions of every training problem before the first step, so that its pass rate is "
         "known to the curriculum and to adapt_group_size; 0: none.",
     )
+    retire_after: int = Field(
+        0,
+        ge=0,
+        le=1_000,
+        description="A problem that was solved (pass rate .9 or more) so many times in a row is not drawn "
+        "again, unless all are; 0: never.",
+    )
     mask_truncated: bool = Field(False, description="Train no token of truncated completions.")
     max_resampling_rounds: int = Field(
         4, ge=0, le=1_000, description="Rounds of resampling for groups that a filter dropped."

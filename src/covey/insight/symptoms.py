@@ -160,7 +160,7 @@ def _(seen: Seen) -> str | None:
 
 @_rule(
     "mismatch",
-    to("algorithm.correction", "truncated", lambda own: own is not None),
+    to("algorithm.correction", "truncated", bool),
     to("dtype", "float32"),
     explains=("worse", "kl_growth", *STILL),
 )

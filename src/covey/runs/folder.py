@@ -291,9 +291,23 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "weights": dict(group.weights),
         "steps": {name: _steps(own[sample]) for name, own in group.steps.items()},
         "greedy_reward": _plain(group.greedy_reward),
+        **_for_estimators(group, sample),
         "status": {k: v[sample].status for k, v in group.scores.items()},
         "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
     }
+
+
+def _for_estimators(group: Group, sample: int) -> dict[str, object]:
+    """What the verdict says, and what a few estimators compare a reward with."""
+    found: dict[str, object] = {}
+    if group.verdict or len(group.components) < 2:
+        found["correct"] = bool(group.correct[sample])
+    if group.running_mean is not None:
+        found["running_mean"] = float(group.running_mean[sample])
+    if group.segments:
+        own = group.segments[sample]
+        found["segments"] = [[end, value] for end, value in zip(own.ends, own.values, strict=True)]
+    return found
 
 
 def _steps(own: StepRewards) -> list[list[float]]:

@@ -16,7 +16,8 @@ from torch import Tensor
 from covey.errors import ConfigError
 from covey.estimates import chance_of_dead
 from covey.objective.advantages import centered, standard_deviation
-from covey.objective.algorithms import AXES, PRESETS, Algorithm
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.axes import AXES
 from covey.objective.bound import Bound, bind, data_names, setting_defaults
 from covey.objective.credit import prefix_tree, prefix_values, process_zscore
 from covey.objective.data import GroupData, KLData, LossInputs
