@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -41,6 +42,12 @@ def by_torch(kind: str, dtype: torch.dtype) -> bool:
     return kind in products().get(str(dtype).removeprefix("torch."), ())
 
 
+def same_bits(dtype: torch.dtype) -> bool:
+    """Whether sampling and training compute a token's result to the same bits."""
+    found = tested_kernels()
+    return found is None or not found.trial.differs[str(dtype).removeprefix("torch.")]
+
+
 def forward_kind(rows: int) -> str:
     """Of a product of so many rows."""
     return "decode" if rows <= FEW_ROWS else "forward"
@@ -75,8 +82,41 @@ def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None
     """Run an operation; tensors go by address and must be contiguous, floats as C floats, ints as longs."""
     loaded = library()
     assert loaded is not None, "check `available` first"
+    _set_threads(loaded)
     function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
     function(*map(_as_c, arguments))
+
+
+@contextmanager
+def threads_lent(wanted: bool) -> Iterator[None]:
+    """Give torch's threads to the compiled operations, where these do nearly all the work (``wanted``).
+
+    All threads of torch wait for each other at the end of every little operation, and beside other programs
+    that takes many times as long as the work. Ours do not (`team.c`).
+    """
+    global _lent  # noqa: PLW0603 - like the number of threads it is the process's
+    count = torch.get_num_threads()
+    if not wanted or count == 1:
+        yield
+        return
+    _lent = count
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+        _lent = 0
+
+
+def _set_threads(loaded: ctypes.CDLL) -> None:
+    """As many as torch has or has lent."""
+    global _threads  # noqa: PLW0603 - the library's, known here so that it is told of changes only
+    if (count := _lent or torch.get_num_threads()) != _threads:
+        loaded.team_size(ctypes.c_long(count))
+        _threads = count
+
+
+_lent, _threads = 0, 1
 
 
 def _as_c(value: Tensor | float | None) -> ctypes.c_void_p | ctypes.c_float | ctypes.c_long:
