@@ -110,7 +110,7 @@ def kernels() -> Diagnosis:
         )
         said = f"{found.instructions}, {found.origin}. Products, GFLOP/s of covey to torch's, one thread: {rates}"
         if unequal := sorted({name for name in found.trial.differs.values() if name}):
-            said += f". Sampler and trainer differ in last bits, log-probs are computed again: {unequal}"
+            said += f". Last bits of sampling and training differ, so log-probs are made anew: {unequal}"
             return Diagnosis("kernels", "WARN", said, "name another compiler, as CC=clang")
         return Diagnosis("kernels", "OK", said)
     if os.environ.get(build.OFF):

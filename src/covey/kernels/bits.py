@@ -68,8 +68,17 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
             for t in range(OWN):
                 row, sizes = qkv[PROMPT + t], (1, h, k, e, ROOM, ROOM, window)
                 slots = (slot, before, torch.tensor([t]))
-                state = (row, *norms, 1e-6, *tables, *slots, *stores, 0.2, sampled[t])
-                call("decode_attend", *state, *sizes, dtype=dtype)
+                given: tuple[Tensor | float, ...] = (
+                    row,
+                    *norms,
+                    1e-6,
+                    *tables,
+                    *slots,
+                    *stores,
+                    0.2,
+                    sampled[t],
+                )
+                call("decode_attend", *given, *sizes, dtype=dtype)
             yield f"attention of {h} heads of {e}", sampled, trained[PROMPT:].flatten(1)
 
 

@@ -94,17 +94,19 @@ def _candidates() -> Iterator[Candidate]:
     compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
     if compiler is None or platform.system() not in ("Linux", "Darwin"):
         return
-    for extra in ([], [WITHOUT_TILES]) if "amx_bf16" in flags else ([],):
-        yield Candidate(*_compiled(compiler, extra), _instructions(machine, flags, extra), "compiled here")
+    if "amx_bf16" in flags:
+        with contextlib.suppress(subprocess.CalledProcessError):  # an older compiler has no tiles
+            yield Candidate(*_compiled(compiler), _instructions(machine, flags), "compiled here")
+        flags.remove("amx_bf16")
+        yield Candidate(*_compiled(compiler, [WITHOUT_TILES]), _instructions(machine, flags), "compiled here")
+    else:
+        yield Candidate(*_compiled(compiler), _instructions(machine, flags), "compiled here")
 
 
-def _instructions(machine: str, flags: set[str], extra: Sequence[str]) -> str:
+def _instructions(machine: str, flags: set[str]) -> str:
     """The widest that a compiler for this processor uses."""
-    families = [level for level in LEVELS if level.machine == machine.replace("arm64", "aarch64")]
-    known = [
-        lv.instructions for lv in families if lv.needs <= flags and not (extra and lv.name.endswith("amx"))
-    ]
-    return known[0] if known else machine
+    levels = (lv for lv in LEVELS if lv.machine == machine.replace("arm64", "aarch64") and lv.needs <= flags)
+    return next((level.instructions for level in levels), machine)
 
 
 def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:

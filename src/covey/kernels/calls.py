@@ -39,7 +39,12 @@ def _correct(dtype: torch.dtype) -> bool:
 
 def by_torch(kind: str, dtype: torch.dtype) -> bool:
     """Whether torch does products of this kind (`choice.PRODUCT_KINDS`)."""
-    return kind in products().get(str(dtype).removeprefix("torch."), ())
+    return kind in _kinds_of_torch(dtype)
+
+
+@cache
+def _kinds_of_torch(dtype: torch.dtype) -> Sequence[str]:
+    return products().get(str(dtype).removeprefix("torch."), ())
 
 
 def same_bits(dtype: torch.dtype) -> bool:
@@ -64,6 +69,7 @@ def follow(recorded: Mapping[str, Sequence[str]] | None) -> None:
     """Take the choice that a run began with, so that its bits stay the same; None: what was measured."""
     global _followed  # noqa: PLW0603 - like the number of threads it is the process's
     _followed = recorded
+    _kinds_of_torch.cache_clear()
 
 
 _followed: Mapping[str, Sequence[str]] | None = None
@@ -84,7 +90,9 @@ def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None
     assert loaded is not None, "check `available` first"
     _set_threads(loaded)
     function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
-    function(*map(_as_c, arguments))
+    if function.argtypes is None:
+        function.argtypes = [_c_type(a) for a in arguments]
+    function(*[_address(a) if isinstance(a, Tensor) else a for a in arguments])
 
 
 @contextmanager
@@ -119,10 +127,12 @@ def _set_threads(loaded: ctypes.CDLL) -> None:
 _lent, _threads = 0, 1
 
 
-def _as_c(value: Tensor | float | None) -> ctypes.c_void_p | ctypes.c_float | ctypes.c_long:
-    if isinstance(value, Tensor):
-        assert value.is_contiguous(), "an address says nothing about strides"
-        return ctypes.c_void_p(value.data_ptr())
-    if isinstance(value, float):
-        return ctypes.c_float(value)
-    return ctypes.c_void_p(None) if value is None else ctypes.c_long(value)
+def _address(tensor: Tensor) -> int:
+    assert tensor.is_contiguous(), "an address says nothing about strides"
+    return tensor.data_ptr()
+
+
+def _c_type(value: Tensor | float | None) -> type[ctypes.c_void_p | ctypes.c_float | ctypes.c_long]:
+    if isinstance(value, Tensor) or value is None:
+        return ctypes.c_void_p
+    return ctypes.c_float if isinstance(value, float) else ctypes.c_long

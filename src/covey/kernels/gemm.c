@@ -81,7 +81,7 @@ void NAME(pack_weight)(const real *w, unit *panels, long N, long K) {
 }
 
 /* A vector of sums, `at` outputs into a panel that has `columns` of them. */
-static inline void write(vec sum, const float *bias, real *c, long at, long columns) {
+static inline void write_sums(vec sum, const float *bias, real *c, long at, long columns) {
     if (at >= columns) return;
     if (bias) sum += *(const vec *)(bias + at);
     if (columns - at >= LANES)
@@ -128,7 +128,7 @@ static inline void product_rows(const real *x, const unit *panel, const float *b
         }
         for (long i = 0; i < rows; i++)
             for (long j = 0; j < PANEL; j += LANES)
-                write(*(vec *)(sums + i * PANEL + j), bias ? bias + p * PANEL : NULL, c + (m + i) * N + p * PANEL, j,
+                write_sums(*(vec *)(sums + i * PANEL + j), bias ? bias + p * PANEL : NULL, c + (m + i) * N + p * PANEL, j,
                       N - p * PANEL);
     }
     tiles_end();
@@ -148,7 +148,7 @@ static inline __attribute__((always_inline)) void product_tile(const real *x, lo
         }
     }
     for (int i = 0; i < rows; i++)
-        for (int j = 0; j < VECTORS; j++) write(acc[i][j], bias, c + i * N, j * LANES, columns);
+        for (int j = 0; j < VECTORS; j++) write_sums(acc[i][j], bias, c + i * N, j * LANES, columns);
 }
 
 /* Rows m to end of C, one panel of its columns. */

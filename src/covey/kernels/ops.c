@@ -387,26 +387,45 @@ static inline __attribute__((always_inline)) void score_block(const float *q, co
 static void score_columns(const float *q, const float *kt, long ld, long n, float *scores, long stride, long R, long E) {
     long j = 0;
     for (; j + 4 * LANES <= n; j += 4 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 4);
-    for (; j < n; j += LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 1);
+    for (; j + LANES < n; j += 2 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 2);
+    if (j < n) score_block(q, kt + j, ld, scores + j, stride, R, E, 1);
+}
+
+/* Vectors first to first + wide of acc[r] and acc[other] += sum_j p[j] v_j, in the order of the keys. */
+static inline __attribute__((always_inline)) void mix_block(const float *p, const float *q, const float *v, long n, float *acc,
+                                                            float *other, long E, const int wide) {
+    vec a[4], b[4];
+    for (int u = 0; u < wide; u++) a[u] = *(vec *)(acc + u * LANES), b[u] = *(vec *)(other + u * LANES);
+    for (long j = 0; j < n; j++)
+        for (int u = 0; u < wide; u++) {
+            vec x = *(const vec *)(v + j * E + u * LANES);
+            a[u] = a[u] + x * p[j];
+            b[u] = b[u] + x * q[j];
+        }
+    for (int u = 0; u < wide; u++) *(vec *)(acc + u * LANES) = a[u], *(vec *)(other + u * LANES) = b[u];
 }
 
 /* acc[r] += sum_j p[r][j] v_j and total[r] += sum_j p[r][j], in the order of the keys. v (n, E). */
 static void mix_rows(const float *p, long stride, const float *v, long n, float *acc, float *total, long R, long E) {
-    for (long e = 0; e < E; e += 2 * LANES)
-        for (long r = 0; r < R; r++) {
-            int wide = e + LANES < E;
-            vec a = *(vec *)(acc + r * E + e), b = wide ? *(vec *)(acc + r * E + e + LANES) : splat(0);
-            float sum = total[r];
-            for (long j = 0; j < n; j++) {
-                float weight = p[r * stride + j];
-                a = a + *(const vec *)(v + j * E + e) * weight;
-                if (wide) b = b + *(const vec *)(v + j * E + e + LANES) * weight;
-                sum += weight;
-            }
-            *(vec *)(acc + r * E + e) = a;
-            if (wide) *(vec *)(acc + r * E + e + LANES) = b;
-            if (e + 2 * LANES >= E) total[r] = sum;
-        }
+    for (long r = 0; r < R; r += 2) { /* two queries read the same values */
+        long other = r + 1 < R ? r + 1 : r, e = 0;
+        const float *first = p + r * stride, *second = p + other * stride;
+        for (; e + 4 * LANES <= E; e += 4 * LANES) mix_block(first, second, v + e, n, acc + r * E + e, acc + other * E + e, E, 4);
+        for (; e < E; e += LANES) mix_block(first, second, v + e, n, acc + r * E + e, acc + other * E + e, E, 1);
+        float one = total[r], two = total[other];
+        for (long j = 0; j < n; j++) one += first[j], two += second[j];
+        total[r] = one, total[other] = two;
+    }
+}
+
+/* The larger of `top` and n scores. */
+static float largest(const float *scores, long n, float top) {
+    long j = 0;
+    vec m = splat(top);
+    for (; j + LANES <= n; j += LANES) m = larger(*(const vec *)(scores + j), m);
+    top = max_of(m);
+    for (; j < n; j++) top = scores[j] > top ? scores[j] : top;
+    return top;
 }
 
 /* For each of B slots: norm and rotate the new query and key, append key and value to the slot's cache at
@@ -443,8 +462,7 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             for (long r = 0; r < R; r++) {
                 float *own = scores + r * stride, top = -INFINITY;
                 for (long j = 0; j <= before + at - window; j++) own[j < before ? j : P + j - before] = -INFINITY;
-                for (long j = 0; j < before; j++) top = own[j] > top ? own[j] : top;
-                for (long j = 0; j < n; j++) top = own[P + j] > top ? own[P + j] : top;
+                top = largest(own + P, n, largest(own, before, top));
                 for (long j = 0; j < before; j += LANES)
                     *(vec *)(own + j) = exp_of(*(vec *)(own + j) - top);
                 for (long j = 0; j < n; j += LANES)

@@ -40,10 +40,13 @@ class CompiledOps:
         """One product, from a packed weight where no gradient is wanted."""
         if not layer.plain:
             return TorchOps().linear(layer, x)
-        rounded = x.to(self.products) if layer.rounds else x
+        rounds = layer.rounds and x.dtype != self.products
+        rounded = x.to(self.products) if rounds else x
         if torch.is_grad_enabled():
-            return _LinearFunction.apply(rounded, layer, *layer.parameters).to(x.dtype)
-        return layer.product(rounded).to(x.dtype)
+            out = _LinearFunction.apply(rounded, layer, *layer.parameters)
+        else:
+            out = layer.product(rounded)
+        return out.to(x.dtype) if rounds else out
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """One pass over the row."""
