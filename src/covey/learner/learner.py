@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -18,7 +19,9 @@ from transformers import PreTrainedModel
 from covey.batching import Batch, MicroBatch, micro_batches
 from covey.config.schema import Train
 from covey.errors import BeginAgain, GuardStop, OutOfRoom, out_of_memory
+from covey.kernels.calls import threads_lent
 from covey.learner.optimizer import Optimizer
+from covey.models.forward import Decoder
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference
@@ -62,6 +65,7 @@ class Trainable(Protocol):
     """A model under training: a policy, or a network for values."""
 
     model: PreTrainedModel
+    decoder: Decoder | None
 
     @property
     def device(self) -> torch.device:
@@ -190,7 +194,8 @@ class Learner(Generic[M]):
 
         If that is not finite nothing is applied, and the gradient stays for a look until ``clear``.
         """
-        norm = self.optimizer.step(lr)
+        with self._threads_lent():
+            norm = self.optimizer.step(lr)
         if math.isfinite(norm):
             self.version += norm > 0
             self._settle()
@@ -249,7 +254,8 @@ class Learner(Generic[M]):
     def _until_it_fits(self, work: Callable[[], T]) -> T:
         while True:
             try:
-                return work()
+                with self._threads_lent():
+                    return work()
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
@@ -266,6 +272,9 @@ class Learner(Generic[M]):
             "out of memory in the middle of a micro-batch, for which other processes wait. From the last "
             f"checkpoint the run goes on with micro-batches of {half} tokens"
         )
+
+    def _threads_lent(self) -> AbstractContextManager[None]:
+        return threads_lent(self.policy.decoder is not None and self.policy.decoder.all_compiled)
 
     def _halve(self) -> None:
         if self.micro_tokens <= 1:
