@@ -64,14 +64,14 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, incorrect completions grew by 30 % and four tokens while correct ones grew by
-    less than half as much or not more is correct, under a loss that divides by the length. Because both
-    grow where thinking helps; that incorrect ones alone do is what the division pays for.
+    less than half as much or not more is correct (two standard errors), under a loss that divides by the
+    length. Because both grow where thinking helps, and more is correct then; the division pays without.
     """
     now, before = seen.late("length/incorrect"), seen.early("length/incorrect")
     correct, first = seen.late("length/correct"), seen.early("length/correct")
     enough = seen.late("accuracy") < 0.8  # of a few that are left, the hardest may be longer
     grew = seen.after(10) and now - before > max(4, 0.3 * before) and enough
-    alone = correct - first < (now - before) / 2 or seen.rise("accuracy") < 0.03
+    alone = correct - first < (now - before) / 2 or not seen.rose("accuracy", 0.03)
     if not (grew and alone and seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")):
         return None
     said = (
@@ -133,10 +133,10 @@ def _(seen: Seen) -> str | None:
     explains=("clipped", "worse", "kl_growth", "entropy_collapse", "duplicates", *STILL),
 )
 def _(seen: Seen) -> str | None:
-    """From the third step, the 99 % quantile of the ratio is above 2. Because the loss holds near the
-    policy that sampled: a ratio of 2 is far outside every clip bound in use.
+    """From the third step, the 99 % quantile of the ratio is above 2 in half of the steps. Because the loss
+    holds near the policy that sampled: a ratio of 2 is far outside every clip bound in use.
     """
-    wide, size = seen.late("ratio/q99"), seen.setting("rollout.group_size")
+    wide, size = seen.usual("ratio/q99"), seen.setting("rollout.group_size")
     if not (seen.after(3) and wide > 2):
         return None
     large = isinstance(size, int) and size >= 32
@@ -151,11 +151,13 @@ def _(seen: Seen) -> str | None:
     explains=("flat",),
 )
 def _(seen: Seen) -> str | None:
-    """More than a fifth of the tokens are clipped. Because they were sampled and scored and teach nothing;
+    """From the third step, more than a fifth of the tokens are clipped. Because they were sampled and scored and teach nothing;
     published runs clip less than a twentieth (GSPO, by whole responses, a seventh).
     """
     part = seen.late("clip/low") + seen.late("clip/high")
-    return f"{percent(part)} of the tokens are clipped and contribute no gradient" if part > 0.2 else None
+    if not (seen.after(3) and part > 0.2):
+        return None
+    return f"{percent(part)} of the tokens are clipped and contribute no gradient"
 
 
 @_rule(
@@ -294,12 +296,13 @@ def _(seen: Seen) -> str | None:
 @_rule("dead_weight", FRONTIER, INFORMATIVE, explains=("too_hard", "too_easy", *STILL), shows=dead)
 def _(seen: Seen) -> str | None:
     """From the tenth step, half of the groups are all correct or all incorrect, an eighth at least of
-    either and not one text each, and accuracy does not rise. Because then the data is uneven, not the task:
-    some prompts always waste their rollouts.
+    either and not one text each, and accuracy does not rise; a curriculum has met every problem. Because
+    then the data is uneven, not the task: some prompts always waste their rollouts.
     """
     easy, hard = seen.late("groups/dead_correct"), seen.late("groups/dead_incorrect")
     uneven = easy + hard > 0.5 and min(easy, hard) > 0.125 and seen.late("groups/collapsed") < 0.25
-    if not (seen.after(10) and uneven) or seen.rise("accuracy") > 0.05:
+    early = not seen.after(10) or seen.late("difficulty/tried") < 1
+    if early or not uneven or seen.rise("accuracy") > 0.05:
         return None
     parts = f"always solved ({percent(easy)}) or never ({percent(hard)})"
     return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"

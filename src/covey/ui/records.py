@@ -265,10 +265,10 @@ def _written(value: object) -> str:
 
 
 def step_page(folder: Path, number: int) -> Record:
-    """The groups of a step, what matters first: mixed ones by their spread, then those that tie."""
+    """The groups of a step, what matters first: those that teach by their spread, then the dead."""
     log = read_rollouts(folder, number)
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
-    groups.sort(key=lambda g: (not g["trained"], g["spread"] == 0, -g["spread"], g["group"]))
+    groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
     return {"step": number, "logged": recorded_steps(folder), "groups": groups}
 
 
@@ -287,7 +287,8 @@ def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
         "truncated": sum(r["finish"] == "length" for r in rows),
         "spread": 0.0 if tied else float(known.std()),
         "mean": float(known.mean()) if len(known) else None,
-        "dead": tied,
+        "dead": rows[0].get("dead", tied),
+        "pushed": any(r["advantage"] for r in rows),
         "texts": len(texts),
     }
 
