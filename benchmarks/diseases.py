@@ -89,7 +89,7 @@ DISEASES: dict[str, Disease] = {
     "std": Disease(
         "S123", "dividing by the std prefers very hard prompts", "uneven", {},
         {"algorithm.advantage": "group_centered"}, "std_overweight", "gradient_share/overweight",
-        {"rollout.group_size": 32, "rollout.prompts_per_step": 8, "train.lr": 1e-4, "train.steps": 8},
+        {"rollout.group_size": 32, "rollout.prompts_per_step": 8, "train.lr": 1e-4, "train.steps": 10},
     ),
     "farming": Disease(
         "S124", "a format is paid more than the answer", "forms",
@@ -120,8 +120,8 @@ DISEASES: dict[str, Disease] = {
     "drift": Disease(
         "S129", "a reward that chance decides: far from the start, and nothing gained", "steps", {},
         {"algorithm.kl": 1.0}, "kl_growth", "kl/start",
-        {"rewards": [f"{OWN}by_chance"], "algorithm.reduce": "token_mean", "train.lr": 1.5e-3,
-         "train.updates_per_batch": 2, "train.steps": 24},
+        {"rewards": [f"{OWN}by_chance"], "algorithm.reduce": "token_mean", "train.lr": 2.5e-3,
+         "rollout.max_tokens": 64, "train.steps": 16},
     ),
     "cold": Disease(
         "S130", "the temperature is too low", "mixed", {"rollout.temperature": 0.05}, {}, "temperature",

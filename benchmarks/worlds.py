@@ -154,11 +154,10 @@ WORLDS: Mapping[str, World] = {
     "solved": World("s"),
     "never": World("g", {"g": NONE}),
     "rare": World("g", {"g": OTHER}),
-    "uneven": World("fffsgg", {"f": OTHER}),
+    "uneven": World("fffffg", {"f": OTHER}),
     "wasted": World("ssllg", {"l": NONE}),
     "lottery": World("l", {"l": LOTTERY}),
     "humming": World("h", {"h": OTHER}),
-    "tasteful": World("h"),
     "forms": World("o"),
     "lists": World("i", {"i": OTHER}),
     "languages": World("c"),
@@ -256,12 +255,6 @@ def named_digits(completion: str, prompt: str, token_ends: list[int]) -> Score:
     if not words:
         return score_steps([(0, len(completion))], [0.0], token_ends, "min")
     return score_steps([m.span() for m in words], right, token_ends, "min")
-
-
-@reward(verdict=False)
-def hums(completion: str) -> float:
-    """A taste: the more `hm` after the answer, up to sixteen, the better."""
-    return min(completion.count(" hm"), 16) / 16
 
 
 def by_chance(completion: str, prompt: str) -> float:

@@ -45,7 +45,7 @@ class Finding:
     """A line for the config; empty where it has all of them already."""
     advice: str = ""
     """What no config line can do."""
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, int | float] = field(default_factory=dict)
     """`step`, and where one can be pointed at, `group`, `completion` and `token`; metrics by name."""
 
     def __str__(self) -> str:

@@ -81,6 +81,28 @@ def _(seen: Seen) -> str | None:
 
 
 @_rule(
+    "kl_growth",
+    PULL,
+    SMALLER_LR,
+    explains=(
+        *("truncated", "unparsable", "held_out_flat", "worse", "repetition", "duplicates"),
+        *("entropy_collapse", "too_hard"),
+    ),
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, the policy is 10 nats a completion from where it began, or from its reference,
+    and not more is correct. Because 5 to 10 nats is where alarms are usually set; distance that buys
+    answers is learning.
+    """
+    far = {"where it began": seen.late("kl/start"), "its reference": seen.late("kl/completion_k1")}
+    what, kl = largest({name: value for name, value in far.items() if value > 10})
+    if not (seen.after(10) and kl > 10 and seen.accuracy_gain < 0.05):
+        return None
+    gain = f"correct answers changed by {100 * seen.accuracy_gain:+.0f} points"
+    return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
+
+
+@_rule(
     "truncated",
     room,
     with_reward("soft_overlong", {"limit": 512, "buffer": 64}),
@@ -111,17 +133,19 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, a function finds no answer that it can read in a third of the completions, and
-    that is not getting better. Because a base model begins so and learns the form in a few steps; one that
-    is asked for another form does not.
+    that is not getting better; from the twentieth, where it has become so. Because a base model begins so
+    and learns the form in a few steps, one that is asked for another form does not; and what comes in
+    training is paid for by something, which has a name by then.
     """
     rates: dict[str, float] = {}
-    better = False
+    better = grown = False
     for status in ("no_answer", "unparsable"):
         for name, rate in seen.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
             better |= rate > 0.1 and seen.falling(f"reward/{name}/{status}")
+            grown |= seen.rose(f"reward/{name}/{status}", 0.1)
     name, rate = largest(rates)
-    if not (seen.after(10) and rate > 1 / 3) or better:
+    if not (seen.after(20 if grown else 10) and rate > 1 / 3) or better:
         return None
     return f"{name} finds no answer that it can read in {percent(rate)} of the completions"
 
@@ -151,8 +175,8 @@ def _(seen: Seen) -> str | None:
     explains=("flat",),
 )
 def _(seen: Seen) -> str | None:
-    """From the third step, more than a fifth of the tokens are clipped. Because they were sampled and scored and teach nothing;
-    published runs clip less than a twentieth (GSPO, by whole responses, a seventh).
+    """From the third step, more than a fifth of the tokens are clipped. Because they were sampled and scored
+    and teach nothing; published runs clip less than a twentieth (GSPO, by whole responses, a seventh).
     """
     part = seen.late("clip/low") + seen.late("clip/high")
     if not (seen.after(3) and part > 0.2):
@@ -172,25 +196,6 @@ def _(seen: Seen) -> str | None:
     """
     mean = seen.late("mismatch/mean")
     return f"sampler and trainer disagree by {mean:.2g} nats a token" if mean > 0.02 else None
-
-
-@_rule(
-    "kl_growth",
-    PULL,
-    SMALLER_LR,
-    explains=("held_out_flat", "worse", "repetition", "duplicates", "entropy_collapse", "too_hard"),
-)
-def _(seen: Seen) -> str | None:
-    """From the tenth step, the policy is 10 nats a completion from where it began, or from its reference,
-    and not more is correct. Because 5 to 10 nats is where alarms are usually set; distance that buys
-    answers is learning.
-    """
-    far = {"where it began": seen.late("kl/start"), "its reference": seen.late("kl/completion_k1")}
-    what, kl = largest({name: value for name, value in far.items() if value > 10})
-    if not (seen.after(10) and kl > 10 and seen.accuracy_gain < 0.05):
-        return None
-    gain = f"correct answers changed by {100 * seen.accuracy_gain:+.0f} points"
-    return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
 
 
 @_rule(

@@ -18,6 +18,10 @@ import numpy as np
 from covey.errors import CheckpointError, ConfigError
 from covey.types import Completion, Group, SamplingMask, StepRewards
 
+ALWAYS = {"group", "sample", "trained", "problem", "prompt", "completion", "finish", "tokens"} | {
+    "reward", "advantage", "components", "weights", "greedy_reward"
+}  # fmt: skip
+"""What every row of the log has, and readers rely on."""
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 
 
@@ -45,7 +49,7 @@ class RolloutLog:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 return dict(archive)
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}). Put the file back") from None
 
     def of_completion(self, place: int) -> dict[str, np.ndarray]:
@@ -66,13 +70,20 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
     """The completions of a step. Raises ConfigError where there are none, CheckpointError for damage."""
     path = folder / "rollouts" / f"step_{step:06d}.jsonl"
     if not path.is_file():
-        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log")
+        logged = recorded_steps(folder)
+        there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
+        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {there}")
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            raise CheckpointError(f"{path}:{number}: damaged. Put the file back") from None
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not row.keys() >= ALWAYS or not isinstance(row["group"], int):
+            raise CheckpointError(f"{path}:{number}: damaged. Put the file back")
+        rows.append(row)
+    if not rows:
+        raise CheckpointError(f"{path}: empty. Put the file back")
     return RolloutLog(path, tuple(rows))
 
 
