@@ -201,12 +201,11 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """
     if what and Path(what).is_dir():
         from covey.insight.recorded import explain_run
+        from covey.insight.show import finding_lines
 
         stage, verdict, findings = explain_run(Path(what))
         found: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
-        said = [f"step {f.step + 1}: {f}" for f in findings] or [
-            f"nothing stands out in the metrics of {stage}"
-        ]
+        said = [*finding_lines(stage, findings)] or [f"nothing stands out in the metrics of {stage}"]
         lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
         from covey.cli.settings import settings, show

@@ -168,6 +168,8 @@ def command_rescore(
     :param rewards: The same as the arguments after the folder.
     :param steps: How many of the last steps are scored.
     """
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: at least 1")
     from covey.insight import rescore
     from covey.scoring import named_rewards
 
