@@ -12,7 +12,16 @@ from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.console import RunConsole, duration
-from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
+from covey.errors import (
+    RECORD,
+    CheckpointError,
+    ConfigError,
+    FolderBusy,
+    GuardStop,
+    Stopped,
+    as_error,
+    record_exit,
+)
 from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
@@ -27,6 +36,7 @@ from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.reward_model import is_reward_model
 from covey.objective.preference import PREFERENCES
+from covey.parent import works_in
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
@@ -107,6 +117,24 @@ def run_pipeline(
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
             console.say(line)
+    return results
+
+
+def run_in_folder(
+    loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions
+) -> list[Result]:
+    """``run_pipeline``, whose end is left in the run's folder unless it is a good one. Raises CoveyError."""
+    home = loaded.config.output
+    works_in(home)
+    try:
+        results = run_pipeline(loaded, console, stop, options)
+    except Exception as error:
+        known = as_error(error)
+        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
+            record_exit(home, known)
+        raise known from None
+    if (home / RECORD).exists():  # a finished run may lie where nothing can be written
+        (home / RECORD).unlink()
     return results
 
 
