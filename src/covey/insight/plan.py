@@ -16,7 +16,7 @@ from covey.config.load import Loaded
 from covey.errors import ConfigError
 from covey.insight.devices import Device
 from covey.insight.forecast import Forecast, Workload, evaluations_of
-from covey.learner.memory import Shape, forecast, planned_tokens, shape_of
+from covey.learner.memory import Shape, asked_of, forecast, planned_tokens, shape_of
 from covey.models.load import skeleton
 from covey.prompts import encode, texts_of
 from covey.tasks.source import load_problems
@@ -159,7 +159,8 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float) -> Pl
     # What is scored once more without a gradient: under a reference, or by the policy before its updates.
     again = algorithm.needs_reference + (not device.compiled and updates_of(config) > 1)
     kept = algorithm.needs_reference and config.lora is None
-    expect = partial(forecast, shape, config, max(prompts), reference=kept, program=PROGRAM)
+    largest = asked_of(config, prompts, ())
+    expect = partial(forecast, shape, config, largest, reference=kept, program=PROGRAM)
     tokens = planned_tokens(expect(config.train.tokens_per_micro_batch), shape, config, device.memory)
     found = Forecast(
         rollout=rollout,

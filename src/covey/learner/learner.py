@@ -19,6 +19,7 @@ from covey.batching import Batch, MicroBatch, micro_batches
 from covey.config.schema import Train
 from covey.errors import GuardStop, OutOfRoom, out_of_memory
 from covey.learner.optimizer import Optimizer
+from covey.models.alive import Activations, alive_bytes
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference
@@ -109,6 +110,7 @@ class Learner(Generic[M]):
         self.micro_tokens = train.tokens_per_micro_batch
         """Tokens in the model at once; halved when memory runs out."""
         self.before_micro_batch, self.when_halved = before_micro_batch, when_halved
+        self.activations = Activations()
 
     @torch.no_grad()
     def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
@@ -158,7 +160,9 @@ class Learner(Generic[M]):
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             needed = self.reference if objective.needs_reference else None
             other = needed.outputs(micro.packed) if needed is not None else None
-            yield objective(micro, self.policy.score(micro.packed, objective.temperature, other))
+            with self.activations.counted(self.policy.device, self.policy.model.parameters()):
+                seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
+            yield seen
 
     def step(self, lr: float) -> float:
         """Apply the accumulated gradient; its norm before clipping.
@@ -188,6 +192,16 @@ class Learner(Generic[M]):
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
                     "with a lower train.lr or train.grad_clip"
                 )
+
+    def alive(self) -> dict[str, int]:
+        """Bytes by what they are for, as measured: of gradients and activations the most so far."""
+        weights = (*self.policy.model.parameters(), *self.policy.unsaved().values())
+        return {
+            "weights": alive_bytes(weights),
+            "gradient": self.optimizer.gradient_bytes,
+            "optimizer": self.optimizer.alive(),
+            "activations": self.activations.most,
+        }
 
     def state(self) -> dict[str, Tensor]:
         """What an exact continuation needs in addition to the model's folder, as named tensors."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from covey.config.schema import Train
 from covey.errors import ConfigError
+from covey.models.alive import alive_bytes
 
 
 def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
@@ -48,6 +49,8 @@ class Optimizer:
             (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
         ]
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
+        self.gradient_bytes = 0
+        """Of the gradient when a step was taken."""
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""
@@ -67,6 +70,7 @@ class Optimizer:
 
         A gradient that is not finite is not applied; ``clear`` it.
         """
+        self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
         norm, *others = (float(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
         if not math.isfinite(norm + sum(others)):
@@ -85,6 +89,11 @@ class Optimizer:
     def _copies(self) -> list[tuple[Tensor, nn.Parameter]]:
         pairs = zip(self.masters, self.parameters, strict=True)
         return [(m, p) for m, p in pairs if m is not p]
+
+    def alive(self) -> int:
+        """Bytes of the moments, and of the float32 copies of weights in less."""
+        moments = (v for state in self.adam.state.values() for v in state.values() if isinstance(v, Tensor))
+        return alive_bytes((*moments, *(master for master, _ in self._copies())))
 
     def state(self) -> dict[str, Tensor]:
         """Everything an exact continuation needs, as named tensors."""

@@ -45,6 +45,7 @@ from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
 from covey.training.collect import KEEPS, kept
+from covey.training.memory import in_megabytes, measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -331,6 +332,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
+    run.journal.say(f"memory, measured: {in_megabytes(measured(run))} MB")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(
         folder / "curve.svg",

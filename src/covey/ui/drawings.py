@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from covey.config.load import load_config
-from covey.learner.memory import Shape, forecast
+from covey.learner.memory import Asked, Shape, forecast
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import Bound
 from covey.ui.lab import first_words
@@ -51,7 +51,7 @@ def lab_contents() -> Drawing:
 def model_roles(algorithm: Algorithm) -> Drawing:
     """The models that an algorithm keeps, what each takes, and its composition axis by axis."""
     config = load_config(values={"model": "tiny", "data": {"task": "last_digit"}}).config
-    taken = forecast(BILLION, config, 256, 4096, algorithm.needs_reference, 0)
+    taken = forecast(BILLION, config, Asked(256, 4096), 4096, algorithm.needs_reference, 0)
     trained = sum(taken[part] for part in KEPT_BY_TRAINED)
     critic = "values" in algorithm.needs
     models = [
