@@ -66,7 +66,7 @@ def sweep(
 
 
 def _failed_last(runs: Iterable[Planned]) -> list[Planned]:
-    """Runs that failed before come last: one that ends the whole process must not keep others from their turn."""
+    """Runs that failed before come last: one that ends the whole process must not keep others waiting."""
 
     def failed(run: Planned) -> bool:
         try:

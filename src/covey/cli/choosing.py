@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -44,3 +44,33 @@ def command_sweep(
     lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
     _print(as_json, sweep_record(plan, failed), lines)
     return int(bool(failed))
+
+
+@app.command(name="recommend")
+def command_recommend(
+    *,
+    verifier: bool = False,
+    pairs: int = 0,
+    judged: int = 0,
+    steps: bool = False,
+    worked: int = 0,
+    budget: Literal["tight", "ample"] = "tight",
+    parameters: float = 0.0,
+    memory: float = 0.0,
+    as_json: Json = False,
+) -> int:
+    """Say which method suits what you have, why, and what each takes in memory; with a config to begin from.
+
+    :param verifier: A program can say whether an answer is correct.
+    :param pairs: Pairs of answers, one preferred.
+    :param judged: Answers judged good or bad, each alone.
+    :param steps: Single steps of answers are labelled, or a program can judge them.
+    :param worked: Worked answers to imitate.
+    :param budget: What may be spent: ample allows a reward model and a critic.
+    :param parameters: Of the model, in billions.
+    :param memory: Of the device, in GB.
+    """
+    from covey.insight.lanes import Have, recommend
+
+    _print(as_json, *recommend(Have(worked, pairs, judged, verifier, steps, budget), parameters, memory))
+    return 0

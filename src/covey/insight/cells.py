@@ -189,4 +189,6 @@ def _course(row: Row) -> Line:
         for metrics in read_numbers(run.stage, "metrics.jsonl"):
             if metrics.get("accuracy") is not None:
                 seen.setdefault(metrics["step"] + 1, []).append(100 * metrics["accuracy"])
-    return Line(", ".join(row.cell.values) or "all seeds", list(seen), [float(np.mean(v)) for v in seen.values()])
+    return Line(
+        ", ".join(row.cell.values) or "all seeds", list(seen), [float(np.mean(v)) for v in seen.values()]
+    )

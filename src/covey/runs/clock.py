@@ -55,7 +55,9 @@ class Clock:
         lap = {f"seconds/{phase}": round(s, 4) for phase, s in self._phases.items()}
         for phase, tokens in self._counts.items():
             lap[f"tokens_per_second/{phase}"] = round(tokens / max(self._phases[phase], 1e-9), 1)
-        lap |= {f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3) for name, b in self.alive().items()}
+        lap |= {
+            f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3) for name, b in self.alive().items()
+        }
         lap["memory/peak_mib"] = round(taken(self.device) / 2**20, 1)
         self._phases.clear()
         self._counts.clear()

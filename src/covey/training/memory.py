@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from covey.learned import reward_model_bytes
-from covey.models.alive import alive_bytes
 from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
+from covey.models.alive import alive_bytes
 from covey.models.load import device_memory
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
@@ -49,7 +49,9 @@ def plan_memory(run: Run) -> dict[str, int]:
     roles = expect(tokens)
     total = sum(roles.values())
     style = "" if total <= there else "yellow"
-    run.journal.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({in_megabytes(roles)})", style)
+    run.journal.say(
+        f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({in_megabytes(roles)})", style
+    )
     if tokens < wanted:
         why = "had no room when the run began" if again else "does not fit in memory"
         run.journal.say(f"train.tokens_per_micro_batch {wanted} {why}; using {tokens}", "yellow")

@@ -121,9 +121,7 @@ def run_pipeline(
     return results
 
 
-def run_in_folder(
-    loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions
-) -> list[Result]:
+def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> list[Result]:
     """``run_pipeline``, whose end is left in the run's folder unless it is a good one. Raises CoveyError."""
     home = loaded.config.output
     works_in(home)
