@@ -1,6 +1,6 @@
 """The lanes side by side at equal tokens: GRPO, Dr. GRPO, PPO, DPO on own pairs, rejection sampling.
 
-    python benchmarks/lanes.py [--seeds 3] [--only NAME ...] [--write]
+    python benchmarks/lanes.py [--seeds 0 1 2] [--only NAME ...] [--write]
 
 Two tasks, one cold start of 0.1M weights for each task and seed, from which every lane goes on. Those that
 sample as they learn take 30 steps of 64 completions; the others are given as many completions of the cold
@@ -68,7 +68,6 @@ OF_PPO: Row = {
     "rollout": {"group_size": 4, "prompts_per_step": COMPLETIONS // 4},
     "train": RL["train"],
 }
-FRONTIER: Row = {"curriculum": "frontier"}
 
 
 def ppo(trunk: str, lr: float, **critic: Any) -> dict[str, Any]:
@@ -88,13 +87,6 @@ LANES: Mapping[str, Row] = {
     "ppo_network": {**OF_PPO, "algorithm": ppo("own", 1e-3)},
     "dpo": {"method": "dpo", "loss": {"beta": 0.3}, "train": {"lr": 2e-4, "batch_size": 16}},
     "rejection_sampling": {"method": "sft", "train": {"lr": 5e-4, "batch_size": 16}},
-    "grpo_frontier": {
-        **RL, "rollout": {**RL["rollout"], **FRONTIER}, "algorithm": {"name": "grpo", "kl": {"coef": 0.1}},
-    },
-    "ppo_frontier": {
-        **OF_PPO, "rollout": {**OF_PPO["rollout"], **FRONTIER},
-        "algorithm": ppo("policy", 1e-3, pull=0.5),
-    },
 }  # fmt: skip
 COLLECTS = {"dpo": "pairs", "rejection_sampling": "rejection_sampling"}
 
@@ -167,7 +159,7 @@ def tokens_trained(run: Path, group: int) -> int:
 
 def collected(task: str, seed: int, method: str, config: Row) -> Path:
     """As many completions of the cold start as the other lanes sample, and what a lane keeps of them."""
-    folder = FOLDER / task / f"{method}-{seed}"
+    folder = FOLDER / task / f"collected-{method}-{seed}"
     if not (folder / "result.json").exists():
         own = {"method": method, "output": str(folder), "rollout": RL["rollout"], "train": {"steps": STEPS}}
         quiet(covey.train, **merged(config, own))
@@ -338,29 +330,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--only", nargs="+", choices=LANES, default=list(LANES))
     parser.add_argument("--write", action="store_true", help="write results/lanes.md and the package's table")
     arguments = parser.parse_args()
     found = dict[tuple[str, str], list[Row]]()
-    for seed, task in product(range(arguments.seeds), arguments.tasks):
+    for seed, task in product(arguments.seeds, arguments.tasks):
         write_data(task)
         for name in arguments.only:
-            if name.endswith("_frontier") and task != next(iter(TASKS)):
-                continue
             lane = run_lane(name, task, seed)
             found.setdefault((task, name), []).append(lane)
             ends = [f"{rates([lane], when).mean():.2f}" for when in ("before", "after")]
             print(task, name, seed, *ends, f"{lane['seconds']:.0f} s", lane["steps"], flush=True)
-    own = dict.fromkeys(name for _, name in found if not name.endswith("_frontier"))
+    own = dict.fromkeys(name for _, name in found)
     taken = {name: memory_of(found, name) for name in own} | memory_only()
-    text = report(found, taken, arguments.seeds)
+    text = report(found, taken, len(arguments.seeds))
     print(text)
     if arguments.write:
         (RESULTS / "lanes.md").write_text(text)
         MEASURED.write_text(
-            "# Written by benchmarks/lanes.py: memory by role, measured, in multiples of the policy's\n# weights in float32; activations and sampling are those of a tiny model with short answers.\n"
+            "# Written by benchmarks/lanes.py: memory by role, measured, in multiples of the policy's\n"
+            "# weights in float32; activations and sampling are those of a tiny model with short answers.\n"
             + yaml.safe_dump(taken, sort_keys=False)
         )
 
