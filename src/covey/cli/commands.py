@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from covey.console import CONTROLS, Output, inert, tolerant_output
-from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
-from covey.parent import CRASHED, works_in
+from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
+from covey.parent import CRASHED
 from covey.processes import environment_rank, joined, said_by_another, started_together
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Manner:
 
 
 PLAIN = Manner()
-TRAINING = {"demo", "train", "resume"}
+TRAINING = {"demo", "train", "resume", "sweep"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
 
@@ -117,13 +117,11 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
 
     faults = Faults(manner.inject)
     from covey.console import RunConsole
-    from covey.errors import FolderBusy
     from covey.signals import StopSignal
-    from covey.training.pipeline import run_pipeline
+    from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
     home = loaded.config.output
-    works_in(home)
     session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
@@ -131,18 +129,11 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
             StopSignal(manner.max_minutes).listening() as stop,
             joined(loaded.config.guards.stall_minutes, loaded.config.device),
         ):
-            results = run_pipeline(loaded, console, stop, session)
-    except Exception as error:
-        known = as_error(error)
-        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
-            record_exit(home, known)
-        if known.code == 75:
-            known = type(known)(f"{known}. Continue with: {resume_command(home)}")
-        raise known from None
+            results = run_in_folder(loaded, console, stop, session)
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}. Continue with: {resume_command(home)}") from None
     if environment_rank() > 0:
         return 0
-    if (home / RECORD).exists():  # a finished run may lie where nothing can be written
-        (home / RECORD).unlink()
     last = results[-1]
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
     lines = [f"{last.kind:<8}{last.made}"]

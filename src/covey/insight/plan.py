@@ -19,7 +19,7 @@ from covey.insight.devices import BACKWARD, Device
 from covey.insight.fleet import ALONE, Fleet
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.sizes import LETTERS, SIZES
-from covey.learner.memory import Shape, forecast, planned_tokens, shape_of
+from covey.learner.memory import Shape, asked_of, forecast, planned_tokens, shape_of
 from covey.models.load import skeleton
 from covey.prompts import encode, texts_of
 from covey.tasks.source import Source, load_problems
@@ -210,9 +210,10 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
     copies, longest = fleet.copies(shape, device), max(prompts)
     slots = min(rollout.max_running, math.ceil(load.completions / copies[0]))
     kept = algorithm.needs_reference and config.lora is None
+    largest = asked_of(config, prompts, ())
 
     def expect(tokens: int) -> dict[str, int]:
-        roles = forecast(shape, config, longest, tokens, reference=kept, program=PROGRAM)
+        roles = forecast(shape, config, largest, tokens, reference=kept, program=PROGRAM)
         return fleet.split(roles, shape, device, slots, longest, rollout.max_tokens)
 
     asked = config.train.tokens_per_micro_batch

@@ -378,7 +378,8 @@ def _(seen: Seen) -> str | None:
     """For three steps nothing was trained though half of the groups have different rewards. Because then it
     is the estimator that gives every answer 0, or rollout.mask_truncated where most is truncated.
     """
-    moving = seen.late("optimizer/grad_norm") > 0 or seen.late("optimizer/skipped") > 0
+    waits = seen.late("optimizer/updates") == 0  # for a critic that learns first
+    moving = waits or seen.late("optimizer/grad_norm") > 0 or seen.late("optimizer/skipped") > 0
     if not (seen.after(3) and seen.late("groups/dead") < 0.5) or moving:
         return None
     if seen.setting("rollout.mask_truncated") is True and seen.late("length/truncated") > 0.5:

@@ -21,6 +21,7 @@ from covey.config.schema import Train
 from covey.errors import BeginAgain, GuardStop, OutOfRoom, out_of_memory
 from covey.kernels.calls import threads_lent
 from covey.learner.optimizer import Optimizer
+from covey.models.alive import Activations, alive_bytes
 from covey.models.forward import Decoder
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
@@ -132,6 +133,7 @@ class Learner(Generic[M]):
         """Tokens in the model at once; halved when memory runs out."""
         self.before_micro_batch, self.when_halved = before_micro_batch, when_halved
         self.when_lost = when_lost
+        self.activations = Activations()
 
     @torch.no_grad()
     def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
@@ -186,7 +188,8 @@ class Learner(Generic[M]):
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             needed = self.reference if objective.needs_reference else None
             other = needed.outputs(micro.packed) if needed is not None else None
-            loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
+            with self.activations.counted(self.policy.device, self.policy.model.parameters()):
+                loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
             yield loss, seen if piece.counts else None
 
     def step(self, lr: float) -> float:
@@ -223,6 +226,16 @@ class Learner(Generic[M]):
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
                     "with a lower train.lr or train.grad_clip"
                 )
+
+    def alive(self) -> dict[str, int]:
+        """Bytes by what they are for, as measured: of gradients and activations the most so far."""
+        weights = (*self.policy.model.parameters(), *self.policy.unsaved().values())
+        return {
+            "weights": alive_bytes(weights),
+            "gradient": self.optimizer.gradient_bytes,
+            "optimizer": self.optimizer.alive(),
+            "activations": self.activations.most,
+        }
 
     def state(self) -> dict[str, Tensor]:
         """What an exact continuation needs in addition to the model's folder, as named tensors."""

@@ -58,6 +58,11 @@ class FusedLinear:
         """Outputs of each layer."""
         return [len(m.weight) for m in self.modules]
 
+    @property
+    def packed(self) -> Tensor | None:
+        """The copy of the weights that sampling reads, while there is one."""
+        return self._forward and self._forward.panels
+
     def product(self, x: Tensor) -> Tensor:
         """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
         if self.fleeting:

@@ -53,6 +53,8 @@ class LocalSampler:
         self.faults = faults or Faults()
         self.on_fewer = on_fewer
         self.version = 0
+        self.most_memory = 0
+        """Bytes that sampling has taken at the most."""
 
     @property
     def bit_exact(self) -> bool:
@@ -112,6 +114,7 @@ class LocalSampler:
                     logits.append(engine.admit([r for r, _ in admitted]))
                 running.draw(torch.cat(logits))
             if ended := running.ended():
+                self.most_memory = max(self.most_memory, engine.memory)
                 finished = [running.completed(slot, finish, self.version) for slot, finish in ended.items()]
                 compaction = Compaction.after(ended, running.count)
                 running.evict(compaction)
