@@ -241,7 +241,6 @@ MUTANTS = [
         ("OpenRLHF's variance of a sample", "token_zscore, ddof=0, eps=0.0, floor=1e-8)\n_OPEN", "token_zscore, ddof=1, eps=0.0, floor=1e-8)\n_OPEN"),
         ("NeMo-RL's KL without its score", 'coef=0.01, gradient="score"', "coef=0.01"),
         ("TRL's rows not counted", 'bind(reductions.sequence_mean, rows="all"),\n            bind(reductions.sequence_sum', "bind(reductions.sequence_mean),\n            bind(reductions.sequence_sum"),
-        ("conventions lose to the preset", "{**kept, **found.settings}", "{**found.settings, **kept}"),
     ),
     *of(
         "objective/preference.py",

@@ -200,9 +200,11 @@ def test_continuations_from_cuts_give_values() -> None:
         "name": "vine_ppo",
         "advantage": {"continuations": 40, "split_by": "tokens", "most": 4},
     }
-    source = rollouts(ScriptedSampler(answer), prompted(3), spec)
+    sampler = ScriptedSampler(answer)
+    source = rollouts(sampler, prompted(3), spec)
     source.rewards.decode = lambda tokens: "0"  # of every whole completion
     batch = first(source)
+    assert len(set(sampler.streams)) == len(sampler.streams) == 3 * 4 * 41
     assert asked.count(1) == 3 * 4
     assert asked.count(3) == 3 * 4 * 40  # the prompt's token and the two that were kept
     by_id = {g.problem.id: g for g in batch.groups}

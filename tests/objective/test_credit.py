@@ -150,10 +150,10 @@ def test_the_credit_of_a_completion_sums_to_its_advantage() -> None:
 
 
 def test_segment_difference() -> None:
-    # The group's mean, 1/2, before; 3/4 after the first's first segment, 1 at its end. The other is whole.
+    # The group's mean, 1/2, before; 5/8 after the first's first segment, 1 at its end. The other is whole.
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    got = segment_difference(v(1, 0), [StepRewards([0.75], [1]), StepRewards([], [])], mask)
-    assert got.tolist() == [[0.25, 0.25, 0.25, 0.0], [-0.5, -0.5, -0.5, -0.5]]
+    got = segment_difference(v(1, 0), [StepRewards([0.625], [1]), StepRewards([], [])], mask)
+    assert got.tolist() == [[0.125, 0.125, 0.375, 0.0], [-0.5, -0.5, -0.5, -0.5]]
 
 
 def test_discounted_return() -> None:

@@ -446,6 +446,11 @@ def test_options_win_over_the_dialect() -> None:
     given = build_algorithm({**verl, "advantage": {"eps": 1e-3}, "surrogate": {"dual_clip": None}})
     assert given.advantage.all_settings == {"ddof": 1, "eps": 1e-3, "single": "reward"}
     assert given.surrogate.settings["dual_clip"] is None
+    assert build_algorithm({**verl, "name": "dapo"}).surrogate.settings == {
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "dual_clip": 3.0,
+    }
     # Another function brings the framework's convention along; a KL its estimator, place and bound.
     other = build_algorithm({**verl, "advantage": "group_centered", "kl": 0.1, "reduce": "sequence_mean"})
     assert other.advantage.settings == {"single": "reward"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from covey.objective.penalties import absolute, at_level, full, k1, k2, k3, with_gradient
+from covey.objective.penalties import absolute, at_level, bounded_value, full, k1, k2, k3, with_gradient
 
 
 def t(*values: float, grad: bool = False) -> Tensor:
@@ -74,3 +74,8 @@ def test_gradient_modes_keep_the_value_and_change_the_slope() -> None:
         got = with_gradient(k3(d), d, d.exp(), mode)
         assert got.item() == pytest.approx(of_value)
         assert torch.autograd.grad(got.sum(), d)[0].item() == pytest.approx(of_slope)
+
+
+def test_a_bound_is_of_both_sides() -> None:
+    found = bounded_value(torch.tensor([-12.0, 3.0, 12.0]), 10.0)
+    assert found.tolist() == [-10.0, 3.0, 10.0]
