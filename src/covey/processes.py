@@ -126,7 +126,8 @@ def _meeting_place(ours: int, count: int, wait: timedelta) -> Store:
         return FileStore(path, count)
     store, _, _ = next(rendezvous("env://", ours, count, timeout=wait))
     # torchrun may keep its store at a restart, with the addresses of processes that are gone.
-    return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"attempt-{attempt}", store)
 
 
 def _of_peers(error: RuntimeError) -> bool:
