@@ -26,12 +26,16 @@ class PolicyObjective:
     coefficients: Coefficients
     values: ValueObjective | None = None
     """Of a critic on the policy's own hidden states."""
-    whole_groups: bool = False
 
     @property
     def skips_idle(self) -> bool:
         """Whether completions without an advantage have no gradient."""
         return self.algorithm.skips_idle
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a group's completions stay in one micro-batch."""
+        return self.algorithm.whole_groups
 
     @property
     def needs_reference(self) -> bool:
