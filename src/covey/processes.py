@@ -18,6 +18,7 @@ from covey.errors import BeginAgain, ConfigError, CoveyError, GuardStop, PeersLo
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
@@ -96,17 +97,12 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    store = os.environ.get(STORE)
     ours, count = environment_rank(), int(os.environ["WORLD_SIZE"])
     wait = timedelta(minutes=minutes or ALL_WEEK)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     try:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            init_method=f"file://{store}" if store else None,
-            rank=ours,
-            world_size=count,
-            timeout=wait,
-        )
+        store = _meeting_place(ours, count, wait)
+        dist.init_process_group(backend, store=store, rank=ours, world_size=count, timeout=wait)
         _here = _Place(ours, count, dist.new_group(backend="gloo", timeout=wait))
         yield
         dist.destroy_process_group()
@@ -119,6 +115,19 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
         ) from None
     finally:
         _here = _Place()
+
+
+def _meeting_place(ours: int, count: int, wait: timedelta) -> Store:
+    """Where the processes find each other's addresses."""
+    from torch._C._distributed_c10d import FileStore, PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
+    if path := os.environ.get(STORE):
+        return FileStore(path, count)
+    store, _, _ = next(rendezvous("env://", ours, count, timeout=wait))
+    # torchrun may keep its store at a restart, with the addresses of processes that are gone.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"attempt-{attempt}", store)
 
 
 def _of_peers(error: RuntimeError) -> bool:

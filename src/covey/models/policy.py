@@ -20,7 +20,7 @@ from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
-from covey.models.sharded import Gathering, split, take, unsplit, whole
+from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Policy:
     def split(self) -> None:
         """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
         self.whole = self.copied()
-        split(self)
+        split_weights(self)
 
     @torch.no_grad()
     def settle(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy, weights_hash
-from covey.models.sharded import own, split, take, whole_weights
+from covey.models.sharded import own, split_weights, take, whole_weights
 
 
 class Reference:
@@ -39,7 +39,7 @@ class Reference:
     def split(self) -> None:
         """Leave this process its part of the weights that are its own."""
         if self.has_weights:
-            split(self._policy)
+            split_weights(self._policy)
 
     def state(self) -> dict[str, Tensor]:
         """Its weights by name, for a checkpoint; empty while it shares the policy's."""

@@ -59,7 +59,7 @@ class Splittable(Protocol):
         """Modules for values, which stay in float32 and are called as modules."""
 
 
-def split(policy: Splittable) -> None:
+def split_weights(policy: Splittable) -> None:
     """Leave this process its part of the weights; all processes do this at once."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard

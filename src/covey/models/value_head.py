@@ -26,7 +26,7 @@ from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, pretrained, unreachable
-from covey.models.sharded import Gathering, split, unsplit
+from covey.models.sharded import Gathering, split_weights, unsplit
 
 
 class ValueModel:
@@ -55,7 +55,7 @@ class ValueModel:
 
     def split(self) -> None:
         """Leave this process its part of the weights."""
-        split(self)
+        split_weights(self)
 
     def settle(self) -> None:
         """Nothing needs all of its weights before it is saved."""
