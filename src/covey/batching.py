@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -60,6 +59,8 @@ class Batch:
     """(N,) log-prob of the whole completion under the reference."""
     origin: Tensor | None = None
     """(N,) int64: each one's place in the rollout batch it was collated in."""
+    correct: Tensor | None = None
+    """(N,) bool: what the verdict says, where the algorithm asks for it."""
     sampling_masks: tuple[SamplingMask, ...] | None = None
     """(N,) what could be drawn at each token; None where everything could."""
 
@@ -94,6 +95,8 @@ class Batch:
             completions=int(trained.sum()),
             prompts=len(self.group[trained].unique()),
             max_tokens=max_tokens,
+            rows=len(self),
+            correct_tokens=0 if self.correct is None else int((self.mask & self.correct[:, None]).sum()),
         )
 
 
@@ -179,6 +182,8 @@ class MicroBatch:
             sampler_logprobs=move(self.rows.sampler_logprobs),
             ref_logprobs=move(self.rows.ref_logprobs),
             selected=move(self.rows.selected),
+            correct=move(self.rows.correct),
+            group=move(self.rows.group),
         )
 
 
@@ -212,11 +217,10 @@ def micro_batches(
     totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
     busy = batch.advantages.any(-1).tolist() if skip_idle else [True] * len(batch)
     rows = [i for i, works in enumerate(busy) if works]
-    units = (
-        [list(u) for _, u in groupby(rows, batch.group.tolist().__getitem__)]
-        if whole_groups
-        else [[i] for i in rows]
-    )
+    together: dict[int, list[int]] = {}
+    for i in rows:
+        together.setdefault(int(batch.group[i]) if whole_groups else i, []).append(i)
+    units = list(together.values())
     pieces = _pieces(batch, units, token_budget)
     rounds = -(-len(pieces) // processes)
     if processes > 1 and pieces:

@@ -25,15 +25,6 @@ def available_cpus() -> int:
     return max(1, min([count, *map(ceil, _quotas())]))
 
 
-def idle_cpus() -> int:
-    """CPUs on which no other program computes at this moment; all of them where that cannot be seen."""
-    try:
-        seen = (int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) for _ in range(3))
-        return max(1, (os.cpu_count() or 1) - (min(seen) - 1))  # one of those that run asks here
-    except (OSError, ValueError, IndexError):
-        return os.cpu_count() or 1
-
-
 def available_memory() -> int:
     """Bytes of memory that this process may use: the machine's, or less by a container's limit."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]

@@ -15,7 +15,12 @@ import numpy as np
 import torch
 
 from covey.config.schema import Rollout
+from covey.continuations import Cut, with_segments
+from covey.errors import DataError
+from covey.objective.advantages import running_means
 from covey.objective.algorithms import Algorithm
+from covey.objective.bound import setting_defaults
+from covey.objective.credit import segment_difference
 from covey.objective.data import FilterData
 from covey.processes import by_first, first, gather, interleaved, mine, shared, size
 from covey.prompts import Prompted
@@ -25,7 +30,7 @@ from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
-from covey.tasks.difficulty import Difficulty, allocate
+from covey.tasks.difficulty import Difficulty, Memory, allocate
 from covey.types import Group, Problem
 
 Progress = Callable[[int, int], None]
@@ -38,12 +43,14 @@ class Position:
 
     cursor: int = 0
     """Problems taken from the data, epoch after epoch."""
-    difficulty: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    difficulty: Memory = field(default_factory=dict)
     """``Difficulty.state``, where sampling follows it."""
     unjudged: Sequence[tuple[int, int]] = ()
     """Failures and scores of the last steps."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """How often in a row a reward has refused a correct canary."""
+    means: Mapping[str, float] = field(default_factory=dict)
+    """Running means of rewards, by role, for an estimator whose baseline they are."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,8 @@ class Rollouts:
     @property
     def _remembers(self) -> bool:
         """Whether what is sampled follows from how hard problems were."""
-        return self.rollout.curriculum != "off" or self.rollout.adapt_group_size
+        rollout = self.rollout
+        return rollout.curriculum != "off" or rollout.adapt_group_size or rollout.retire_after > 0
 
     def after(self, step: int, position: Position, progress: Progress) -> Iterator[RolloutBatch]:
         """The batches of this step and the later ones; ``position`` is that of the batch before.
@@ -129,12 +137,13 @@ class Rollouts:
         used, refills = 0, -1
         while len(kept) < wanted and refills < self.rollout.max_resampling_rounds:
             left = wanted - len(kept)
-            chosen = self._choose(step, cursor, used, left, list(seen), difficulty)
+            chosen, passed = self._choose(step, cursor, used, left, list(seen), difficulty)
             groups = self._round(step, chosen, difficulty, scorer, progress)
-            used, refills = used + len(chosen), refills + 1
+            used, refills = used + passed, refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
                 (kept if self._wanted(group) else filtered).append(group)
+        kept, means = self._with_running_means(kept, position.means)
         groups = [*kept, *filtered]
         asked = partial(ask_canaries, scorer, groups[step % len(groups)].problem, position.refused)
         refused = by_first(asked)
@@ -153,19 +162,50 @@ class Rollouts:
             **(difficulty.metrics() if self._remembers else {}),
         }
         remembered = difficulty.state() if self._remembers else {}
-        after = Position(cursor + used, remembered, unjudged, refused)
+        after = Position(cursor + used, remembered, unjudged, refused, means)
         return RolloutBatch(kept, filtered, after, self.sampler.version, stats, metrics)
 
     def _choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Sequence[int], difficulty: Difficulty
-    ) -> list[tuple[int, int]]:
-        """The next problems: (number, epoch), in the epoch's order or drawn with pass rates near 1/2."""
+    ) -> tuple[list[tuple[int, int]], int]:
+        """The next problems, (number, epoch) each, and how many were passed with those that are retired.
+
+        In the epoch's order, or drawn with pass rates near 1/2.
+        """
+        retired = difficulty.retired(self.rollout.retire_after)
         if self.rollout.curriculum == "frontier":
             stream = key(self.seed, "frontier", step, used)
-            return [(index, step) for index in difficulty.choose(stream, wanted, without=seen)]
-        positions = range(cursor + used, cursor + used + wanted)
-        turns = [divmod(position, len(self.problems)) for position in positions]
-        return [(int(self._order(epoch)[place]), epoch) for epoch, place in turns]
+            without = {*seen, *map(int, np.flatnonzero(retired))}
+            drawn = difficulty.choose(stream, wanted, without=list(without))
+            return [(index, step) for index in drawn], len(drawn)
+        chosen: list[tuple[int, int]] = []
+        passed = 0
+        while len(chosen) < wanted:
+            epoch, place = divmod(cursor + used + passed, len(self.problems))
+            index = int(self._order(epoch)[place])
+            chosen += [] if retired[index] else [(index, epoch)]
+            passed += 1
+        return chosen, passed
+
+    def _with_running_means(
+        self, groups: list[Group], means: Mapping[str, float]
+    ) -> tuple[list[Group], Mapping[str, float]]:
+        """Groups with the running mean before each completion, where the estimator's baseline it is."""
+        if "running_mean" not in self.algorithm.needs:
+            return groups, means
+        settings = self.algorithm.advantage.all_settings
+        decay, by = settings.get("decay", 0.95), settings.get("by")
+        now, found = dict(means), []
+        for group in groups:
+            if by is not None and by not in group.problem.columns:
+                raise DataError(
+                    f"{group.problem.id}: no column {by!r}, which algorithm.advantage.by names; write "
+                    f"data.columns: {{{by}: ...}} or leave it out"
+                )
+            role = "" if by is None else str(group.problem.columns[by])
+            before, now[role] = running_means(torch.from_numpy(group.rewards), now.get(role, 0.0), decay)
+            found.append(replace(group, running_mean=before.numpy()))
+        return found, now
 
     def _wanted(self, group: Group) -> bool:
         known = group.scorable
@@ -205,6 +245,15 @@ class Rollouts:
             groups = [
                 replace(g, greedy_reward=float(b.rewards[0])) for g, b in zip(groups, greedy, strict=True)
             ]
+        if "segments" in self.algorithm.needs:
+
+            def stream(cut: Cut, number: int) -> int:
+                return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
+
+            score = partial(score_all, scorer=scorer, progress=progress)
+            settings = {**setting_defaults(segment_difference), **self.algorithm.advantage.all_settings}
+            decode = self.rewards.decode
+            groups = with_segments(groups, settings, self.sampler, params, decode, stream, score)
         return groups
 
     def _scored(

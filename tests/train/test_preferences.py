@@ -340,6 +340,31 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path: Path, method: 
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("method", ["dpo", "kto", "simpo"])
+def test_adapters_learn_preferences_against_the_model_they_began_on(tmp_path: Path, method: str) -> None:
+    data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None, "held_out": 0.25}
+    values = {
+        "method": method, "rewards": (), "data": data, "lora": {"rank": 2}, "eval": {"every": 2},
+        "train": {"steps": 4, "lr": 1e-2, "batch_size": 4, "save_every": 2},
+    }  # fmt: skip
+    start(tmp_path / "whole", **values)
+    with pytest.raises(Stopped):
+        start(tmp_path / "parts", StopAt(3), **values)
+    start(tmp_path / "parts", **values)
+    whole, parts = (tmp_path / name / "final" for name in ("whole", "parts"))
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        assert (whole / file).read_bytes() == (parts / file).read_bytes()
+    metrics = metrics_of(tmp_path / "whole")
+    if method == "dpo":
+        assert metrics[0]["preference/margin"] == 0  # adapters begin at nothing: policy and reference are one
+    assert abs(metrics[-1].get("preference/margin", 1.0)) > 0
+    last = json.loads((tmp_path / "whole/timings.jsonl").read_text().splitlines()[-1])
+    assert last["memory/gradient_mib"] < 0.2 * last["memory/weights_mib"]  # of the adapters alone
+    assert last["memory/reference_mib"] == 0  # its log-probs are kept, not its weights
+    roles = json.loads((tmp_path / "whole/env.json").read_text())["memory"]
+    assert roles["gradient"] == pytest.approx(last["memory/gradient_mib"] * 2**20, rel=0.02)
+
+
 def test_what_the_reference_said_cannot_be_made_up_later(tmp_path: Path) -> None:
     data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None}
     train = {"steps": 4, "lr": 1e-3, "batch_size": 4, "save_every": 1}

@@ -19,11 +19,13 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from covey.batching import given_batch
 from covey.config.schema import Train
 from covey.errors import ConfigError, DataError, Stopped
+from covey.learned import LEARNED, reward_model_bytes
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.reward_model import TrainedRewardModel, conversation_ids, with_head
 from covey.objective.bound import bind
 from covey.objective.preference import bradley_terry
+from covey.rewards.base import load_rewards
 from covey.tasks.examples import Example
 from covey.training.given import added
 from covey.training.reward_model import RewardObjective, encode_judged
@@ -158,6 +160,19 @@ def test_a_reward_model_learns_pairs_and_says_the_same_as_a_reward(tmp_path: Pat
         ids = conversation_ids(tokenizer, "1+1=", text)
         assert value == pytest.approx(final(torch.tensor([ids])).logits.item(), abs=1e-4)
     assert group.rewards[0] > group.rewards[1]
+
+
+def test_a_reward_model_is_in_the_forecast_and_measured(tmp_path: Path) -> None:
+    final = trained(tmp_path, pair_rows(), train={"steps": 1, "lr": 1e-3, "batch_size": 4}) / "final"
+    judge = {"reward_model": {"model": str(final)}}
+    start(tmp_path / "rl", rewards=(judge,), train={"steps": 1})
+    weights = 4 * sum(w.numel() for w in load_file(final / "model.safetensors").values())
+    roles = json.loads((tmp_path / "rl/env.json").read_text())["memory"]
+    assert roles["reward models"] == weights
+    (lap,) = [json.loads(line) for line in (tmp_path / "rl/timings.jsonl").read_text().splitlines()]
+    assert lap["memory/reward_models_mib"] == pytest.approx(weights / 2**20, abs=1e-3)
+    twice = (judge, {"reward_model": {"model": str(final), "name": "again", "weight": 0.0, "verdict": True}})
+    assert reward_model_bytes(load_rewards(twice, tmp_path, learned=LEARNED)) == weights  # one model
 
 
 @pytest.mark.parametrize("kind", ["judged", "steps"])

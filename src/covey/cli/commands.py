@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from covey.console import CONTROLS, Output, inert, tolerant_output
-from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
-from covey.parent import CRASHED, works_in
+from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
+from covey.parent import CRASHED
 from covey.processes import environment_rank, joined, said_by_another, started_together
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Manner:
 
 
 PLAIN = Manner()
-TRAINING = {"demo", "train", "resume"}
+TRAINING = {"demo", "train", "resume", "sweep"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
 
@@ -117,13 +117,11 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
 
     faults = Faults(manner.inject)
     from covey.console import RunConsole
-    from covey.errors import FolderBusy
     from covey.signals import StopSignal
-    from covey.training.pipeline import run_pipeline
+    from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
     home = loaded.config.output
-    works_in(home)
     session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
@@ -131,18 +129,11 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
             StopSignal(manner.max_minutes).listening() as stop,
             joined(loaded.config.guards.stall_minutes, loaded.config.device),
         ):
-            results = run_pipeline(loaded, console, stop, session)
-    except Exception as error:
-        known = as_error(error)
-        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
-            record_exit(home, known)
-        if known.code == 75:
-            known = type(known)(f"{known}. Continue with: {resume_command(home)}")
-        raise known from None
+            results = run_in_folder(loaded, console, stop, session)
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}. Continue with: {resume_command(home)}") from None
     if environment_rank() > 0:
         return 0
-    if (home / RECORD).exists():  # a finished run may lie where nothing can be written
-        (home / RECORD).unlink()
     last = results[-1]
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
     lines = [f"{last.kind:<8}{last.made}"]
@@ -201,12 +192,11 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """
     if what and Path(what).is_dir():
         from covey.insight.recorded import explain_run
+        from covey.insight.show import finding_lines
 
         stage, verdict, findings = explain_run(Path(what))
         found: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
-        said = [f"step {f.step + 1}: {f}" for f in findings] or [
-            f"nothing stands out in the metrics of {stage}"
-        ]
+        said = [*finding_lines(stage, findings)] or [f"nothing stands out in the metrics of {stage}"]
         lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
         from covey.cli.settings import settings, show
@@ -341,11 +331,17 @@ def command_doctor(*, as_json: Json = False) -> int:
 
 
 @app.command(name="algorithms")
-def command_algorithms(name: str | None = None, *, as_json: Json = False) -> int:
-    """List the algorithms axis by axis, or show one: its paper, formulas and YAML."""
+def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
+    """List the algorithms axis by axis, or show one: its paper, formulas and YAML.
+
+    Args:
+        dialect: As another framework computes it: trl-1.16, verl-0.9.1, openrlhf-0.11 or nemo-rl-0.7.
+    """
     from covey.cli.algorithms import show_all, show_one
 
-    return show_all(as_json) if name is None else show_one(name, as_json)
+    if name is None and dialect is None:
+        return show_all(as_json)
+    return show_one(name or "grpo", as_json, dialect)
 
 
 def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = False) -> Loaded:

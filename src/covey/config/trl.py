@@ -278,7 +278,7 @@ def algorithm_of(given: TrlLoss) -> dict[str, object]:
         **_advantage(loss),
         "ratio": _ratio(loss),
         "surrogate": surrogate(loss),
-        "reduce": _REDUCTIONS[kind],
+        "reduce": _reduction(kind),
         "kl": _kl(loss, given),
         "entropy": _entropy(loss),
         "correction": None if threshold is None else {"name": "off_policy_mask", "delta": threshold},
@@ -388,6 +388,12 @@ def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
     if loss["sync_ref_model"]:
         kl |= {"refresh_every": loss["ref_model_sync_steps"], "refresh_mix": loss["ref_model_mixup_alpha"]}
     return kl
+
+
+def _reduction(kind: str) -> dict[str, object]:
+    """TRL's means over completions count those of which nothing is trained."""
+    name = _REDUCTIONS[kind]
+    return {"name": name, **({} if name == "token_mean" else {"rows": "all"})}
 
 
 def _entropy(loss: TrlLoss) -> dict[str, object] | None:

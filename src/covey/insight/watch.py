@@ -37,7 +37,7 @@ class Watch:
         if self.said is None:
             self.metrics = self.folder.read("metrics.jsonl")
             self.steps = len(self.metrics)
-            self.said = [str(f["id"]) for f in self.folder.read(STREAM)]
+            self.said = [str(f.get("id")) for f in self.folder.read(STREAM)]
         elif metrics is not None:
             self.metrics.append({"step": step, **metrics})
             self.steps += 1

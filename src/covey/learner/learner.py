@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -17,8 +18,11 @@ from transformers import PreTrainedModel
 
 from covey.batching import Batch, MicroBatch, micro_batches
 from covey.config.schema import Train
-from covey.errors import GuardStop, OutOfRoom, out_of_memory
+from covey.errors import BeginAgain, GuardStop, OutOfRoom, out_of_memory
+from covey.kernels.calls import threads_lent
 from covey.learner.optimizer import Optimizer
+from covey.models.alive import Activations, alive_bytes
+from covey.models.forward import Decoder
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference
@@ -62,6 +66,7 @@ class Trainable(Protocol):
     """A model under training: a policy, or a network for values."""
 
     model: PreTrainedModel
+    decoder: Decoder | None
 
     @property
     def device(self) -> torch.device:
@@ -128,6 +133,7 @@ class Learner(Generic[M]):
         """Tokens in the model at once; halved when memory runs out."""
         self.before_micro_batch, self.when_halved = before_micro_batch, when_halved
         self.when_lost = when_lost
+        self.activations = Activations()
 
     @torch.no_grad()
     def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
@@ -182,7 +188,8 @@ class Learner(Generic[M]):
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             needed = self.reference if objective.needs_reference else None
             other = needed.outputs(micro.packed) if needed is not None else None
-            loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
+            with self.activations.counted(self.policy.device, self.policy.model.parameters()):
+                loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
             yield loss, seen if piece.counts else None
 
     def step(self, lr: float) -> float:
@@ -190,7 +197,8 @@ class Learner(Generic[M]):
 
         If that is not finite nothing is applied, and the gradient stays for a look until ``clear``.
         """
-        norm = self.optimizer.step(lr)
+        with self._threads_lent():
+            norm = self.optimizer.step(lr)
         if math.isfinite(norm):
             self.version += norm > 0
             self._settle()
@@ -218,6 +226,16 @@ class Learner(Generic[M]):
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
                     "with a lower train.lr or train.grad_clip"
                 )
+
+    def alive(self) -> dict[str, int]:
+        """Bytes by what they are for, as measured: of gradients and activations the most so far."""
+        weights = (*self.policy.model.parameters(), *self.policy.unsaved().values())
+        return {
+            "weights": alive_bytes(weights),
+            "gradient": self.optimizer.gradient_bytes,
+            "optimizer": self.optimizer.alive(),
+            "activations": self.activations.most,
+        }
 
     def state(self) -> dict[str, Tensor]:
         """What an exact continuation needs in addition to the model's folder, as named tensors."""
@@ -249,16 +267,27 @@ class Learner(Generic[M]):
     def _until_it_fits(self, work: Callable[[], T]) -> T:
         while True:
             try:
-                return work()
+                with self._threads_lent():
+                    return work()
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
                 if not is_joint(error):  # the others are in the middle of it and wait for this process
-                    self.when_lost(self.micro_tokens // 2)
-                    raise
+                    raise self._begin_again() from None
             # Outside the handler, where the traceback no longer holds the tensors.
             self.clear()
             self._halve()
+
+    def _begin_again(self) -> BeginAgain:
+        half = max(1, self.micro_tokens // 2)
+        self.when_lost(half)
+        return BeginAgain(
+            "out of memory in the middle of a micro-batch, for which other processes wait. From the last "
+            f"checkpoint the run goes on with micro-batches of {half} tokens"
+        )
+
+    def _threads_lent(self) -> AbstractContextManager[None]:
+        return threads_lent(self.policy.decoder is not None and self.policy.decoder.all_compiled)
 
     def _halve(self) -> None:
         if self.micro_tokens <= 1:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from covey.config.schema import Train
 from covey.errors import ConfigError
+from covey.models.alive import alive_bytes
 from covey.models.sharded import own, take, whole
 
 
@@ -52,6 +53,8 @@ class Optimizer:
         if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
             raise ConfigError(f"train.optimizer: {train.optimizer} works in one process; take adamw")
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
+        self.gradient_bytes = 0
+        """Of the gradient when a step was taken."""
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""
@@ -71,6 +74,7 @@ class Optimizer:
 
         A gradient that is not finite is not applied; ``clear`` it.
         """
+        self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
         norms = (whole(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
         norm, *others = map(float, norms)
@@ -90,6 +94,11 @@ class Optimizer:
     def _copies(self) -> list[tuple[Tensor, nn.Parameter]]:
         pairs = zip(self.masters, self.parameters, strict=True)
         return [(m, p) for m, p in pairs if m is not p]
+
+    def alive(self) -> int:
+        """Bytes of the moments, and of the float32 copies of weights in less."""
+        moments = (v for state in self.adam.state.values() for v in state.values() if isinstance(v, Tensor))
+        return alive_bytes((*moments, *(master for master, _ in self._copies())))
 
     def state(self) -> dict[str, Tensor]:
         """Everything an exact continuation needs, as named tensors."""

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.errors import ConfigError
-from covey.kernels.calls import available
+from covey.kernels.calls import available, products
 from covey.models.compiled import CompiledOps, pick_ops
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
@@ -249,8 +249,17 @@ class Decoder(nn.Module):
     @property
     def bit_exact(self) -> bool:
         """Whether a token's hidden state is the same bits alone, in a batch, decoding and training."""
-        linears = (m for layer in self.layers for m in vars(layer).values() if isinstance(m, FusedLinear))
-        return self.ops.bit_exact and all(m.plain for m in linears)
+        return self.ops.bit_exact and all(m.plain for m in self.linears)
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """The products of all layers."""
+        return [m for layer in self.layers for m in vars(layer).values() if isinstance(m, FusedLinear)]
+
+    @property
+    def all_compiled(self) -> bool:
+        """Whether the compiled operations do nearly all the work, and torch none of the products."""
+        return self.bit_exact and not any(products().values())
 
     def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""

@@ -58,6 +58,11 @@ class FusedLinear:
         """Outputs of each layer."""
         return [len(m.weight) for m in self.modules]
 
+    @property
+    def packed(self) -> Tensor | None:
+        """The copy of the weights that sampling reads, while there is one."""
+        return self._forward and self._forward.panels
+
     def product(self, x: Tensor) -> Tensor:
         """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
         if self.fleeting:
@@ -95,8 +100,9 @@ class FusedLinear:
 
     def _refresh(self) -> None:
         """Forget the packed weight when a parameter was written to or replaced by another."""
-        # torch offers no public way to ask whether a tensor was written to.
-        state = tuple(n for p in self.parameters for n in (p.data_ptr(), p._version))  # noqa: SLF001 - counts changes in place
+        # torch has no public way to ask whether a tensor was written to; attributes of modules are slow.
+        held = (p for m in self.modules for p in m._parameters.values() if p is not None)  # noqa: SLF001
+        state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
         if state != self._state:
             self._state, self._forward, self._bias = state, None, None
             self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses

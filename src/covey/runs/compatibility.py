@@ -14,7 +14,7 @@ import transformers
 
 from covey.config.load import Loaded, flatten, resolved
 from covey.errors import ConfigError
-from covey.kernels.build import processor
+from covey.kernels.build import processor, tested_kernels
 from covey.kernels.calls import available, products
 from covey.machine import available_threads
 from covey.models.load import pick_device
@@ -43,6 +43,7 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("lora*", "refused"),
     ("rollout.sampler.url", "breaks exactness"),
     ("rollout.sampler.*", "safe"),
+    ("launch.samplers", "breaks exactness"),
     ("launch.*", "safe"),  # how many processes there are is told by the environment
     ("rollout.curriculum", "refused"),
     ("rollout.adapt_group_size", "refused"),
@@ -67,6 +68,7 @@ ENVIRONMENT = (
     "machine",
     "device",
     "kernels",
+    "library",
     "products",
     "threads",
     "processes",
@@ -165,6 +167,7 @@ def environment(loaded: Loaded) -> dict[str, object]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
+        "library": f"{found.instructions}, {found.origin}" if (found := tested_kernels()) else None,
         "products": {name: list(kinds) for name, kinds in products().items()},
         "threads": config.threads or available_threads(processes=on_this_machine()),
         "processes": size(),

@@ -2,7 +2,8 @@
 
 Some completions of the first step are kept; their log-probs under the first policy were recorded when they
 were sampled. The mean of log p(then) - log p(now) over a completion is an unbiased estimate of
-KL(first || now), for the price of a forward pass over one completion in ``ONE_IN``.
+KL(first || now), for the price of a forward pass over one completion in ``ONE_IN``; of fewer than
+``FEWEST`` it would be noise.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from covey.types import Completion, Group, Problem, SamplingMask
 
 ONE_IN = 32
 """Of the first step's completions one in so many is kept: under 1 % of a step's time."""
-FEWEST, MOST = 2, 32
+FEWEST, MOST = 8, 32
 
 
 @dataclass

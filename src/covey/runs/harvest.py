@@ -11,8 +11,8 @@ from typing import NamedTuple
 from covey.config.schema import Keep
 from covey.errors import CheckpointError, ConfigError, DataError
 from covey.runs.atomic import make_folder, write_file
-from covey.runs.folder import ROLLOUT
 from covey.runs.reader import stages_in
+from covey.runs.rollouts import ROLLOUT
 from covey.types import Problem
 
 ExampleRow = dict[str, object]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from covey.errors import OutOfRoom, out_of_memory
 from covey.fault_injection import Faults
+from covey.kernels.calls import threads_lent
 from covey.models.policy import Policy
 from covey.rng import uniforms
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
@@ -52,6 +53,8 @@ class LocalSampler:
         self.faults = faults or Faults()
         self.on_fewer = on_fewer
         self.version = 0
+        self.most_memory = 0
+        """Bytes that sampling has taken at the most."""
 
     @property
     def bit_exact(self) -> bool:
@@ -98,9 +101,10 @@ class LocalSampler:
     ) -> Iterator[Sampled]:
         engine = self._engine(requests, params, min(self.max_running, len(waiting)))
         running = _Running(self.policy, params, min(self.max_running, len(waiting)))
+        compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
         while waiting or running.owners:
             self.faults.in_memory("memory.sampling")
-            with torch.no_grad():
+            with torch.no_grad(), threads_lent(compiled):
                 logits = [engine.decode(running.last())] if running.owners else []
                 count = min(engine.free_slots(running.count), len(waiting))
                 admitted = [waiting.popleft() for _ in range(count)]
@@ -110,6 +114,7 @@ class LocalSampler:
                     logits.append(engine.admit([r for r, _ in admitted]))
                 running.draw(torch.cat(logits))
             if ended := running.ended():
+                self.most_memory = max(self.most_memory, engine.memory)
                 finished = [running.completed(slot, finish, self.version) for slot, finish in ended.items()]
                 compaction = Compaction.after(ended, running.count)
                 running.evict(compaction)

@@ -10,11 +10,21 @@ from pathlib import Path
 
 from torch import Tensor
 
+from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.console import RunConsole, duration
-from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
+from covey.errors import (
+    RECORD,
+    CheckpointError,
+    ConfigError,
+    FolderBusy,
+    GuardStop,
+    Stopped,
+    as_error,
+    record_exit,
+)
 from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
@@ -30,7 +40,8 @@ from covey.models.policy import save_policy
 from covey.models.reward_model import is_reward_model
 from covey.models.sharded import whole_weights
 from covey.objective.preference import PREFERENCES
-from covey.processes import by_first
+from covey.parent import works_in
+from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
@@ -39,6 +50,7 @@ from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
 from covey.training.collect import KEEPS, kept
+from covey.training.memory import in_megabytes, measured
 from covey.training.order import MODELLESS, refuse_missing
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
@@ -111,6 +123,24 @@ def run_pipeline(
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
             console.say(line)
+    return results
+
+
+def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> list[Result]:
+    """``run_pipeline``, whose end is left in the run's folder unless it is a good one. Raises CoveyError."""
+    home = loaded.config.output
+    works_in(home)
+    try:
+        results = run_pipeline(loaded, console, stop, options)
+    except Exception as error:
+        known = as_error(error)
+        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
+            record_exit(home, known)
+        raise known from None
+    if (
+        environment_rank() == 0 and (home / RECORD).exists()
+    ):  # a finished run may lie where nothing can be written
+        (home / RECORD).unlink()
     return results
 
 
@@ -264,6 +294,7 @@ def run_stage(
     finally:
         console.end()
         run.journal.close()
+        release()
 
 
 def finish_examples(run: Run) -> Result:
@@ -321,6 +352,7 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
+    run.journal.say(f"memory, measured: {in_megabytes(measured(run))} MB")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(
         folder / "curve.svg",

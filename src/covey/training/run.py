@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
-
-import torch
 
 from covey.batching import Batch
 from covey.config.load import Loaded
@@ -21,15 +18,13 @@ from covey.fault_injection import Faults
 from covey.insight.findings import settings_of
 from covey.insight.rules import no_signal
 from covey.insight.watch import Watch
-from covey.kernels.calls import products
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
-from covey.machine import available_cpus, idle_cpus
 from covey.models.policy import Policy
 from covey.models.sharded import own
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
-from covey.processes import by_first, first, on_this_machine
+from covey.processes import by_first, first
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rollout import Position, sampling_params
@@ -90,13 +85,8 @@ class Run:
         self.drift = Drift(self.journal.folder.path)
 
     def begin_step(self) -> None:
-        """Compute beside other programs, not against them: two threads of which one waits for a CPU take many
-        times as long as one alone. Where the number of threads is asked for, or part of the result, it stays.
-        """
+        """What is to go wrong on purpose in this step goes wrong."""
         self.options.faults.at_step()
-        asked = self.loaded.config.threads or os.environ.get("OMP_NUM_THREADS")
-        if not asked and self.learner.policy.bit_exact and not any(products().values()):
-            torch.set_num_threads(max(1, min(available_cpus() // on_this_machine(), idle_cpus())))
 
     def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.cluster.judges import placed_link
+from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config
+from covey.config.schema import Config, Servers
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
@@ -16,14 +18,13 @@ from covey.kernels.build import processor
 from covey.kernels.calls import follow
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
-from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.learner.process import set_process
-from covey.models.load import device_memory, load_policy
+from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
-from covey.processes import by_first, first, gather, on_this_machine, together
+from covey.processes import by_first, first, together
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.runs.atomic import write_file
@@ -37,14 +38,16 @@ from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
-from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.remote import TOKEN, Asking, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
 from covey.trackers import check_tracker
+from covey.training.memory import measured, plan_memory
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.web import ask
 
 
 def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:
@@ -128,7 +131,10 @@ def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
     if source.examples and (not named or config.method == "reward_model"):
         return Rewards(())
     around = options.faults.around
-    return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    if config.launch.ray is not None:
+        rewards.link = partial(placed_link, config.launch.ray)
+    return rewards
 
 
 def connect(run: Run) -> None:
@@ -156,6 +162,7 @@ def connect(run: Run) -> None:
         run.journal.say(what, "yellow")
         run.journal.event(run.state.step, "sampling server", because=what)
 
+    run.journal.clock.alive = partial(measured, run)
     wanted = run.loaded.config.train.tokens_per_micro_batch
     for learner in (run.learner, run.critic):
         if learner is not None:
@@ -174,46 +181,20 @@ def follow_products(config: Config) -> None:
 
 
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
-    """Servers where the config names some, else this process."""
+    """Servers where the config names some or Ray places them, else this process."""
     rollout = config.rollout
-    if rollout.sampler is None:
+    asking: Asking = ask
+    sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
+    if sampler is None:
         return LocalSampler(policy, rollout.max_running, options.faults)
-    sampler, probes = rollout.sampler, [p.tokens for p in prompts]
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
-    return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
-
-
-def plan_memory(run: Run) -> dict[str, int]:
-    """Report the memory forecast and pick a micro-batch size that fits. Returns bytes per component.
-
-    Micro-batch size affects rounding, so a resumed run keeps the size it started with.
-    """
-    config, learner = run.loaded.config, run.learner
-    device = learner.policy.device
-    shape, there = shape_of(learner.policy.whole), device_memory(device) // on_this_machine(device.type)
-    copied = learner.reference is not None and learner.reference.has_weights
-    models = 1 + copied + (run.critic is not None)
-    program = program_bytes(device, shape.parameters * shape.number * models)
-    longest = max(len(p.tokens) for p in run.train_set)
-    critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
-    expect = partial(forecast, shape, config, longest, reference=copied, program=program, critic=critic)
-    wanted = config.train.tokens_per_micro_batch
-    before = (read_environment(config.output) or {}).get("micro_tokens", {})
-    again = before.get("configured") == wanted
-    tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
-    tokens = min(gather(tokens))
-    learner.micro_tokens = tokens
-    if run.critic is not None:
-        run.critic.micro_tokens = tokens
-    roles = expect(tokens)
-    total = sum(roles.values())
-    parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
-    style = "" if total <= there else "yellow"
-    run.journal.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({parts})", style)
-    if tokens < wanted:
-        why = "had no room when the run began" if again else "does not fit in memory"
-        run.journal.say(f"train.tokens_per_micro_batch {wanted} {why}; using {tokens}", "yellow")
-    return roles
+    if config.launch.samplers and first():  # who asks for all of them
+        placed = PlacedSamplers(policy, config, folder)
+        sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
+    probes = [p.tokens for p in prompts]
+    return RemoteSampler(
+        policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token, asking
+    )
 
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
