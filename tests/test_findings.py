@@ -16,8 +16,20 @@ from covey.cli import main
 from covey.config.load import load_config, resolved_yaml
 from covey.config.sources import options
 from covey.estimates import Evaluation
-from covey.insight.findings import Finding, Seen, SettingOf, find, findings_over, settings_of, table, unknown
+from covey.insight.findings import (
+    WIDEST,
+    Finding,
+    Seen,
+    SettingOf,
+    find,
+    findings_over,
+    settings_of,
+    table,
+    unknown,
+)
 from covey.insight.rules import RULES, explain, no_signal
+from covey.insight.watch import Watch
+from covey.runs.folder import RunFolder
 from tests.docs.test_algorithm_pages import logged
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -181,6 +193,26 @@ def test_a_finding_is_said_once_and_what_it_explains_not_at_all() -> None:
         run_of(LIKE["cold"], LIKE["cold"]), [], lambda key: {"rollout.temperature": 0.05}.get(key, 0)
     )
     assert [f.id for f in found] == ["temperature"]
+
+
+@pytest.mark.parametrize("resumed_at", [0, 90])
+def test_a_watch_holds_the_steps_that_rules_look_at_and_no_more(tmp_path: Path, resumed_at: int) -> None:
+    """A list of all steps took 9 KiB of each, for ever."""
+    every = [{"step": n, "reward/mean": float(n % 7), "loss": -float(n)} for n in range(130)]
+    folder = RunFolder(tmp_path / "run")
+    for record in every[:resumed_at]:
+        folder.append("metrics.jsonl", record)
+    watch = Watch(folder, unknown)
+    if not resumed_at:
+        folder.append("metrics.jsonl", every[0])
+    watch.after(resumed_at)
+    for record in every[max(resumed_at, 1) :]:
+        watch.after(int(record["step"]), {k: v for k, v in record.items() if k != "step"})
+        count = int(record["step"]) + 1
+        whole, held = Seen(every[:count]), Seen(watch.metrics, steps=watch.steps)
+        assert (whole.first, whole.last, whole.steps) == (held.first, held.last, held.steps)
+    assert len(watch.metrics) == 2 * WIDEST
+    folder.close()
 
 
 def test_a_run_that_resumes_says_what_one_that_did_not_says(tmp_path: Path) -> None:

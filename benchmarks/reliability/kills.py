@@ -91,7 +91,7 @@ def main() -> None:
     slowest = max(t[SLOWEST] for t in totals.values())
     figures = {**sums, SLOWEST: slowest, "hits, runs, identical by config": by_config, "ok": ok}
     name = "random kill -9" if arguments.signal == "KILL" else "random SIGTERM"
-    report(name, figures, arguments.write)
+    report(f"{name}, {len(wanted)} configurations", figures, arguments.write)
     raise SystemExit(not ok)
 
 

@@ -112,10 +112,15 @@ class Seen:
         evals: Sequence[Evaluation] = (),
         setting: SettingOf = unknown,
         patient: bool = True,
+        steps: int | None = None,
     ) -> None:
-        """``patient``: rules wait for as many steps as they need to be sure."""
-        width = max(1, min(WIDEST, max(WINDOW, len(metrics) // 5)))
-        self.first, self.last, self.steps = metrics[:width], metrics[-width:], len(metrics)
+        """``patient``: rules wait for as many steps as they need to be sure.
+
+        ``steps``: how many there were, where ``metrics`` are only the first and the last WIDEST of them.
+        """
+        self.steps = len(metrics) if steps is None else steps
+        width = max(1, min(WIDEST, max(WINDOW, self.steps // 5)))
+        self.first, self.last = metrics[:width], metrics[-width:]
         self.evals, self.setting, self.patient = evals, setting, patient
         self.read: dict[str, float] = {}
         """Late means that were asked for since this was last emptied: the evidence of a rule."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covey.estimates import Evaluation
-from covey.insight.findings import STREAM, Finding, Seen, SettingOf, find
+from covey.insight.findings import STREAM, WIDEST, Finding, Seen, SettingOf, find
 from covey.insight.rules import RULES
 from covey.runs.folder import RunFolder
 from covey.types import Group
@@ -23,6 +23,8 @@ class Watch:
     folder: RunFolder
     setting: SettingOf
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    """Of the first and the last steps: no rule looks at those between, and they would fill the memory."""
+    steps: int = 0
     evals: list[Evaluation] = field(default_factory=list)
     said: list[str] | None = None
     """Ids of the findings; None before the first look."""
@@ -34,11 +36,16 @@ class Watch:
         """New findings, now that a step (its metrics are logged) or a last evaluation has ended."""
         if self.said is None:
             self.metrics = self.folder.read("metrics.jsonl")
+            self.steps = len(self.metrics)
             self.said = [str(f.get("id")) for f in self.folder.read(STREAM)]
         elif metrics is not None:
             self.metrics.append({"step": step, **metrics})
+            self.steps += 1
+        del self.metrics[WIDEST : max(WIDEST, len(self.metrics) - WIDEST)]
         self._read_evaluations()
-        found = find(RULES, Seen(self.metrics, self.evals, self.setting), self.said, step, groups)
+        found = find(
+            RULES, Seen(self.metrics, self.evals, self.setting, steps=self.steps), self.said, step, groups
+        )
         for finding in found:
             self.folder.append(STREAM, finding.record())
             self.said.append(finding.id)
