@@ -46,7 +46,7 @@ def test_a_library_that_fails_its_trial_is_said(monkeypatch) -> None:
     import warnings
 
     def fails() -> None:
-        warnings.warn("operations could not be compiled, torch does their work: sums", stacklevel=1)
+        warnings.warn(f"the compiled operations cannot be used (sums); {build.COST}", stacklevel=1)
 
     monkeypatch.delenv(build.OFF, raising=False)
     monkeypatch.setattr(build, "tested_kernels", fails)

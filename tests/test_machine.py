@@ -85,10 +85,3 @@ def test_a_clock_waits_for_a_gpu_and_asks_it_for_its_memory(monkeypatch) -> None
     with Clock()("update"):
         pass
     assert len(waited) == 2
-
-
-@pytest.mark.parametrize(("running", "idle"), [("1/400", 8), ("4/400", 5), ("30/400", 1), ("?", 8)])
-def test_cpus_that_others_keep_busy_are_left_to_them(monkeypatch, running: str, idle: int) -> None:
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(machine.Path, "read_text", lambda _: f"0.5 0.5 0.5 {running} 99")
-    assert machine.idle_cpus() == idle

@@ -238,6 +238,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write results/speed_CELLS.md")
     chosen = parser.parse_args()
     if chosen.quick:
+        os.environ["BENCH_PROMPTS"] = quick.PROMPTS
         quick.compare(turns, processor())
         return
     if chosen.gpu:

@@ -36,7 +36,8 @@ def device() -> str:
     return os.environ.get("BENCH_DEVICE", "cpu")
 
 
-PROMPTS, GROUP = 32 if device() == "cuda" else 16, 8
+PROMPTS = int(os.environ.get("BENCH_PROMPTS", "32" if device() == "cuda" else "16"))
+GROUP = 8
 
 
 def config(size: str, **tokens: int | None) -> Qwen3Config:

@@ -108,16 +108,18 @@ def kernels() -> Diagnosis:
             )
             for dtype, kinds in found.trial.rates.items()
         )
-        said = f"{found.instructions}. Products, GFLOP/s of covey to torch's, one thread: {rates}"
+        said = f"{found.instructions}, {found.origin}. Products, GFLOP/s of covey to torch's, one thread: {rates}"
+        if unequal := sorted({name for name in found.trial.differs.values() if name}):
+            said += f". Last bits of sampling and training differ, so log-probs are made anew: {unequal}"
+            return Diagnosis("kernels", "WARN", said, "name another compiler, as CC=clang")
         return Diagnosis("kernels", "OK", said)
-    cost = "torch does their work: rollouts and updates take about three times as long"
     if os.environ.get(build.OFF):
-        return Diagnosis("kernels", "WARN", f"{build.OFF} is set; {cost}", f"unset {build.OFF}")
+        return Diagnosis("kernels", "WARN", f"{build.OFF} is set; {build.COST}", f"unset {build.OFF}")
     if caught:
         step = "report it with this output"
-        return Diagnosis("kernels", "WARN", f"{caught[0].message}; {cost}", step)
+        return Diagnosis("kernels", "WARN", str(caught[0].message), step)
     return Diagnosis(
-        "kernels", "WARN", f"no C compiler; {cost}", "install gcc or clang (apt-get install gcc)"
+        "kernels", "WARN", f"no C compiler; {build.COST}", "install gcc or clang (apt-get install gcc)"
     )
 
 

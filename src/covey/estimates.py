@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from covey.errors import CheckpointError
+
 Z95 = 1.959964
 
 
@@ -82,16 +84,22 @@ class Evaluation:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
-        """The evaluation that ``record`` wrote."""
-        outcome = record["outcome"]
-        return cls(
-            greedy=np.array(outcome["greedy"], dtype=bool),
-            correct=np.array(outcome["correct"], dtype=np.int64),
-            majority=np.array(outcome["majority"], dtype=bool),
-            reward=np.array(outcome["reward"], dtype=np.float64),
-            samples=record["samples"],
-            verdict=record["verdict"],
-        )
+        """The evaluation that ``record`` wrote. Raises CheckpointError for a damaged one."""
+        try:
+            outcome = record["outcome"]
+            return cls(
+                greedy=np.array(outcome["greedy"], dtype=bool),
+                correct=np.array(outcome["correct"], dtype=np.int64),
+                majority=np.array(outcome["majority"], dtype=bool),
+                reward=np.array(outcome["reward"], dtype=np.float64),
+                samples=int(record["samples"]),
+                verdict=str(record["verdict"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). "
+                "Put the file back, or remove its line"
+            ) from None
 
 
 def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:

@@ -10,10 +10,12 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def available_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Threads to compute with: OMP_NUM_THREADS, as libraries with OpenMP read it, or `available_cpus`."""
+def available_threads(environment: Mapping[str, str] = os.environ, processes: int = 1) -> int:
+    """Threads to compute with: OMP_NUM_THREADS, as libraries with OpenMP read it, or `available_cpus`, which
+    so many processes share.
+    """
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else available_cpus()
+    return int(first) if first.isdecimal() and int(first) else max(1, available_cpus() // processes)
 
 
 def available_cpus() -> int:
@@ -21,15 +23,6 @@ def available_cpus() -> int:
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return max(1, min([count, *map(ceil, _quotas())]))
-
-
-def idle_cpus() -> int:
-    """CPUs on which no other program computes at this moment; all of them where that cannot be seen."""
-    try:
-        seen = (int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) for _ in range(3))
-        return max(1, (os.cpu_count() or 1) - (min(seen) - 1))  # one of those that run asks here
-    except (OSError, ValueError, IndexError):
-        return os.cpu_count() or 1
 
 
 def available_memory() -> int:

@@ -1,5 +1,5 @@
 /* The compiled operations against plain sums, as a program: it also runs under an emulator. Exit 0: all right.
- * Compiled with and without -DBFLOAT16, beside ops.c and gemm.c compiled the same way. */
+ * Compiled with and without -DBFLOAT16, beside ops.c, gemm.c and team.c compiled the same way. */
 #include <stdio.h>
 #include "vector.h"
 
@@ -9,10 +9,11 @@ void NAME(product)(const real *, const void *, const float *, real *, long, long
 void NAME(product_once)(const real *, const real *, const float *, real *, long, long, long);
 void NAME(outer_sum)(const real *, long, long, const real *, long, float *, long, long, long);
 void NAME(attend)(const real *, const real *, const real *, const int64_t *, long, float, real *, float *, long,
-                  long, long, long);
+                  long, long, long, long);
 void NAME(decode_attend)(const real *, const real *, const real *, float, const real *, const real *, const int64_t *,
                          const int64_t *, const int64_t *, const float *, const float *, float *, float *, float,
-                         real *, long, long, long, long, long, long);
+                         real *, long, long, long, long, long, long, long);
+void team_size(long);
 
 static uint32_t state = 1;
 static float noise(void) { return ((state = state * 1664525 + 1013904223) >> 8) / 8388608.0f - 1; }
@@ -80,7 +81,7 @@ static void attention(long P, long T) {
     real *all = random_reals(T * H * E), *one = random_reals(H * E);
     float level[1024], *store_[4];
     int64_t spans[] = {0, 0, 0, T}, page = 0, before = P, drawn = T - 1 - P;
-    NAME(attend)(q, k, v, spans, 1, 0.25f, all, level, H, K, E, T);
+    NAME(attend)(q, k, v, spans, 1, 0.25f, all, level, H, K, E, T, 1L << 40);
     for (int i = 0; i < 4; i++) store_[i] = calloc(K * E * ROOM, sizeof(float));
     for (long t = 0; t < T - 1; t++) {
         float **into = store_ + (t < P ? 0 : 2);
@@ -99,7 +100,7 @@ static void attention(long P, long T) {
     memcpy(qkv + H * E, k + (T - 1) * K * E, K * E * sizeof(real));
     memcpy(qkv + (H + K) * E, v + (T - 1) * K * E, K * E * sizeof(real));
     NAME(decode_attend)(qkv, NULL, NULL, 0, cosine, sine, &page, &before, &drawn, store_[0], store_[1], store_[2],
-                        store_[3], 0.25f, one, 1, H, K, E, ROOM, ROOM);
+                        store_[3], 0.25f, one, 1, H, K, E, ROOM, ROOM, 1L << 40);
     expect(!memcmp(one, all + (T - 1) * H * E, H * E * sizeof(real)), "decode_attend", P, T, 0);
     double total[E] = {0}, sum = 0;
     for (long t = 0; t < T; t++) {
@@ -115,6 +116,7 @@ static void attention(long P, long T) {
 }
 
 int main(void) {
+    team_size(3);
     long rows[] = {1, 2, 5, 16, 17, 33, 97}, outputs[] = {1, 16, 40, 130}, inner[] = {16, 48, 256};
     for (int m = 0; m < 7; m++)
         for (int n = 0; n < 4; n++)

@@ -1,11 +1,10 @@
-"""Compile the C operations once per machine and load them; None where that is not possible."""
+"""The library of C operations: from the wheel, or compiled once per machine; tried, then loaded."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import hashlib
-import itertools
 import json
 import os
 import platform
@@ -15,19 +14,19 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 from covey.kernels.choice import Trial
+from covey.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, compiled, sources
 
-SOURCES = ("vector.h", "tiles.h", "ops.c", "gemm.c")
-FLAGS = ["-O3", "-march=native", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-w"]
-WITHOUT_TILES = ["-mno-amx-bf16"]
 OFF = "COVEY_KERNELS"
 """Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""
+WHEEL = Path(__file__).with_name("prebuilt")
+"""Where a wheel has its libraries, one for each of `compiler.LEVELS`."""
+COST = "torch does their work: rollouts and updates take about three times as long"
 
 
 class Kernels(NamedTuple):
@@ -38,13 +37,23 @@ class Kernels(NamedTuple):
     trial: Trial
     instructions: str
     """The widest that its products use."""
+    origin: str
+
+
+class Candidate(NamedTuple):
+    """A library that has not been tried on this processor."""
+
+    content: bytes
+    path: Path
+    """Where it is kept, and the result of its trial beside it."""
+    instructions: str
+    origin: str
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled operations, built if they are not in the cache yet."""
     if (given := os.environ.get(OFF, "")).startswith("/"):
-        _share_openmp("cc")
         return _permitted(ctypes.CDLL(given))
     found = tested_kernels() if given != "0" else None
     return None if found is None else found.operations
@@ -52,41 +61,52 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def tested_kernels() -> Kernels | None:
-    """The fastest library that passes its trial; None where there is none."""
-    compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
-    if compiler is None or os.environ.get(OFF) or platform.system() not in ("Linux", "Darwin"):
+    """The fastest library that passes its trial; None, and a line that says so, where there is none."""
+    if os.environ.get(OFF):
         return None
+    reason: object = ""
     try:
-        threaded = _share_openmp(compiler)
-        for extra in ([], WITHOUT_TILES) if "amx_bf16" in processor() else ([],):
-            content, path = _compiled(compiler, threaded, extra)
+        for content, path, instructions, origin in _candidates():
             trial = _tried(content, path)
             if trial.works:
                 _keep_freed_memory()
-                loaded = _permitted(_loaded(content, path))
-                return Kernels(loaded, path, trial, _instructions(extra))
-        raise OSError(trial.problem)
+                return Kernels(_permitted(_loaded(content, path)), path, trial, instructions, origin)
+            reason = trial.problem
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
-        warnings.warn(
-            f"operations could not be compiled, torch does their work: {reason!s:.300}", stacklevel=2
-        )
-        return None
+    if reason:
+        warnings.warn(f"the compiled operations cannot be used ({reason!s:.300}); {COST}", stacklevel=2)
+    else:
+        print(f"note: no compiled operations and no C compiler (cc); {COST}", file=sys.stderr, flush=True)
+    return None
 
 
-def _instructions(extra: list[str]) -> str:
-    known = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
-    flags = set(processor().split()) - ({"amx_bf16"} if extra else set())
-    plain = "NEON" if platform.machine() in ("aarch64", "arm64") else "SSE"
-    return next((name for flag, name in known.items() if flag in flags), plain)
+def _candidates() -> Iterator[Candidate]:
+    """The wheel's libraries for this processor, then what a compiler makes for it; the best first."""
+    machine, flags = platform.machine(), set(processor().split())
+    if platform.system() == "Linux":
+        for level in LEVELS:
+            file = WHEEL / f"{level.name}.so"
+            if level.machine == machine and level.needs <= flags and file.is_file():
+                content = file.read_bytes()
+                kept = _cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
+                yield Candidate(content, kept, level.instructions, "from the wheel")
+    compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
+    if compiler is None or platform.system() not in ("Linux", "Darwin"):
+        return
+    if "amx_bf16" in flags:
+        with contextlib.suppress(subprocess.CalledProcessError):  # an older compiler has no tiles
+            yield Candidate(*_compiled(compiler), _instructions(machine, flags), "compiled here")
+        flags.remove("amx_bf16")
+        yield Candidate(*_compiled(compiler, [WITHOUT_TILES]), _instructions(machine, flags), "compiled here")
+    else:
+        yield Candidate(*_compiled(compiler), _instructions(machine, flags), "compiled here")
 
 
-def _share_openmp(compiler: str) -> bool:
-    """Let the operations use torch's own OpenMP: a second pool of threads would fight for the same cores."""
-    runtime = _openmp_runtime(compiler)
-    if runtime is not None:
-        ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-    return runtime is not None
+def _instructions(machine: str, flags: set[str]) -> str:
+    """The widest that a compiler for this processor uses."""
+    levels = (lv for lv in LEVELS if lv.machine == machine.replace("arm64", "aarch64") and lv.needs <= flags)
+    return next((level.instructions for level in levels), machine)
 
 
 def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
@@ -127,41 +147,32 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-def _compiled(compiler: str, threaded: bool, extra: Sequence[str] = ()) -> tuple[bytes, Path]:
-    """The library, and where it is kept."""
-    flags = [*FLAGS, *extra, *(["-fopenmp"] if threaded else [])]
-    sources = {name: (files("covey") / "kernels" / name).read_bytes() for name in SOURCES}
-    identity = hashlib.sha256(b"\0".join((*sources.values(), Path(__file__).read_bytes())))
-    identity.update(repr((flags, platform.machine(), processor(), _version(compiler))).encode())
-    target = _cache_folder() / f"kernels-{identity.hexdigest()[:16]}.so"
+def _compiled(compiler: str, extra: Sequence[str] = ()) -> tuple[bytes, Path]:
+    """The library for this processor, and where it is kept."""
+    flags, files = [NATIVE, *extra], sources()
+    identity = _identity(*files.values(), *FLAGS, *flags, platform.machine(), processor(), _version(compiler))
+    target = _cache_folder() / f"kernels-{identity}.so"
     content = _kept(target)
     if content is None:
         if os.path.lexists(target):
             print(f"note: {target} is damaged or not ours alone; compiled anew", file=sys.stderr)
-        content = _build(compiler, flags, sources)
+        print(
+            "note: compiling operations for this processor, once: half a minute", file=sys.stderr, flush=True
+        )
+        content = compiled(compiler, flags, files)
         with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
             _keep(target, content)
             _keep(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
     return content, target
 
 
-def _build(compiler: str, flags: list[str], sources: dict[str, bytes]) -> bytes:
-    print("note: compiling operations for this processor, once: half a minute", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        for name, content in sources.items():
-            (folder / name).write_bytes(content)
-        objects: list[str] = []
-        for source, extra in itertools.product(("ops", "gemm"), ([], ["-DBFLOAT16"])):
-            objects.append(str(folder / f"{source}{len(objects)}.o"))
-            command = [compiler, *flags, *extra, "-c", str(folder / f"{source}.c"), "-o", objects[-1]]
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
-        # Linked without -fopenmp: the symbols come from the runtime that torch has loaded.
-        undefined = ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
-        built = folder / "kernels.so"
-        command = [compiler, "-shared", *undefined, *objects, "-lm", "-o", str(built)]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-        return built.read_bytes()
+def _identity(*parts: bytes | str) -> str:
+    """Of a library and of what it is tried with."""
+    tried_with = [
+        (Path(__file__).with_name(name)).read_bytes() for name in ("trial.py", "known.py", "bits.py")
+    ]
+    whole = [part.encode() if isinstance(part, str) else part for part in (*parts, *tried_with)]
+    return hashlib.sha256(b"\0".join(whole)).hexdigest()[:16]
 
 
 def _kept(target: Path) -> bytes | None:
@@ -233,17 +244,6 @@ def _cache_folder() -> Path:
                     f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr
                 )
     raise OSError("no folder to keep compiled operations in that only you can write to")
-
-
-def _openmp_runtime(compiler: str) -> str | None:
-    """The OpenMP library that torch has loaded, if this compiler's code can use it."""
-    wanted = ("libomp", "libiomp5") if "clang" in _version(compiler) else ("libgomp",)
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    paths = {line.split()[-1] for line in maps.splitlines() if line.rpartition("/")[2].startswith(wanted)}
-    return min(paths, default=None)
 
 
 @cache

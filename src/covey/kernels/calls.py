@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -38,7 +39,18 @@ def _correct(dtype: torch.dtype) -> bool:
 
 def by_torch(kind: str, dtype: torch.dtype) -> bool:
     """Whether torch does products of this kind (`choice.PRODUCT_KINDS`)."""
-    return kind in products().get(str(dtype).removeprefix("torch."), ())
+    return kind in _kinds_of_torch(dtype)
+
+
+@cache
+def _kinds_of_torch(dtype: torch.dtype) -> Sequence[str]:
+    return products().get(str(dtype).removeprefix("torch."), ())
+
+
+def same_bits(dtype: torch.dtype) -> bool:
+    """Whether sampling and training compute a token's result to the same bits."""
+    found = tested_kernels()
+    return found is None or not found.trial.differs[str(dtype).removeprefix("torch.")]
 
 
 def forward_kind(rows: int) -> str:
@@ -57,6 +69,7 @@ def follow(recorded: Mapping[str, Sequence[str]] | None) -> None:
     """Take the choice that a run began with, so that its bits stay the same; None: what was measured."""
     global _followed  # noqa: PLW0603 - like the number of threads it is the process's
     _followed = recorded
+    _kinds_of_torch.cache_clear()
 
 
 _followed: Mapping[str, Sequence[str]] | None = None
@@ -75,14 +88,51 @@ def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None
     """Run an operation; tensors go by address and must be contiguous, floats as C floats, ints as longs."""
     loaded = library()
     assert loaded is not None, "check `available` first"
+    _set_threads(loaded)
     function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
-    function(*map(_as_c, arguments))
+    if function.argtypes is None:
+        function.argtypes = [_c_type(a) for a in arguments]
+    function(*[_address(a) if isinstance(a, Tensor) else a for a in arguments])
 
 
-def _as_c(value: Tensor | float | None) -> ctypes.c_void_p | ctypes.c_float | ctypes.c_long:
-    if isinstance(value, Tensor):
-        assert value.is_contiguous(), "an address says nothing about strides"
-        return ctypes.c_void_p(value.data_ptr())
-    if isinstance(value, float):
-        return ctypes.c_float(value)
-    return ctypes.c_void_p(None) if value is None else ctypes.c_long(value)
+@contextmanager
+def threads_lent(wanted: bool) -> Iterator[None]:
+    """Give torch's threads to the compiled operations, where these do nearly all the work (``wanted``).
+
+    All threads of torch wait for each other at the end of every little operation, and beside other programs
+    that takes many times as long as the work. Ours do not (`team.c`).
+    """
+    global _lent  # noqa: PLW0603 - like the number of threads it is the process's
+    count = torch.get_num_threads()
+    if not wanted or count == 1:
+        yield
+        return
+    _lent = count
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
+        _lent = 0
+
+
+def _set_threads(loaded: ctypes.CDLL) -> None:
+    """As many as torch has or has lent."""
+    global _threads  # noqa: PLW0603 - the library's, known here so that it is told of changes only
+    if (count := _lent or torch.get_num_threads()) != _threads:
+        loaded.team_size(ctypes.c_long(count))
+        _threads = count
+
+
+_lent, _threads = 0, 1
+
+
+def _address(tensor: Tensor) -> int:
+    assert tensor.is_contiguous(), "an address says nothing about strides"
+    return tensor.data_ptr()
+
+
+def _c_type(value: Tensor | float | None) -> type[ctypes.c_void_p | ctypes.c_float | ctypes.c_long]:
+    if isinstance(value, Tensor) or value is None:
+        return ctypes.c_void_p
+    return ctypes.c_float if isinstance(value, float) else ctypes.c_long

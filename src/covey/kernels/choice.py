@@ -24,6 +24,8 @@ class Trial:
 
     problem: str = ""
     rates: Rates = field(default_factory=dict)
+    differs: Mapping[str, str] = field(default_factory=dict)
+    """dtype -> what sampling and training do not compute to the same bits; nothing where they do."""
 
     @property
     def works(self) -> bool:

@@ -76,12 +76,12 @@ static inline void pack_panel(const real *w, unit *panel, long p, long N, long K
 
 /* Pack a weight (N, K). */
 void NAME(pack_weight)(const real *w, unit *panels, long N, long K) {
-#pragma omp parallel for schedule(static) num_threads(team(2 * N * K))
-    for (long p = 0; p < (N + PANEL - 1) / PANEL; p++) pack_panel(w, panels + p * UNITS(K) * PANEL, p, N, K);
+    TEAM(2 * N * K)
+    EACH(p, (N + PANEL - 1) / PANEL, 1) pack_panel(w, panels + p * UNITS(K) * PANEL, p, N, K);
 }
 
 /* A vector of sums, `at` outputs into a panel that has `columns` of them. */
-static inline void write(vec sum, const float *bias, real *c, long at, long columns) {
+static inline void write_sums(vec sum, const float *bias, real *c, long at, long columns) {
     if (at >= columns) return;
     if (bias) sum += *(const vec *)(bias + at);
     if (columns - at >= LANES)
@@ -128,7 +128,7 @@ static inline void product_rows(const real *x, const unit *panel, const float *b
         }
         for (long i = 0; i < rows; i++)
             for (long j = 0; j < PANEL; j += LANES)
-                write(*(vec *)(sums + i * PANEL + j), bias ? bias + p * PANEL : NULL, c + (m + i) * N + p * PANEL, j,
+                write_sums(*(vec *)(sums + i * PANEL + j), bias ? bias + p * PANEL : NULL, c + (m + i) * N + p * PANEL, j,
                       N - p * PANEL);
     }
     tiles_end();
@@ -148,7 +148,7 @@ static inline __attribute__((always_inline)) void product_tile(const real *x, lo
         }
     }
     for (int i = 0; i < rows; i++)
-        for (int j = 0; j < VECTORS; j++) write(acc[i][j], bias, c + i * N, j * LANES, columns);
+        for (int j = 0; j < VECTORS; j++) write_sums(acc[i][j], bias, c + i * N, j * LANES, columns);
 }
 
 /* Rows m to end of C, one panel of its columns. */
@@ -184,8 +184,8 @@ static inline long panels_from(long p, long N) {
 /* C (M, N) = X (M, K) W^T + bias; the bias (or NULL) has room for whole panels. */
 void NAME(product)(const real *x, const unit *panels, const float *bias, real *c, long M, long N, long K) {
     long across = (N + PANELS * PANEL - 1) / (PANELS * PANEL), down = (M + TASK - 1) / TASK;
-#pragma omp parallel for schedule(dynamic) num_threads(team(M * N * K))
-    for (long task = 0; task < across * down; task++) {
+    TEAM(M * N * K)
+    EACH(task, across * down, 1) {
         long p = task % across * PANELS, m = task / across * TASK, end = m + TASK < M ? m + TASK : M;
         product_panels(x, panels + p * UNITS(K) * PANEL, bias, c, p, panels_from(p, N), m, end, N, K);
     }
@@ -194,8 +194,9 @@ void NAME(product)(const real *x, const unit *panels, const float *bias, real *c
 /* The same, and the same bits, from a weight (N, K) that is packed a few panels at a time: for many rows, where
  * a packed copy would only stand in memory. */
 void NAME(product_once)(const real *x, const real *w, const float *bias, real *c, long M, long N, long K) {
-#pragma omp parallel for schedule(dynamic) num_threads(team(M * N * K))
-    for (long p = 0; p < (N + PANEL - 1) / PANEL; p += PANELS) {
+    TEAM(M * N * K)
+    EACH(strip, (N + PANELS * PANEL - 1) / (PANELS * PANEL), 1) {
+        long p = strip * PANELS;
         unit *panels = aligned_alloc(64, PANELS * UNITS(K) * PANEL * sizeof(unit));
         long count = panels_from(p, N);
         for (long i = 0; i < count; i++) pack_panel(w, panels + i * UNITS(K) * PANEL, p + i, N, K);
@@ -306,8 +307,9 @@ static inline void copy_columns(const real *x, long xs, unit *xp, long tokens, l
  * it is the input's. Both are copied in pieces, so that the inner loop reads what lies side by side in the cache. */
 void NAME(outer_sum)(const real *g, long gm, long gn, const real *x, long xs, float *w, long M, long N, long K) {
     long strips = (N + STRIP - 1) / STRIP, strip = ((N + strips - 1) / strips + ROWS - 1) / ROWS * ROWS;
-#pragma omp parallel for schedule(dynamic) num_threads(team(M * N * K))
-    for (long n = 0; n < N; n += strip) {
+    TEAM(M * N * K)
+    EACH(part, (N + strip - 1) / strip, 1) {
+        long n = part * strip;
         unit gp[STRIP * STEP / DOT], *xp = aligned_alloc(64, ACROSS * STEP / DOT * sizeof(unit));
         long width = N - n < strip ? N - n : strip;
         for (long t = 0; t < M; t += STEP) {

@@ -12,16 +12,16 @@
 
 /* Add each token's gradient (T, D) to its row of the table's, float (V, D). */
 void NAME(embed_back)(const int64_t *tokens, const real *grad, float *into, long T, long D) {
-#pragma omp parallel for schedule(static) num_threads(team(T * D))
-    for (long d = 0; d < D; d += LANES) /* by columns: the rows are summed in one order */
-        for (long t = 0; t < T; t++) *(vec *)(into + tokens[t] * D + d) += load(grad + t * D + d);
+    TEAM(T * D)
+    EACH(column, D / LANES, 1) /* by columns: the rows are summed in one order */
+        for (long t = 0, d = column * LANES; t < T; t++) *(vec *)(into + tokens[t] * D + d) += load(grad + t * D + d);
 }
 
 /* x = x + delta (delta may be NULL), h = w * x / sqrt(mean(x^2) + eps). All (T, D). */
 void NAME(add_norm)(const real *x, const real *delta, const real *w, float eps, real *sum, real *h,
                     long T, long D) {
-#pragma omp parallel for schedule(static) num_threads(team(4 * T * D))
-    for (long t = 0; t < T; t++) {
+    TEAM(4 * T * D)
+    EACH(t, T, ROWS_OF(T)) {
         const real *xt = x + t * D;
         vec squares = splat(0);
         for (long d = 0; d < D; d += LANES) {
@@ -41,8 +41,8 @@ void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *
                          real *dx, float *dw, long T, long D) {
     long blocks = (T + BLOCK - 1) / BLOCK;
     float *partial = calloc(blocks * D, sizeof(float));
-#pragma omp parallel for schedule(static) num_threads(team(8 * T * D))
-    for (long b = 0; b < blocks; b++) {
+    TEAM(8 * T * D)
+    EACH(b, blocks, 1) {
         float *own = partial + b * D;
         long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
         for (long t = b * BLOCK; t < end; t++) {
@@ -72,8 +72,8 @@ void NAME(add_norm_back)(const real *sum, const real *w, float eps, const real *
 /* out = gate * sigmoid(linear gate + cubic gate^3) * up for rows [gate | up], (T, 2F) -> (T, F): SiLU is (1, 0),
  * GELU by tanh is sqrt(8 / pi) (1, .044715). */
 void NAME(gate_mul)(const real *both, float linear, float cubic, real *out, long T, long F) {
-#pragma omp parallel for schedule(static) num_threads(team(32 * T * F))
-    for (long t = 0; t < T; t++)
+    TEAM(32 * T * F)
+    EACH(t, T, ROWS_OF(T))
         for (long f = 0; f < F; f += LANES) {
             vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f);
             vec z = gate * (gate * gate * cubic + linear);
@@ -82,8 +82,8 @@ void NAME(gate_mul)(const real *both, float linear, float cubic, real *out, long
 }
 
 void NAME(gate_mul_back)(const real *both, float linear, float cubic, const real *dout, real *dboth, long T, long F) {
-#pragma omp parallel for schedule(static) num_threads(team(48 * T * F))
-    for (long t = 0; t < T; t++)
+    TEAM(48 * T * F)
+    EACH(t, T, ROWS_OF(T))
         for (long f = 0; f < F; f += LANES) {
             vec gate = load(both + t * 2 * F + f), up = load(both + t * 2 * F + F + f), square = gate * gate;
             vec g = load(dout + t * F + f), s = 1.0f / (exp_of(-gate * (square * cubic + linear)) + 1.0f);
@@ -121,8 +121,8 @@ static float NAME(turn)(const real *x, const real *w, float eps, const real *cos
 void NAME(split_heads)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
                        const real *sin, const int64_t *position, real *q, real *k, real *v, long T, long H,
                        long K, long E) {
-#pragma omp parallel for schedule(static) num_threads(team(8 * T * (H + 2 * K) * E))
-    for (long t = 0; t < T; t++) {
+    TEAM(8 * T * (H + 2 * K) * E)
+    EACH(t, T, ROWS_OF(T)) {
         const real *row = qkv + t * (H + 2 * K) * E, *c = cos + position[t] * E, *s = sin + position[t] * E;
         for (long h = 0; h < H; h++) NAME(turn)(row + h * E, qw, eps, c, s, q + (t * H + h) * E, E);
         for (long h = 0; h < K; h++) NAME(turn)(row + (H + h) * E, kw, eps, c, s, k + (t * K + h) * E, E);
@@ -167,8 +167,8 @@ void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, flo
                             long E) {
     long blocks = (T + BLOCK - 1) / BLOCK;
     float *partial = calloc(blocks * 2 * E, sizeof(float));
-#pragma omp parallel for schedule(static) num_threads(team(16 * T * (H + 2 * K) * E))
-    for (long b = 0; b < blocks; b++) {
+    TEAM(16 * T * (H + 2 * K) * E)
+    EACH(b, blocks, 1) {
         float *own = partial + b * 2 * E;
         long end = (b + 1) * BLOCK < T ? (b + 1) * BLOCK : T;
         for (long t = b * BLOCK; t < end; t++) {
@@ -243,13 +243,12 @@ static void NAME(score)(const float *qt, const float *k, long n, long before, lo
 void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale,
                   real *out, float *lse, long H, long K, long E, long longest, long window) {
     long R = H / K;
-#pragma omp parallel num_threads(team(S * H * longest * E * 16))
+    TEAM(S * H * longest * E * 16)
     {
         float *scores = malloc(longest * LANES * sizeof(float));
         float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
         float qt[1024 * LANES], ot[1024 * LANES];
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < S * H; task++) {
+        EACH(task, S * H, 1) {
             const span *s = spans + task / H;
             long h = task % H, head = h / R;
             NAME(gather)(k, s, s->prefix_length + s->length, K, head, keys, E);
@@ -294,13 +293,12 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                        const real *dout, const span *spans, const int64_t *groups, long G, float scale,
                        real *dq, float *dk, float *dv, long H, long K, long E, long longest, long window) {
     long R = H / K;
-#pragma omp parallel num_threads(team(G * K * R * longest * longest * E))
+    TEAM(G * K * R * longest * longest * E)
     {
         float *p = malloc(longest * LANES * sizeof(float));
         float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
         float qt[1024 * LANES], gt[1024 * LANES], dqt[1024 * LANES], rows[LANES * 1024], grads[LANES * 1024];
-#pragma omp for schedule(dynamic)
-        for (long task = 0; task < G * K; task++)
+        EACH(task, G * K, 1)
             for (long i = groups[task / K]; i < groups[task / K + 1]; i++)
                 for (long h = (task % K) * R; h < (task % K + 1) * R; h++) {
                     const span *s = spans + i;
@@ -389,26 +387,45 @@ static inline __attribute__((always_inline)) void score_block(const float *q, co
 static void score_columns(const float *q, const float *kt, long ld, long n, float *scores, long stride, long R, long E) {
     long j = 0;
     for (; j + 4 * LANES <= n; j += 4 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 4);
-    for (; j < n; j += LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 1);
+    for (; j + LANES < n; j += 2 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 2);
+    if (j < n) score_block(q, kt + j, ld, scores + j, stride, R, E, 1);
+}
+
+/* Vectors first to first + wide of acc[r] and acc[other] += sum_j p[j] v_j, in the order of the keys. */
+static inline __attribute__((always_inline)) void mix_block(const float *p, const float *q, const float *v, long n, float *acc,
+                                                            float *other, long E, const int wide) {
+    vec a[4], b[4];
+    for (int u = 0; u < wide; u++) a[u] = *(vec *)(acc + u * LANES), b[u] = *(vec *)(other + u * LANES);
+    for (long j = 0; j < n; j++)
+        for (int u = 0; u < wide; u++) {
+            vec x = *(const vec *)(v + j * E + u * LANES);
+            a[u] = a[u] + x * p[j];
+            b[u] = b[u] + x * q[j];
+        }
+    for (int u = 0; u < wide; u++) *(vec *)(acc + u * LANES) = a[u], *(vec *)(other + u * LANES) = b[u];
 }
 
 /* acc[r] += sum_j p[r][j] v_j and total[r] += sum_j p[r][j], in the order of the keys. v (n, E). */
 static void mix_rows(const float *p, long stride, const float *v, long n, float *acc, float *total, long R, long E) {
-    for (long e = 0; e < E; e += 2 * LANES)
-        for (long r = 0; r < R; r++) {
-            int wide = e + LANES < E;
-            vec a = *(vec *)(acc + r * E + e), b = wide ? *(vec *)(acc + r * E + e + LANES) : splat(0);
-            float sum = total[r];
-            for (long j = 0; j < n; j++) {
-                float weight = p[r * stride + j];
-                a = a + *(const vec *)(v + j * E + e) * weight;
-                if (wide) b = b + *(const vec *)(v + j * E + e + LANES) * weight;
-                sum += weight;
-            }
-            *(vec *)(acc + r * E + e) = a;
-            if (wide) *(vec *)(acc + r * E + e + LANES) = b;
-            if (e + 2 * LANES >= E) total[r] = sum;
-        }
+    for (long r = 0; r < R; r += 2) { /* two queries read the same values */
+        long other = r + 1 < R ? r + 1 : r, e = 0;
+        const float *first = p + r * stride, *second = p + other * stride;
+        for (; e + 4 * LANES <= E; e += 4 * LANES) mix_block(first, second, v + e, n, acc + r * E + e, acc + other * E + e, E, 4);
+        for (; e < E; e += LANES) mix_block(first, second, v + e, n, acc + r * E + e, acc + other * E + e, E, 1);
+        float one = total[r], two = total[other];
+        for (long j = 0; j < n; j++) one += first[j], two += second[j];
+        total[r] = one, total[other] = two;
+    }
+}
+
+/* The larger of `top` and n scores. */
+static float largest(const float *scores, long n, float top) {
+    long j = 0;
+    vec m = splat(top);
+    for (; j + LANES <= n; j += LANES) m = larger(*(const vec *)(scores + j), m);
+    top = max_of(m);
+    for (; j < n; j++) top = scores[j] > top ? scores[j] : top;
+    return top;
 }
 
 /* For each of B slots: norm and rotate the new query and key, append key and value to the slot's cache at
@@ -419,14 +436,13 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
                          const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
                          float *own_keys, float *own_values, float scale, real *out, long B, long H, long K,
                          long E, long P, long S, long window) {
-    long R = H / K, stride = P + S, chunk = B * K / 64 + 1;
-#pragma omp parallel num_threads(team(B * H * (P + S) * E * 2))
+    long R = H / K, stride = P + S;
+    TEAM(B * H * (P + S) * E * 2)
     {
         float *scores = malloc(R * stride * sizeof(float));
         float q[16 * 1024], acc[16 * 1024], total[64];
         real turned[1024];
-#pragma omp for schedule(dynamic, chunk)
-        for (long task = 0; task < B * K; task++) {
+        EACH(task, B * K, ROWS_OF(B * K)) {
             long b = task / K, head = task % K, before = prompt_length[b], at = drawn[b], n = at + 1;
             const real *row = qkv + b * (H + 2 * K) * E;
             const real *c = cos + (before + at) * E, *s = sin + (before + at) * E;
@@ -446,8 +462,7 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             for (long r = 0; r < R; r++) {
                 float *own = scores + r * stride, top = -INFINITY;
                 for (long j = 0; j <= before + at - window; j++) own[j < before ? j : P + j - before] = -INFINITY;
-                for (long j = 0; j < before; j++) top = own[j] > top ? own[j] : top;
-                for (long j = 0; j < n; j++) top = own[P + j] > top ? own[P + j] : top;
+                top = largest(own + P, n, largest(own, before, top));
                 for (long j = 0; j < before; j += LANES)
                     *(vec *)(own + j) = exp_of(*(vec *)(own + j) - top);
                 for (long j = 0; j < n; j += LANES)
@@ -496,11 +511,10 @@ static float NAME(row_total)(const real *x, long V, float inverse, float *top, f
 void NAME(draw)(const real *logits, const float *uniform, float inverse_temperature, int64_t *token,
                 float *logprob, long B, long V) {
     float inverse = inverse_temperature > 0 ? inverse_temperature : 1.0f;
-#pragma omp parallel num_threads(team(32 * B * V))
+    TEAM(32 * B * V)
     {
         float *parts = malloc((V / CHUNK + 1) * sizeof(float));
-#pragma omp for schedule(static)
-        for (long b = 0; b < B; b++) {
+        EACH(b, B, ROWS_OF(B)) {
             const real *x = logits + b * V;
             float top, total = NAME(row_total)(x, V, inverse, &top, parts);
             long chosen = 0;
@@ -532,8 +546,8 @@ void NAME(draw)(const real *logits, const float *uniform, float inverse_temperat
 /* Log-prob, entropy and sum of squared probabilities of given tokens under softmax(logits / T). */
 void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, float *logprob, float *entropy,
                       float *collision, long M, long V) {
-#pragma omp parallel for schedule(static) num_threads(team(64 * M * V))
-    for (long t = 0; t < M; t++) {
+    TEAM(64 * M * V)
+    EACH(t, M, ROWS_OF(M)) {
         const real *x = logits + t * V;
         float top, total = NAME(row_total)(x, V, inverse, &top, NULL);
         vec first = splat(0), second = splat(0);
@@ -558,8 +572,8 @@ void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, 
 /* In place: logits become d loss / d logits, given the gradients of log-prob and entropy (may be NULL). */
 void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, const float *dlogprob,
                            const float *dentropy, const float *entropy, long M, long V) {
-#pragma omp parallel for schedule(static) num_threads(team(64 * M * V))
-    for (long t = 0; t < M; t++) {
+    TEAM(64 * M * V)
+    EACH(t, M, ROWS_OF(M)) {
         real *x = logits + t * V;
         float top, total = NAME(row_total)(x, V, inverse, &top, NULL), level = logf(total);
         float g = dlogprob[t] * inverse, pull = dentropy ? dentropy[t] * inverse : 0;

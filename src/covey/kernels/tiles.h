@@ -29,9 +29,10 @@ static inline void tiles_begin(long rows) {
     _tile_loadconfig(&shapes);
 }
 
+/* Expressions, where gcc has statements. */
 #define tiles_end() _tile_release()
-#define tile_zero(c) _tile_zero(c)
-#define tile_load(t, from, stride) _tile_loadd(t, from, stride)
-#define tile_store(t, to, stride) _tile_stored(t, to, stride)
-#define tile_dot(c, a, b) _tile_dpbf16ps(c, a, b)
+#define tile_zero(c) ({ _tile_zero(c); })
+#define tile_load(t, from, stride) ({ _tile_loadd(t, from, stride); })
+#define tile_store(t, to, stride) ({ _tile_stored(t, to, stride); })
+#define tile_dot(c, a, b) ({ _tile_dpbf16ps(c, a, b); })
 #endif

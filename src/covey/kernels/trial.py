@@ -1,4 +1,4 @@
-"""A library on trial, in a process of its own: whether its answers are right, and how fast it is.
+"""A library on trial, in a process of its own: whether its answers and bits are right, and how fast it is.
 
 `python -m covey.kernels.trial` prints what it finds of the library that COVEY_KERNELS names. A library that
 crashes takes nobody with it.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from covey.kernels.bits import first_difference
 from covey.kernels.calls import DTYPES, call, packed_size
 from covey.kernels.choice import PRODUCT_KINDS
 from covey.kernels.known import first_incorrect
@@ -34,8 +35,13 @@ def print_trial() -> None:
             print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
             return
     with torch.no_grad():
-        rates = {str(d).removeprefix("torch."): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
-    print(json.dumps({"rates": rates}))
+        rates = {_name(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
+        differs = {_name(d): first_difference(d) for d in DTYPES}
+    print(json.dumps({"rates": rates, "differs": differs}))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def measured(kind: str, dtype: torch.dtype) -> tuple[float, float]:

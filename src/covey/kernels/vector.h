@@ -2,9 +2,6 @@
  * machine holds (AVX-512, AVX2, NEON or SSE), because compilers keep wider vectors in memory. `real` is what
  * lies in memory, float or bfloat16; all arithmetic is in float. */
 #include <math.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,16 +18,16 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-/* Threads for so many multiplications: each has more to do than waking it costs, some ten microseconds. */
-static inline int team(long work) {
-#ifdef _OPENMP
-    enum { SHARE = 400000 };
-    long most = omp_get_max_threads(), useful = 1 + work / SHARE;
-    return useful < most ? useful : most;
-#else
-    return 1;
-#endif
-}
+/* A block, or loop, that up to team(work) threads run; within it EACH takes the next `chunk` of `count` numbers that
+ * none of them has taken. */
+int team(long work);
+#define PRAGMA(text) _Pragma(#text)
+#define TEAM(work) long taken = 0; PRAGMA(omp parallel num_threads(team(work)))
+#define EACH(i, count, chunk)                                                                                    \
+    for (long i##_first, i##_end = (count), i##_chunk = (chunk);                                                 \
+         (i##_first = __atomic_fetch_add(&taken, i##_chunk, __ATOMIC_RELAXED)) < i##_end;)                       \
+        for (long i = i##_first; i < i##_end && i < i##_first + i##_chunk; i++)
+#define ROWS_OF(count) ((count) / 32 + 1) /* a chunk of short parts: few enough to take, even for a few threads */
 
 static inline vec splat(float x) { return (vec){0} + x; }
 static inline vec pick(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }

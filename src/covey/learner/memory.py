@@ -11,6 +11,7 @@ import torch
 
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
+from covey.processes import size
 
 if TYPE_CHECKING:
     from covey.models.policy import Policy
@@ -140,18 +141,19 @@ def forecast(
     if config.method not in SAMPLES:
         rows = config.eval.problems * config.eval.samples
     slots = min(rollout.max_running, rows)
-    masters = 4 if shape.number < 4 else 0  # float32 copies of low-precision weights
+    # Float32 copies of low-precision weights; weights that are split are such, beside a whole copy.
+    masters = 4 if shape.number < 4 and size() == 1 else 0
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     learns = config.method == "rl" or config.method not in SAMPLES
     passing = max(min(tokens, asked.step), asked.piece)
     return {
         "program": program,
-        "weights": shape.parameters * shape.number,
+        "weights": shape.parameters * (shape.number + (4 // size() if size() > 1 else 0)),
         "reference": shape.parameters * shape.number if reference else 0,
         "critic": critic * (shape.number + 4 + moments + masters),
         "reward models": judges,
-        "gradient": shape.trained * 4 * learns,
-        "optimizer": shape.trained * (moments * learns + masters),
+        "gradient": shape.trained * 4 * learns // size(),
+        "optimizer": shape.trained * (moments * learns + masters) // size(),
         "sampling": sampling_bytes(shape, slots, asked.prompt, rollout.max_tokens),
         "update": update_bytes(shape, passing, config.train.recompute_layers) * learns,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.kernels.calls import LANES, WIDEST_HEAD, available, by_torch, call
+from covey.kernels.calls import LANES, WIDEST_HEAD, available, by_torch, call, same_bits
 from covey.models.flex import FlexOps
 from covey.models.linear import FusedLinear, weight_gradient
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
@@ -29,7 +29,8 @@ class CompiledOps:
     @property
     def bit_exact(self) -> bool:
         """Where our own products make the log-probs."""
-        return not (by_torch("decode", self.products) or by_torch("forward", self.products))
+        torchs = by_torch("decode", self.products) or by_torch("forward", self.products)
+        return same_bits(self.products) and not torchs
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Rows of the table; their gradients are added in place."""
@@ -39,10 +40,13 @@ class CompiledOps:
         """One product, from a packed weight where no gradient is wanted."""
         if not layer.plain:
             return TorchOps().linear(layer, x)
-        rounded = x.to(self.products) if layer.rounds else x
+        rounds = layer.rounds and x.dtype != self.products
+        rounded = x.to(self.products) if rounds else x
         if torch.is_grad_enabled():
-            return _LinearFunction.apply(rounded, layer, *layer.parameters).to(x.dtype)
-        return layer.product(rounded).to(x.dtype)
+            out = _LinearFunction.apply(rounded, layer, *layer.parameters)
+        else:
+            out = layer.product(rounded)
+        return out.to(x.dtype) if rounds else out
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """One pass over the row."""

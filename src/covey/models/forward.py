@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.errors import ConfigError
-from covey.kernels.calls import available
+from covey.kernels.calls import available, products
 from covey.models.compiled import CompiledOps, pick_ops
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
@@ -255,6 +255,11 @@ class Decoder(nn.Module):
     def linears(self) -> list[FusedLinear]:
         """The products of all layers."""
         return [m for layer in self.layers for m in vars(layer).values() if isinstance(m, FusedLinear)]
+
+    @property
+    def all_compiled(self) -> bool:
+        """Whether the compiled operations do nearly all the work, and torch none of the products."""
+        return self.bit_exact and not any(products().values())
 
     def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""

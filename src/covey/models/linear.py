@@ -41,6 +41,8 @@ class FusedLinear:
         self.rounds = rounds
         """Whether it follows the precision of products, or keeps that of its input."""
         self.plain = all(type(m) is nn.Linear for m in modules)
+        self.fleeting = False
+        """Whether its weights come and go, and no copy of them may be kept."""
         self._state: tuple[int, ...] = ()
         self._held: list[Tensor] = []
         self._forward: PackedWeight | None = None
@@ -63,6 +65,8 @@ class FusedLinear:
 
     def product(self, x: Tensor) -> Tensor:
         """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
+        if self.fleeting:
+            return self.product_once(x)
         if by_torch(forward_kind(len(x)), x.dtype):
             return self._by_torch(x)
         self._refresh()
@@ -96,8 +100,9 @@ class FusedLinear:
 
     def _refresh(self) -> None:
         """Forget the packed weight when a parameter was written to or replaced by another."""
-        # torch offers no public way to ask whether a tensor was written to.
-        state = tuple(n for p in self.parameters for n in (p.data_ptr(), p._version))  # noqa: SLF001 - counts changes in place
+        # torch has no public way to ask whether a tensor was written to; attributes of modules are slow.
+        held = (p for m in self.modules for p in m._parameters.values() if p is not None)  # noqa: SLF001
+        state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
         if state != self._state:
             self._state, self._forward, self._bias = state, None, None
             self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from covey.errors import OutOfRoom, out_of_memory
 from covey.fault_injection import Faults
+from covey.kernels.calls import threads_lent
 from covey.models.policy import Policy
 from covey.rng import uniforms
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
@@ -37,6 +38,8 @@ class LocalSampler:
 
     Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
     """
+
+    shares = True
 
     def __init__(
         self,
@@ -98,9 +101,10 @@ class LocalSampler:
     ) -> Iterator[Sampled]:
         engine = self._engine(requests, params, min(self.max_running, len(waiting)))
         running = _Running(self.policy, params, min(self.max_running, len(waiting)))
+        compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
         while waiting or running.owners:
             self.faults.in_memory("memory.sampling")
-            with torch.no_grad():
+            with torch.no_grad(), threads_lent(compiled):
                 logits = [engine.decode(running.last())] if running.owners else []
                 count = min(engine.free_slots(running.count), len(waiting))
                 admitted = [waiting.popleft() for _ in range(count)]

@@ -9,6 +9,7 @@ from covey.learned import reward_model_bytes
 from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
 from covey.models.alive import alive_bytes
 from covey.models.load import device_memory
+from covey.processes import gather, on_this_machine
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
 from covey.training.run import Run
@@ -24,7 +25,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     """
     config, learner = run.loaded.config, run.learner
     device = learner.policy.device
-    shape, there = shape_of(learner.policy), device_memory(device)
+    shape, there = shape_of(learner.policy.whole), device_memory(device) // on_this_machine(device.type)
     copied = learner.reference is not None and learner.reference.has_weights
     models = 1 + copied + (run.critic is not None)
     program = program_bytes(device, shape.parameters * shape.number * models)
@@ -43,6 +44,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     again = before.get("configured") == wanted
     tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
+    tokens = min(gather(tokens))
     learner.micro_tokens = tokens
     if run.critic is not None:
         run.critic.micro_tokens = tokens

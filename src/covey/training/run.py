@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
-
-import torch
 
 from covey.batching import Batch
 from covey.config.load import Loaded
@@ -21,13 +18,13 @@ from covey.fault_injection import Faults
 from covey.insight.findings import settings_of
 from covey.insight.rules import no_signal
 from covey.insight.watch import Watch
-from covey.kernels.calls import products
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
-from covey.machine import available_cpus, idle_cpus
 from covey.models.policy import Policy
+from covey.models.sharded import own
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
+from covey.processes import by_first, first
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rollout import Position, sampling_params
@@ -88,13 +85,8 @@ class Run:
         self.drift = Drift(self.journal.folder.path)
 
     def begin_step(self) -> None:
-        """Compute beside other programs, not against them: two threads of which one waits for a CPU take many
-        times as long as one alone. Where the number of threads is asked for, or part of the result, it stays.
-        """
+        """What is to go wrong on purpose in this step goes wrong."""
         self.options.faults.at_step()
-        asked = self.loaded.config.threads or os.environ.get("OMP_NUM_THREADS")
-        if not asked and self.learner.policy.bit_exact and not any(products().values()):
-            torch.set_num_threads(min(available_cpus(), idle_cpus()))
 
     def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""
@@ -112,7 +104,7 @@ class Run:
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
         norm = learner.step(learning_rate(step, learner.train)) if math.isfinite(loss) else math.nan
-        faults.in_weights(learner.optimizer.masters)
+        faults.in_weights([own(m.detach()) for m in learner.optimizer.masters[:1]])
         if not math.isfinite(norm):
             norm, name = math.nan, f"step_{step:06d}_{self.state.guards.bad_updates}"
             record = {"step": step, "loss": str(loss), "optimizer_step": learner.version}
@@ -141,6 +133,8 @@ class Run:
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
         """Say what goes wrong, each thing once in a run."""
+        if not first():
+            return
         for finding in self.watch.after(step, metrics, groups):
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
 
@@ -186,7 +180,7 @@ class Run:
 
     def evaluation_at(self, step: int) -> Evaluation:
         """Held-out accuracy at this step, measured now or found in the log of an earlier try."""
-        for record in self.journal.folder.read("evals.jsonl"):
+        for record in by_first(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
         self.journal.console.doing("evaluating")
@@ -230,7 +224,7 @@ class Run:
     def restore(self) -> bool:
         """Go back to the newest good checkpoint; False where there is none. Raises CheckpointError."""
         journal = self.journal
-        checkpoint, complaints = newest_checkpoint(journal.folder, self.options.strict)
+        checkpoint, complaints = by_first(lambda: newest_checkpoint(journal.folder, self.options.strict))
         for complaint in complaints:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
         logged = Logged()
@@ -239,7 +233,7 @@ class Run:
             self.state, logged = saved.state, saved.logged
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
-        self._rewind(logged)
+        by_first(lambda: self._rewind(logged))
         return checkpoint is not None
 
     def _rewind(self, logged: Logged) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.cluster.judges import placed_link
+from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config
+from covey.config.schema import Config, Servers
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
@@ -22,6 +24,7 @@ from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
+from covey.processes import by_first, first, together
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.runs.atomic import write_file
@@ -35,7 +38,7 @@ from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
-from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.remote import TOKEN, Asking, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
@@ -44,6 +47,7 @@ from covey.trackers import check_tracker
 from covey.training.memory import measured, plan_memory
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.web import ask
 
 
 def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:
@@ -72,12 +76,12 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     run = Run(
         loaded=loaded,
         learner=Learner(policy, config.train, reference, head=policy.value, pace=pace),
-        sampler=_sampler(policy, config, train_set, options),
+        sampler=_sampler(policy.whole, config, train_set, options),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
         held_out=held_out,
-        journal=Journal(RunFolder(config.output), console, Clock(policy.device)),
+        journal=Journal(together(lambda: RunFolder(config.output)), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
@@ -127,7 +131,10 @@ def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
     if source.examples and (not named or config.method == "reward_model"):
         return Rewards(())
     around = options.faults.around
-    return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    if config.launch.ray is not None:
+        rewards.link = partial(placed_link, config.launch.ray)
+    return rewards
 
 
 def connect(run: Run) -> None:
@@ -142,6 +149,11 @@ def connect(run: Run) -> None:
         run.journal.say(f"out of memory: continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
+    def when_lost(tokens: int) -> None:
+        path = run.journal.folder.path
+        record = {**(read_environment(path) or {}), "micro_tokens": {"configured": wanted, "planned": tokens}}
+        write_file(path / "env.json", sealed(record))
+
     def on_fewer(running: int) -> None:
         run.journal.console.fewer_running(running)
         run.journal.event(run.state.step, "out of memory", running=running)
@@ -150,10 +162,12 @@ def connect(run: Run) -> None:
         run.journal.say(what, "yellow")
         run.journal.event(run.state.step, "sampling server", because=what)
 
-    run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
     run.journal.clock.alive = partial(measured, run)
-    if run.critic is not None:
-        run.critic.before_micro_batch, run.critic.when_halved = before_micro_batch, when_halved
+    wanted = run.loaded.config.train.tokens_per_micro_batch
+    for learner in (run.learner, run.critic):
+        if learner is not None:
+            learner.before_micro_batch, learner.when_halved = before_micro_batch, when_halved
+            learner.when_lost = when_lost
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
     if isinstance(run.sampler, RemoteSampler):
@@ -167,13 +181,20 @@ def follow_products(config: Config) -> None:
 
 
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
-    """Servers where the config names some, else this process."""
+    """Servers where the config names some or Ray places them, else this process."""
     rollout = config.rollout
-    if rollout.sampler is None:
+    asking: Asking = ask
+    sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
+    if sampler is None:
         return LocalSampler(policy, rollout.max_running, options.faults)
-    sampler, probes = rollout.sampler, [p.tokens for p in prompts]
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
-    return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
+    if config.launch.samplers and first():  # who asks for all of them
+        placed = PlacedSamplers(policy, config, folder)
+        sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
+    probes = [p.tokens for p in prompts]
+    return RemoteSampler(
+        policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token, asking
+    )
 
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
@@ -192,7 +213,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             "planned": run.learner.micro_tokens,
         },
     }
-    differences = found_differences(loaded, bool(folder.checkpoints()), now)
+    differences = by_first(lambda: found_differences(loaded, bool(folder.checkpoints()), now))
     harmful = [d for d in differences if d.verdict != "safe"]
     if harmful and options.strict:
         raise CheckpointError(
@@ -205,8 +226,9 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
             journal.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
-    write_file(folder.path / "config.yaml", resolved_yaml(loaded))
-    write_file(folder.path / "env.json", sealed(now))
-    if options.start:
-        write_file(options.home / START, sealed(options.start))
-    (folder.path / RECORD).unlink(missing_ok=True)
+    if first():
+        write_file(folder.path / "config.yaml", resolved_yaml(loaded))
+        write_file(folder.path / "env.json", sealed(now))
+        if options.start:
+            write_file(options.home / START, sealed(options.start))
+        (folder.path / RECORD).unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""Whether a library computes a token's result the same to the bit in sampling and in training.
+
+In C both are the same sums in the same order, but a compiler may fuse a product into its sum at one place
+and not at the other. So each pair of ways is compared on random numbers, at widths, lengths and numbers of
+rows that fill vectors, panels and tiles and that do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from covey.kernels.calls import call, packed_size
+
+Pair = tuple[str, Tensor, Tensor]
+"""What is compared, as sampling and as training compute it."""
+OUTPUTS_INPUTS = ((64, 32), (300, 48), (97, 272))
+HEADS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
+"""Query heads, key heads, width."""
+PROMPT, OWN, ROOM = 19, 37, 64
+
+
+def first_difference(dtype: torch.dtype) -> str:
+    """The first pair of ways that differ; nothing where all agree."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for pairs in (_products(dtype), _attention(dtype), _logits(dtype)):
+            for name, sampled, trained in pairs:
+                if not torch.equal(sampled, trained):
+                    return name
+    return ""
+
+
+def _products(dtype: torch.dtype) -> Iterator[Pair]:
+    for n, k in OUTPUTS_INPUTS:
+        x, w = torch.randn(130, k).to(dtype), torch.randn(n, k).to(dtype)
+        panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
+        call("pack_weight", w, panels, n, k, dtype=dtype)
+        together = x.new_empty(130, n)
+        call("product_once", x, w, None, together, 130, n, k, dtype=dtype)
+        for rows in (1, 7, 32, 130):
+            some = x.new_empty(rows, n)
+            call("product", x, panels, None, some, rows, n, k, dtype=dtype)
+            yield f"a product of {rows} rows", some, together[:rows]
+
+
+def _attention(dtype: torch.dtype) -> Iterator[Pair]:
+    total = PROMPT + OWN
+    places = torch.arange(total)
+    spans = torch.tensor([[0, 0, 0, PROMPT], [0, PROMPT, PROMPT, OWN]])
+    for h, k, e in HEADS:
+        qkv = torch.randn(total, (h + 2 * k) * e).to(dtype)
+        norms = [torch.rand(e).to(dtype) + 0.5 for _ in range(2)]
+        angles = torch.rand(total, e // 2).repeat(1, 2)
+        tables = angles.cos().to(dtype), angles.sin().to(dtype)
+        parts = [qkv.new_empty(total, heads, e) for heads in (h, k, k)]
+        call("split_heads", qkv, *norms, 1e-6, *tables, places, *parts, total, h, k, e, dtype=dtype)
+        for window in (total, 8):
+            trained, levels = qkv.new_empty(total, h, e), torch.empty(total, h)
+            call("attend", *parts, spans, 2, 0.2, trained, levels, h, k, e, total, window, dtype=dtype)
+            stores = [torch.zeros(1, k, *s) for s in ((e, ROOM), (ROOM, e)) * 2]
+            stores[0][0, :, :, :PROMPT] = parts[1][:PROMPT].permute(1, 2, 0)
+            stores[1][0, :, :PROMPT] = parts[2][:PROMPT].transpose(0, 1)
+            slot, before = torch.zeros(1, dtype=torch.int64), torch.tensor([PROMPT])
+            sampled = qkv.new_empty(OWN, h * e)
+            for t in range(OWN):
+                row, sizes = qkv[PROMPT + t], (1, h, k, e, ROOM, ROOM, window)
+                slots = (slot, before, torch.tensor([t]))
+                given: tuple[Tensor | float, ...] = (
+                    row,
+                    *norms,
+                    1e-6,
+                    *tables,
+                    *slots,
+                    *stores,
+                    0.2,
+                    sampled[t],
+                )
+                call("decode_attend", *given, *sizes, dtype=dtype)
+            yield f"attention of {h} heads of {e}", sampled, trained[PROMPT:].flatten(1)
+
+
+def _logits(dtype: torch.dtype) -> Iterator[Pair]:
+    for v in (300, 4099):
+        logits = (3 * torch.randn(5, v)).to(dtype)
+        for inverse in (1.0, 1.25):
+            tokens, sampled = torch.empty(5, dtype=torch.int64), torch.empty(5)
+            call("draw", logits, torch.rand(5), inverse, tokens, sampled, 5, v, dtype=dtype)
+            scores = [torch.empty(5) for _ in range(3)]
+            call("score_rows", logits, tokens, inverse, *scores, 5, v, dtype=dtype)
+            yield f"log-probs of {v} tokens", sampled, scores[0]

@@ -1,0 +1,72 @@
+"""Compiling the C operations: for the processor at hand, or for those that a wheel is to serve.
+
+Nothing else of covey is needed here: the build of a wheel imports this file (`hatch_build.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = ("vector.h", "tiles.h", "ops.c", "gemm.c", "team.c")
+FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-w", "-pthread"]
+NATIVE, WITHOUT_TILES = "-march=native", "-mno-amx-bf16"
+
+
+class Level(NamedTuple):
+    """Processors that one library serves."""
+
+    name: str
+    instructions: str
+    """The widest that its products use."""
+    machine: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+    """Flags in /proc/cpuinfo."""
+
+
+_V3 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_BF16 = _V4 | {"avx512_bf16"}
+_TILES = ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+LEVELS = (
+    Level("x86-64-amx", "AMX", "x86_64", _TILES, _BF16 | {"amx_tile", "amx_bf16"}),
+    Level("x86-64-v4-bf16", "AVX-512 with bfloat16", "x86_64", _TILES[:2], _BF16),
+    Level("x86-64-v4", "AVX-512", "x86_64", _TILES[:1], _V4),
+    Level("x86-64-v3", "AVX2", "x86_64", ("-march=x86-64-v3",), _V3),
+    Level("x86-64", "SSE", "x86_64", ("-march=x86-64",), frozenset()),
+    Level("aarch64", "NEON", "aarch64", ("-march=armv8-a",), frozenset()),
+)
+"""The best of each machine first."""
+
+
+def sources() -> dict[str, bytes]:
+    """The files that a library is made of."""
+    here = Path(__file__).parent
+    return {name: (here / name).read_bytes() for name in SOURCES}
+
+
+def compiled(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> bytes:
+    """A library. Raises CalledProcessError or TimeoutExpired."""
+    apple = platform.system() == "Darwin"  # its clang knows the blocks, but not the option
+    blocks = ["-Xclang", "-fopenmp"] if apple else ["-fopenmp"]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        objects: list[str] = []
+        parts = [("team", []), *itertools.product(("ops", "gemm"), ([], ["-DBFLOAT16"]))]
+        for source, extra in parts:
+            objects.append(str(folder / f"{source}{len(objects)}.o"))
+            command = [compiler, *FLAGS, *flags, *blocks, *extra, "-c", str(folder / f"{source}.c")]
+            subprocess.run([*command, "-o", objects[-1]], check=True, capture_output=True, timeout=120)
+        # Linked without -fopenmp: what runs the blocks is in team.c.
+        built = folder / "kernels.so"
+        command = [compiler, "-shared", "-pthread", *objects, "-lm", "-o", str(built)]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        return built.read_bytes()
