@@ -43,7 +43,7 @@ class Planned(NamedTuple):
         return self.loaded.config.output
 
 
-def choices(texts: Sequence[str]) -> list[Choice]:
+def swept_settings(texts: Sequence[str]) -> list[Choice]:
     """`key=value,value` each. Raises ConfigError for what is no choice."""
     found = list[Choice]()
     for text in texts:
@@ -104,7 +104,7 @@ class Grid(NamedTuple):
 
 def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     """Every combination with every seed, its config checked. Raises ConfigError."""
-    chosen = choices(sets)
+    chosen = swept_settings(sets)
     base = start.load().config
     cells = list(product(*(c.values for c in chosen)))
     if seeds < 1 or len(cells) * seeds > MOST_RUNS:

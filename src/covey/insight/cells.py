@@ -19,7 +19,7 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import read_environment, stages_in
 
 RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
-MEASURED = ("greedy", "sampled")
+COMPARED = ("greedy", "sampled")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
     stage: Path
 
 
-class Row(NamedTuple):
+class CellRow(NamedTuple):
     """What a cell came to."""
 
     cell: Cell
@@ -60,9 +60,9 @@ class Row(NamedTuple):
     """Less the first cell, where their seeds and problems are the same."""
 
 
-def rows_of(sweep: Sweep) -> list[Row]:
+def rows_of(sweep: Sweep) -> list[CellRow]:
     """Every cell that has a run that has ended with held-out answers."""
-    rows, first = list[Row](), dict[int, Ended]()
+    rows, first = list[CellRow](), dict[int, Ended]()
     for cell in sweep.cells:
         known = {seed: _ended(folder) for seed, folder in cell.folders.items()}
         ended = {seed: run for seed, run in known.items() if run is not None}
@@ -72,12 +72,12 @@ def rows_of(sweep: Sweep) -> list[Row]:
         if len(sizes) != 1:
             continue
         found, change = {}, {}
-        for name in MEASURED:
+        for name in COMPARED:
             found[name] = over_seeds(np.stack([run.rates[name] for run in ended.values()]))
             if both and ended is not first:
                 gaps = [ended[s].rates[name] - first[s].rates[name] for s in both]
                 change[name] = over_seeds(np.stack(gaps), -1.0)
-        rows.append(Row(cell, ended, found, change))
+        rows.append(CellRow(cell, ended, found, change))
     return rows
 
 
@@ -123,7 +123,7 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     for row in rows:
         change = points(row.change["sampled"]) if row.change else "-"
         took = duration(float(np.mean([run.seconds for run in row.ended.values()])))
-        cells = [*row.cell.values, str(len(row.ended)), *(str(row.found[n]) for n in MEASURED), change, took]
+        cells = [*row.cell.values, str(len(row.ended)), *(str(row.found[n]) for n in COMPARED), change, took]
         table.append(cells)
     yield from in_columns(table) if rows else ()
     if len(rows) > 1:
@@ -134,7 +134,7 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
         yield f"failed: {folder.name}: {why.partition('. ')[0]}"
 
 
-def _best(sweep: Sweep, rows: Sequence[Row]) -> str:
+def _best(sweep: Sweep, rows: Sequence[CellRow]) -> str:
     """Which cell is best, and whether the first is surely worse."""
     best = max(rows, key=lambda row: row.found["sampled"].value)
     name = ", ".join(f"{k} {v}" for k, v in zip(sweep.keys, best.cell.values, strict=True))
@@ -153,7 +153,7 @@ def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
         write_file(sweep.home / CHART_NAME, sweep_chart(sweep, rows))
 
 
-def sweep_chart(sweep: Sweep, rows: Sequence[Row]) -> str:
+def sweep_chart(sweep: Sweep, rows: Sequence[CellRow]) -> str:
     """Held-out accuracy over each setting, a line for each choice of the others, and over the training."""
     panels = [
         _over(sweep, rows, n)
@@ -165,7 +165,7 @@ def sweep_chart(sweep: Sweep, rows: Sequence[Row]) -> str:
     return chart(panels, title, across=2, wide=300, high=200, title=title)
 
 
-def _over(sweep: Sweep, rows: Sequence[Row], place: int) -> Panel:
+def _over(sweep: Sweep, rows: Sequence[CellRow], place: int) -> Panel:
     marks = list(dict.fromkeys(row.cell.values[place] for row in rows))
     others = dict.fromkeys(_without(row.cell.values, place) for row in rows)
     lines = []
@@ -182,7 +182,7 @@ def _without(values: Sequence[str], place: int) -> tuple[str, ...]:
     return (*values[:place], *values[place + 1 :])
 
 
-def _course(row: Row) -> Line:
+def _course(row: CellRow) -> Line:
     """Accuracy of the sampled groups of a cell over the steps, in the mean of its seeds."""
     seen = dict[float, list[float]]()
     for run in row.ended.values():

@@ -15,7 +15,7 @@ from covey.objective.bound import Bound
 from covey.ui.lab import first_words
 
 Drawing = dict[str, Any]
-MEASURED = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
+LANE_OF = {"ppo": "ppo_reward_model", "grpo": "grpo", "dapo": "dr_grpo"}
 """Preset -> its row of what was measured; DAPO keeps the models that Dr. GRPO keeps."""
 AXES_DRAWN = ("advantage", "ratio", "surrogate", "kl", "reduce")
 
@@ -30,7 +30,7 @@ def lab_contents() -> Drawing:
     """Everything that the lab shows besides its tools' answers."""
     drawn = [
         {"name": name, "paper": PRESETS[name].paper, **model_roles(PRESETS[name], measured_memory()[lane])}
-        for name, lane in MEASURED.items()
+        for name, lane in LANE_OF.items()
     ]
     return {"algorithms": drawn, "dpo": kept_multiple("dpo"), **lab_texts()}
 
