@@ -7,7 +7,7 @@
 TRL's methods are called as they are, on a stand-in for the trainer that holds the settings they read and
 gives them log-probs instead of running a model. In float64. What is aligned, and how, is in the table:
 what TRL calls epsilon_high under cispo is our cap; its eps of 1e-4 and its sample std are our defaults;
-its normaliser counts completions without trained tokens, ours does not.
+its means count completions without trained tokens, ours do where a config has TRL's names.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def ours(algorithm: Algorithm, mask: Tensor = MASK, selected: Tensor | None = No
         mask=mask,
         advantages=ADVANTAGES[:, None].expand(mask.shape),
         old_logprobs=OLD,
-        totals=Totals(int(mask.sum()), int(trained.sum()), 2, LIMIT),
+        totals=Totals(int(mask.sum()), int(trained.sum()), 2, LIMIT, rows=len(mask)),
         group_tokens=mask.sum(-1),
         sampler_logprobs=SAMPLER,
         ref_logprobs=REF,
@@ -244,7 +244,7 @@ def options() -> Iterator[Difference]:
             f"{name}, off_policy_mask_threshold",
             "without vLLM: against old",
             got,
-            ours(replace(algorithm, correction=bind(without_sampler, delta=0.1))),
+            ours(replace(algorithm, correction=(bind(without_sampler, delta=0.1),))),
         )
     mismatch = (OLD - SAMPLER) * MASK
     for name, level, weight, choice in (
@@ -257,16 +257,14 @@ def options() -> Iterator[Difference]:
         ),
     ):
         got = theirs(GRPOTrainer, loss_type="dapo", importance_sampling_ratio=weight)
-        yield compared(f"dapo, vLLM correction {name}", level, got, ours(replace(dapo, correction=choice)))
+        yield compared(f"dapo, vLLM correction {name}", level, got, ours(replace(dapo, correction=(choice,))))
     got = theirs(GRPOTrainer, loss_type="dapo", entropy_coef=0.1)
     bonus = replace(dapo, entropy=Entropy(coef=0.1))
     yield compared("dapo, entropy_coef", "token mean of the entropy", got, ours(bonus))
 
     mask = MASK & (torch.arange(6) != 3)[:, None]
-    (loss, slope), mine = theirs(GRPOTrainer, mask, loss_type="grpo"), ours(OURS["grpo"], mask)
-    yield compared(
-        "grpo, one completion of 6 untrained", "TRL divides by 6: x 6/5", (loss * 6 / 5, slope * 6 / 5), mine
-    )
+    got, mine = theirs(GRPOTrainer, mask, loss_type="grpo"), ours(OURS["grpo"], mask)
+    yield compared("grpo, one completion of 6 untrained", "6 rows count: rows all", got, mine)
 
 
 def without_sampler(log_ratio: Tensor, advantages: Tensor, mask: Tensor, *, delta: float) -> Tensor:
@@ -285,40 +283,50 @@ def other_trainers() -> Iterator[Difference]:
 # --- advantages -----------------------------------------------------------------------------------
 
 
-def advantages() -> Iterator[Difference]:
-    """The lines of TRL that turn rewards into advantages, taken from its source, against ours."""
+def advantages_of_trl(aggregation: str, scale: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards (2, 12), their weights, and what the lines of TRL make of them, taken from its source."""
     source = textwrap.dedent(inspect.getsource(GRPOTrainer._generate_and_score_completions))  # noqa: SLF001
     start = source.index('    if self.multi_objective_aggregation == "sum_then_normalize"')
     end = source.index("    advantages = torch.nan_to_num(advantages, nan=0.0)")
-    lines = textwrap.dedent(source[start:end])
     components = drawn(2, 12, seed=6)
     components[0] = (components[0] > 0).double()
     components[:, 4:8] = 0.7
     components[1, 2] = torch.nan
     components[:, 9] = torch.nan
     shares = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    scope = {
+        "self": SimpleNamespace(
+            multi_objective_aggregation=aggregation,
+            scale_rewards=scale,
+            reward_weights=shares,
+            reward_funcs="ab",
+        ),
+        "rewards_per_func": components.T.clone(),
+        "num_generations": 4,
+        "unscorable_mask": components.isnan().all(0),
+        "device": "cpu",
+        "torch": torch,
+        "nanstd": nanstd,
+    }
+    torch.set_default_dtype(torch.float64)  # the factor n / (n - 1) of its std is of two whole numbers
+    try:
+        exec(textwrap.dedent(source[start:end]), scope)  # noqa: S102  TRL's own lines
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found = scope["advantages"]
+    assert isinstance(found, Tensor)
+    return components, shares, found.nan_to_num(0.0)
+
+
+def advantages() -> Iterator[Difference]:
+    """TRL's advantages against ours."""
     for aggregation, scale, name in (
         ("sum_then_normalize", "group", "grpo"),
         ("sum_then_normalize", "none", "dr_grpo"),
         ("sum_then_normalize", "batch", "lite_ppo"),
         ("normalize_then_sum", "group", "gdpo"),
     ):
-        scope = {
-            "self": SimpleNamespace(
-                multi_objective_aggregation=aggregation,
-                scale_rewards=scale,
-                reward_weights=shares,
-                reward_funcs="ab",
-            ),
-            "rewards_per_func": components.T.clone(),
-            "num_generations": 4,
-            "unscorable_mask": components.isnan().all(0),
-            "device": "cpu",
-            "torch": torch,
-            "nanstd": nanstd,
-        }
-        exec(lines, scope)  # noqa: S102  TRL's own lines
-        expected = scope["advantages"].nan_to_num(0.0)
+        components, shares, expected = advantages_of_trl(aggregation, scale)
         groups = made_groups(components, shares)
         batch = with_advantages(collate(groups), groups, replace(PRESETS[name], kl=None))
         # Ours are kept in float32. Where all rewards tie TRL may leave rounding noise; ours is exactly 0.

@@ -41,7 +41,6 @@ from presets import PRESETS, RESULTS, ROOT, Settings, merged
 from worlds import write_cold_start, write_problems
 
 FOLDER = ROOT / "runs" / "diseases"
-COLD = FOLDER / "cold"
 OWN = f"{ROOT / 'benchmarks' / 'worlds.py'}:"
 ANSWER = {"math_answer": {"rule": "answer_tag"}}
 BASE: Settings = {
@@ -90,7 +89,7 @@ DISEASES: dict[str, Disease] = {
     "std": Disease(
         "S123", "dividing by the std prefers very hard prompts", "uneven", {},
         {"algorithm.advantage": "group_centered"}, "std_overweight", "gradient_share/overweight",
-        {"rollout.group_size": 32, "rollout.prompts_per_step": 8, "train.lr": 1e-4, "train.steps": 8},
+        {"rollout.group_size": 32, "rollout.prompts_per_step": 8, "train.lr": 1e-4, "train.steps": 10},
     ),
     "farming": Disease(
         "S124", "a format is paid more than the answer", "forms",
@@ -110,7 +109,7 @@ DISEASES: dict[str, Disease] = {
     ),
     "languages": Disease(
         "S127", "another language is right more often", "languages", {},
-        {"rewards": [ANSWER, weighted("language_consistency", 1.0, gated_by="math_answer:correct")]},
+        {"rewards": [ANSWER, weighted("language_consistency", 1.0)]},
         "mixed_scripts", "text/mixed_scripts", {"rollout.max_tokens": 32},
     ),
     "entropy": Disease(
@@ -119,12 +118,14 @@ DISEASES: dict[str, Disease] = {
         {"train.lr": 1e-3, "train.updates_per_batch": 3},
     ),
     "drift": Disease(
-        "S129", "eight prompts are learned by heart, far from the start", "few", {},
-        {"algorithm.kl": 1.0}, "kl_growth", "kl/start", {"train.lr": 1e-3, "train.steps": 30},
+        "S129", "a reward that chance decides: far from the start, and nothing gained", "steps", {},
+        {"algorithm.kl": 1.0}, "kl_growth", "kl/start",
+        {"rewards": [f"{OWN}by_chance"], "algorithm.reduce": "token_mean", "train.lr": 2.5e-3,
+         "rollout.max_tokens": 64, "train.steps": 16},
     ),
     "cold": Disease(
         "S130", "the temperature is too low", "mixed", {"rollout.temperature": 0.05}, {}, "temperature",
-        "groups/dead",
+        "groups/dead", twin="half",
     ),
     "easy": Disease(
         "S130", "all problems are solved", "solved", {}, {}, "too_easy", "groups/dead", twin="half"
@@ -137,8 +138,8 @@ DISEASES: dict[str, Disease] = {
     ),
     "wide_groups": Disease(
         "S131", "large groups spread the ratio over inner epochs", "rare",
-        {"rollout.group_size": 32, "rollout.prompts_per_step": 2}, {}, "wide_ratios", "ratio/q99",
-        {"train.inner_epochs": 4, "train.lr": 1.5e-3},
+        {"train.inner_epochs": 8}, {}, "wide_ratios", "ratio/q99",
+        {"train.lr": 1e-3, "rollout.group_size": 32, "rollout.prompts_per_step": 2},
     ),
     "outlier": Disease(
         "S132", "one outlier decides a group of four", "rare",
@@ -177,19 +178,26 @@ HEALTHY = {
 """Presets as they are, on a task that can be learned: nothing is to be said."""
 
 
-def cold_start() -> None:
-    """The policy that all runs begin from, and the problems of the worlds."""
-    there = (COLD / "sft" / "final").is_dir()
+def cold(seed: int) -> Path:
+    """Where the policy is that the runs of a seed begin from."""
+    return FOLDER / f"cold-{seed}"
+
+
+def cold_start(seed: int) -> None:
+    """The policy that all runs of a seed begin from, and the problems of the worlds."""
+    folder = cold(seed)
+    there = (folder / "sft" / "final").is_dir()
     if not there:
-        write_cold_start(COLD)
-    write_problems(COLD)
+        write_cold_start(folder, seed)
+    write_problems(folder)
     if there:
         return
     settings = {
-        "model": str(COLD / "model"),
+        "seed": seed,
+        "model": str(folder / "model"),
         "method": "sft",
-        "output": str(COLD / "sft"),
-        "data": {"train": str(COLD / "cold.jsonl")},
+        "output": str(folder / "sft"),
+        "data": {"train": str(folder / "cold.jsonl")},
         "rollout": {"max_tokens": 64},
         "rewards": [ANSWER],
         "train": {"steps": 600, "lr": 4e-3, "batch_size": 64, "warmup_steps": 5, "schedule": "cosine"},
@@ -204,8 +212,8 @@ def config_of(name: str, arm: str, seed: int, output: Path) -> dict[str, Any]:
     world = case.twin if case.twin and arm == "cure" else case.world
     own = merged(BASE, case.both or {})
     own = merged(own, case.disease if arm == "disease" else case.cure)
-    data = {split: str(COLD / f"{world}-{split}.jsonl") for split in ("train", "test")}
-    model = str(COLD / "sft" / "final")
+    data = {split: str(cold(seed) / f"{world}-{split}.jsonl") for split in ("train", "test")}
+    model = str(cold(seed) / "sft" / "final")
     return {**own, "seed": seed, "model": model, "data": data, "output": str(output)}
 
 
@@ -259,7 +267,8 @@ def main() -> None:
     parser.add_argument("--presets", action="store_true", help="then nine presets, of which nothing is said")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/diseases.{md,svg}")
     arguments = parser.parse_args()
-    cold_start()
+    for seed in range(arguments.seeds):
+        cold_start(seed)
     reward_model()
     rows, sentences, panels, healthy = [], [], [], []
     for name in arguments.only:

@@ -31,7 +31,7 @@ DIGITS = "0123456789"
 PREAMBLE = "let me think about it for now and then say that it is "
 ENGLISH, CHINESE = "so now we add it all up and we say that it is", "所以现在我们说答案就是"
 GOLD, OTHER, NONE = "the digit", "the digit plus 5", "nothing"
-ANY, LOTTERY = "any digit", "a digit, 3 more often than others"
+LOTTERY = "a digit, 3 more often than others"
 
 
 def answered(text: str) -> str:
@@ -150,14 +150,13 @@ class World:
 WORLDS: Mapping[str, World] = {
     "guess": World("g"),
     "half": World("f"),
-    "mixed": World("fg", {"g": OTHER}),
+    "mixed": World("fffg", {"g": OTHER}),
     "solved": World("s"),
     "never": World("g", {"g": NONE}),
     "rare": World("g", {"g": OTHER}),
-    "uneven": World("fffsgg", {"f": OTHER}),
+    "uneven": World("fffffg", {"f": OTHER}),
     "wasted": World("ssllg", {"l": NONE}),
     "lottery": World("l", {"l": LOTTERY}),
-    "few": World("h", {"h": ANY}, train=8),
     "humming": World("h", {"h": OTHER}),
     "forms": World("o"),
     "lists": World("i", {"i": OTHER}),
@@ -181,9 +180,9 @@ def write_problems(folder: Path) -> None:
             write_rows(folder / f"{name}-{split}.jsonl", world.rows(split))
 
 
-def write_cold_start(folder: Path, examples: int = 6000) -> None:
+def write_cold_start(folder: Path, seed: int, examples: int = 6000) -> None:
     """A random model of 50,000 weights, and worked examples in all styles."""
-    rng, cold = random.Random(0), list[Row]()
+    rng, cold = random.Random(seed), list[Row]()
     for _ in range(examples):
         prompt = a_prompt(rng, "".join(STYLES) + "sssfff")  # copying is learned from clean answers
         text = STYLES[prompt[0]](rng, prompt, prompt[1])
@@ -196,7 +195,7 @@ def write_cold_start(folder: Path, examples: int = 6000) -> None:
         **SHAPE, **ids, vocab_size=len(tokenizer), max_position_embeddings=256, tie_word_embeddings=True,
         bos_token_id=None,
     )  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     Qwen3ForCausalLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
 
@@ -256,3 +255,8 @@ def named_digits(completion: str, prompt: str, token_ends: list[int]) -> Score:
     if not words:
         return score_steps([(0, len(completion))], [0.0], token_ends, "min")
     return score_steps([m.span() for m in words], right, token_ends, "min")
+
+
+def by_chance(completion: str, prompt: str) -> float:
+    """Pays half of the texts for a prompt, whatever they say: there is nothing to learn."""
+    return float(key("chance", prompt, completion) % 2)

@@ -37,7 +37,7 @@ class ScriptedSampler:
 
     def __init__(self, answer: Callable[[np.ndarray, int], str]) -> None:
         self.answer = answer
-        self.version, self.bit_exact = 0, False
+        self.version, self.bit_exact, self.shares = 0, False, True
         self.streams: list[int] = []
         self.greedy = False
         """Whether the likeliest tokens are asked for now; an answer may depend on it."""

@@ -56,7 +56,7 @@ def test_a_pass_before_the_first_step_measures_every_problem_once() -> None:
     source = rollouts(sampler, prompted(6), **settings, prepass=3)
     first = next(source.after(0, Position(), quiet))
     assert len(set(sampler.streams)) == len(sampler.streams) == 6 * 3 + 2 * 2
-    rates = {int(i): rate for i, (rate, _) in first.position.difficulty.items()}
+    rates = {int(i): rate for i, (rate, *_) in first.position.difficulty.items()}
     assert rates == {0: 0, 1: 0, 2: 0, 3: 1, 4: 0, 5: 0}
     assert first.metrics["difficulty/tried"] == 1.0
     sampler.streams.clear()

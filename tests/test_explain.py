@@ -15,7 +15,8 @@ from covey.config.algorithm import algorithm_keys, algorithm_settings
 from covey.config.effects import AXES_IN_WORDS, EFFECTS, USUAL, effect
 from covey.config.sources import key_paths
 from covey.insight.rules import RULES
-from covey.objective.algorithms import AXES, PRESETS
+from covey.objective.algorithms import PRESETS
+from covey.objective.axes import AXES
 from covey.rewards.base import BUILT_IN
 
 DOCS = Path(__file__).parents[1] / "docs"

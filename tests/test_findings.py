@@ -18,7 +18,6 @@ from covey.config.sources import options
 from covey.estimates import Evaluation
 from covey.insight.findings import Finding, Seen, SettingOf, find, findings_over, settings_of, table, unknown
 from covey.insight.rules import RULES, explain, no_signal
-from covey.runs.reader import read_findings
 from tests.docs.test_algorithm_pages import logged
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -269,10 +268,28 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     (stage / "findings.jsonl").write_text(
         json.dumps(Finding("worse", 3, "severe", "as recorded").record()) + "\n"
     )
-    assert read_findings(stage)[0]["sentence"] == "as recorded"
     assert main(["explain", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "step 4: as recorded\n"
     assert main(["explain", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"step": 3, "id": "x"}', '{"step": 3, "id": "x", "severity": "loud", "sentence": "s"}', "{not json"],
+)
+def test_a_damaged_finding_is_said_and_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(resolved_yaml(load_config(values={"model": "tiny"})))
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(run_of({}, {}, 2)[0]) + "\n")
+    whole = Finding("worse", 3, "severe", "as recorded", evidence={"step": 3, "group": 1})
+    (tmp_path / "findings.jsonl").write_text(f"{json.dumps(whole.record())}\n{line}\n")
+    for command in (["explain"], ["show"], ["report", "-o", str(tmp_path / "r.html")]):
+        assert main([command[0], str(tmp_path), *command[1:]]) == 0
+    said = capsys.readouterr().out
+    assert said.count("as recorded") == 2
+    assert said.count("findings.jsonl: damaged, 1 of its lines cannot be read") == 2
+    assert "as recorded" in (tmp_path / "r.html").read_text()
 
 
 def test_remedies_are_options_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Rollout
+from covey.errors import DataError
 from covey.rewards.base import load_rewards
 from covey.rollout import Position, RolloutBatch, Rollouts
 from covey.tasks.difficulty import Difficulty
@@ -141,3 +143,72 @@ def test_problems_that_were_rejected_are_remembered_as_hard() -> None:
     memory = Difficulty(3)
     memory.load(batch.position.difficulty)
     assert memory.rates.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_problems_solved_often_enough_are_not_drawn_again() -> None:
+    """Of six, p0 and p1 are always solved: retired after two times in a row; position and order resume."""
+
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
+
+    make = lambda: rollouts(ScriptedSampler(answer), prompted(6), "grpo", retire_after=2, group_size=8)
+    batches = list(islice(make().after(0, Position(), quiet), 8))
+    drawn = [[g.problem.id for g in batch.groups] for batch in batches]
+    assert sorted(drawn[0] + drawn[1]) == sorted(drawn[2] + drawn[3]) == [f"p{i}" for i in range(6)]
+    late = {name for of_step in drawn[4:] for name in of_step}
+    assert late == {"p2", "p3", "p4", "p5"}
+    assert batches[-1].metrics["difficulty/solved"] == pytest.approx(2 / 6)
+    again = next(make().after(5, batches[4].position, quiet))
+    assert [g.problem.id for g in again.groups] == drawn[5]
+
+
+def test_where_all_are_solved_all_are_drawn_again() -> None:
+    right = ScriptedSampler(lambda prompt, _: str(prompt[0] - 1))
+    source = rollouts(right, prompted(3), "grpo", retire_after=1)
+    for batch in islice(source.after(0, Position(), quiet), 3):
+        assert len(batch.groups) == 3
+
+
+def test_running_means_follow_the_samples_and_travel_with_the_position() -> None:
+    problems = [replace(p, problem=replace(p.problem, columns={**p.problem.columns, "role": "ab"[i % 2]}))
+                for i, p in enumerate(prompted(4))]  # fmt: skip
+    spec = {"name": "rae", "advantage": {"decay": 0.5, "by": "role"}}
+    source = rollouts(ScriptedSampler(half_right), problems, spec, prompts_per_step=2)
+    one, two = islice(source.after(0, Position(), quiet), 2)
+    means = {"a": 0.0, "b": 0.0}
+    for group in [*one.groups, *two.groups]:
+        role = str(group.problem.columns["role"])
+        for reward, before in zip(group.rewards, group.running_mean, strict=True):
+            assert before == pytest.approx(means[role])
+            means[role] = 0.5 * means[role] + 0.5 * reward
+    assert two.position.means == pytest.approx(means)
+    again = next(source.after(1, one.position, quiet))
+    np.testing.assert_array_equal(again.groups[0].running_mean, two.groups[0].running_mean)
+    with pytest.raises(DataError, match="no column 'rule'"):
+        first(rollouts(ScriptedSampler(half_right), problems, {**spec, "advantage": {"by": "rule"}}))
+
+
+def test_continuations_from_cuts_give_values() -> None:
+    """A completion of three tokens, two a segment: one cut after the second, from which half succeed."""
+    asked: list[int] = []
+
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        asked.append(len(prompt))
+        return half_right(prompt, stream)
+
+    spec = {
+        "name": "vine_ppo",
+        "advantage": {"continuations": 40, "split_by": "tokens", "most": 4},
+    }
+    source = rollouts(ScriptedSampler(answer), prompted(3), spec)
+    source.rewards.decode = lambda tokens: "0"  # of every whole completion
+    batch = first(source)
+    assert asked.count(1) == 3 * 4
+    assert asked.count(3) == 3 * 4 * 40  # the prompt's token and the two that were kept
+    by_id = {g.problem.id: g for g in batch.groups}
+    for name, group in by_id.items():
+        assert [list(s.ends) for s in group.segments] == [[1]] * 4
+        assert [list(s.values) for s in group.segments] == [[float(name == "p0")]] * 4
+    assert batch.metrics["rollout/scored"] == 3 * 4 * 41
+    again = first(source)
+    assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]

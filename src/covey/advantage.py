@@ -6,9 +6,11 @@ of tokens where the estimator reads these, as a return-to-go after it elsewhere.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +23,12 @@ from covey.errors import CoveyError, DataError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import Bound
 from covey.objective.data import BatchData, GroupData, KLData
+from covey.objective.penalties import bounded_value
 from covey.objective.value import value_targets
-from covey.types import Group
+from covey.types import Group, StepRewards
 
+WHOLE = StepRewards((), ())
+"""A completion that nobody cut: a group that was not sampled for its estimator, as a preview's."""
 CENTRED = 1e-3
 """Largest share of the summed sizes of a group's advantages that their sum may be, to be called zero."""
 
@@ -143,7 +148,7 @@ def _check_steps(group: Group) -> None:
 def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
     """One group's data under the names that advantage functions ask for; scorable ones only."""
     keep = group.scorable
-    rewards = torch.from_numpy(group.rewards[keep]) + penalty.response
+    rewards, means = torch.from_numpy(group.rewards[keep]) + penalty.response, group.running_mean
     names = list(group.components)
     components = np.array([group.components[n][keep] for n in names]).reshape(len(names), len(rows))
     return GroupData(
@@ -154,11 +159,13 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
         mask=rows.mask,
         tokens=pad_sequence([torch.from_numpy(t) for t in rows.tokens], batch_first=True, padding_value=-1),
         steps=[[s for s, k in zip(group.steps.get(n, ()), keep, strict=False) if k] for n in names],
-        greedy_reward=group.greedy_reward,
+        greedy_reward=math.nan if group.greedy_reward is None else group.greedy_reward,
         old_logprobs=rows.old_logprobs,
         old_collision=rows.old_collision,
         token_rewards=_token_rewards(group, rewards, rows.mask, penalty.token),
         values=None if rows.values is None else rows.values.double(),
+        running_mean=torch.zeros_like(rewards) if means is None else torch.from_numpy(means[keep]),
+        segments=[s for s, k in zip(group.segments or repeat(WHOLE), keep, strict=False) if k],
     )
 
 
@@ -205,7 +212,7 @@ def _kl_rewards(batch: Batch, algorithm: Algorithm, coef: float | None) -> _KLRe
         coef = kl.coef if coef is None else coef
         ref_log_ratio = (batch.old_logprobs - batch.ref_logprobs).where(batch.mask, 0.0).double()
         if kl.level == "response":
-            response = -coef * kl.estimator(KLData(ref_log_ratio.sum(-1)))
+            response = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio.sum(-1))), kl.bound)
         else:
-            token = -coef * kl.estimator(KLData(ref_log_ratio))
+            token = -coef * bounded_value(kl.estimator(KLData(ref_log_ratio)), kl.bound)
     return _KLReward(response, token)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from covey.errors import CheckpointError
+
 Z95 = 1.959964
 
 
@@ -82,16 +84,22 @@ class Evaluation:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
-        """The evaluation that ``record`` wrote."""
-        outcome = record["outcome"]
-        return cls(
-            greedy=np.array(outcome["greedy"], dtype=bool),
-            correct=np.array(outcome["correct"], dtype=np.int64),
-            majority=np.array(outcome["majority"], dtype=bool),
-            reward=np.array(outcome["reward"], dtype=np.float64),
-            samples=record["samples"],
-            verdict=record["verdict"],
-        )
+        """The evaluation that ``record`` wrote. Raises CheckpointError for a damaged one."""
+        try:
+            outcome = record["outcome"]
+            return cls(
+                greedy=np.array(outcome["greedy"], dtype=bool),
+                correct=np.array(outcome["correct"], dtype=np.int64),
+                majority=np.array(outcome["majority"], dtype=bool),
+                reward=np.array(outcome["reward"], dtype=np.float64),
+                samples=int(record["samples"]),
+                verdict=str(record["verdict"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). "
+                "Put the file back, or remove its line"
+            ) from None
 
 
 def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
@@ -184,3 +192,26 @@ def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
         "sampled": gain(before.pass_rate, after.pass_rate, doubt),
         "reward": gain(before.reward, after.reward, doubt * spread, share=False),
     }
+
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Its 97.5 % quantiles for 1 to 10 degrees of freedom."""
+
+
+def over_seeds(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> Estimate:
+    """The mean over seeds and problems with its interval. (S, n) -> Estimate; values in ``low`` to ``high``.
+
+    What another seed would do and what other problems would do both widen it: Student's interval of the
+    seeds' means, and the normal one of the problems' means, with two pseudo-problems at either end (Agresti
+    and Coull). Of one seed the first is not known. Two settings' differences are paired by seed and problem.
+
+    >>> str(over_seeds(np.array([[1.0] * 100 + [0.0] * 100])))
+    '50 % [43, 57]'
+    """
+    seeds, by_problem = len(values), np.append(values.mean(0), (low, high, low, high))
+    variance = Z95**2 * float(by_problem.var(ddof=1)) / len(by_problem)
+    if seeds > 1:
+        quantile = STUDENT[seeds - 2] if seeds < 12 else Z95 + (Z95**3 + Z95) / (4 * (seeds - 1))
+        variance += quantile**2 * float(values.mean(1).var(ddof=1)) / seeds
+    half, centre = math.sqrt(variance), float(by_problem.mean())
+    return Estimate(float(values.mean()), max(low, centre - half), min(high, centre + half))

@@ -26,6 +26,7 @@ from covey.models.policy import Policy
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import first_coefficients
 from covey.prompts import Prompted
+from covey.rewards.groups import credited
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.rollout import Progress, sampling_params, score_each
@@ -135,7 +136,7 @@ def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
         if not whole:
             raise
         stopped = True
-    found = [group.result() for group in whole]
+    found = [credited(group.result(), parts.stage.algorithm.credit) for group in whole]
     return Measured(found, time.monotonic() - begun, len(problems), scorer.stats, stopped)
 
 

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 
 import numpy as np
 import torch
 
 from covey.config.schema import Rollout
+from covey.continuations import Cut, with_segments
+from covey.errors import DataError
+from covey.objective.advantages import running_means
 from covey.objective.algorithms import Algorithm
+from covey.objective.bound import setting_defaults
+from covey.objective.credit import segment_difference
 from covey.objective.data import FilterData
+from covey.processes import by_first, first, gather, interleaved, mine, shared, size
 from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
@@ -24,8 +30,8 @@ from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
-from covey.tasks.difficulty import Difficulty, allocate
-from covey.types import Group
+from covey.tasks.difficulty import Difficulty, Memory, allocate
+from covey.types import Group, Problem
 
 Progress = Callable[[int, int], None]
 """Told (completions done, completions asked for); may raise to stop."""
@@ -37,12 +43,14 @@ class Position:
 
     cursor: int = 0
     """Problems taken from the data, epoch after epoch."""
-    difficulty: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    difficulty: Memory = field(default_factory=dict)
     """``Difficulty.state``, where sampling follows it."""
     unjudged: Sequence[tuple[int, int]] = ()
     """Failures and scores of the last steps."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """How often in a row a reward has refused a correct canary."""
+    means: Mapping[str, float] = field(default_factory=dict)
+    """Running means of rewards, by role, for an estimator whose baseline they are."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ class Rollouts:
     @property
     def _remembers(self) -> bool:
         """Whether what is sampled follows from how hard problems were."""
-        return self.rollout.curriculum != "off" or self.rollout.adapt_group_size
+        rollout = self.rollout
+        return rollout.curriculum != "off" or rollout.adapt_group_size or rollout.retire_after > 0
 
     def after(self, step: int, position: Position, progress: Progress) -> Iterator[RolloutBatch]:
         """The batches of this step and the later ones; ``position`` is that of the batch before.
@@ -128,40 +137,75 @@ class Rollouts:
         used, refills = 0, -1
         while len(kept) < wanted and refills < self.rollout.max_resampling_rounds:
             left = wanted - len(kept)
-            chosen = self._choose(step, cursor, used, left, list(seen), difficulty)
+            chosen, passed = self._choose(step, cursor, used, left, list(seen), difficulty)
             groups = self._round(step, chosen, difficulty, scorer, progress)
-            used, refills = used + len(chosen), refills + 1
+            used, refills = used + passed, refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
                 (kept if self._wanted(group) else filtered).append(group)
+        kept, means = self._with_running_means(kept, position.means)
         groups = [*kept, *filtered]
-        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.refused)
+        asked = partial(ask_canaries, scorer, groups[step % len(groups)].problem, position.refused)
+        refused = by_first(asked)
+        elsewhere = by_first(partial(paid_elsewhere, scorer, groups))
+        stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         for index, group in seen.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
             "rollout/resampling_rounds": float(refills),
             "rollout/filtered": float(len(filtered)),
-            "rollout/reward_calls": float(scorer.calls),
-            "rollout/scored": float(scorer.completions),
+            "rollout/reward_calls": float(stats.calls),
+            "rollout/scored": float(stats.completions),
             **_kept_tokens(groups),
-            **paid_elsewhere(scorer, groups),
+            **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
         }
         remembered = difficulty.state() if self._remembers else {}
-        after = Position(cursor + used, remembered, unjudged, refused)
-        return RolloutBatch(kept, filtered, after, self.sampler.version, scorer.stats, metrics)
+        after = Position(cursor + used, remembered, unjudged, refused, means)
+        return RolloutBatch(kept, filtered, after, self.sampler.version, stats, metrics)
 
     def _choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Sequence[int], difficulty: Difficulty
-    ) -> list[tuple[int, int]]:
-        """The next problems: (number, epoch), in the epoch's order or drawn with pass rates near 1/2."""
+    ) -> tuple[list[tuple[int, int]], int]:
+        """The next problems, (number, epoch) each, and how many were passed with those that are retired.
+
+        In the epoch's order, or drawn with pass rates near 1/2.
+        """
+        retired = difficulty.retired(self.rollout.retire_after)
         if self.rollout.curriculum == "frontier":
             stream = key(self.seed, "frontier", step, used)
-            return [(index, step) for index in difficulty.choose(stream, wanted, without=seen)]
-        positions = range(cursor + used, cursor + used + wanted)
-        turns = [divmod(position, len(self.problems)) for position in positions]
-        return [(int(self._order(epoch)[place]), epoch) for epoch, place in turns]
+            without = {*seen, *map(int, np.flatnonzero(retired))}
+            drawn = difficulty.choose(stream, wanted, without=list(without))
+            return [(index, step) for index in drawn], len(drawn)
+        chosen: list[tuple[int, int]] = []
+        passed = 0
+        while len(chosen) < wanted:
+            epoch, place = divmod(cursor + used + passed, len(self.problems))
+            index = int(self._order(epoch)[place])
+            chosen += [] if retired[index] else [(index, epoch)]
+            passed += 1
+        return chosen, passed
+
+    def _with_running_means(
+        self, groups: list[Group], means: Mapping[str, float]
+    ) -> tuple[list[Group], Mapping[str, float]]:
+        """Groups with the running mean before each completion, where the estimator's baseline it is."""
+        if "running_mean" not in self.algorithm.needs:
+            return groups, means
+        settings = self.algorithm.advantage.all_settings
+        decay, by = settings.get("decay", 0.95), settings.get("by")
+        now, found = dict(means), []
+        for group in groups:
+            if by is not None and by not in group.problem.columns:
+                raise DataError(
+                    f"{group.problem.id}: no column {by!r}, which algorithm.advantage.by names; write "
+                    f"data.columns: {{{by}: ...}} or leave it out"
+                )
+            role = "" if by is None else str(group.problem.columns[by])
+            before, now[role] = running_means(torch.from_numpy(group.rewards), now.get(role, 0.0), decay)
+            found.append(replace(group, running_mean=before.numpy()))
+        return found, now
 
     def _wanted(self, group: Group) -> bool:
         known = group.scorable
@@ -188,11 +232,11 @@ class Rollouts:
         """Sample and score some problems, (number, epoch) each."""
         problems, requests = [], []
         sizes = self._sizes([index for index, _ in chosen], difficulty)
-        for (index, epoch), size in zip(chosen, sizes, strict=True):
+        for (index, epoch), samples in zip(chosen, sizes, strict=True):
             prompted = self.problems[index]
             identity = (self.seed, "rollout", step, prompted.problem.id, epoch)
             problems.append(prompted)
-            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(size)]))
+            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)]))
         params = sampling_params(self.rollout)
         groups = self._scored(problems, requests, params, scorer, progress)
         if "greedy_reward" in self.algorithm.needs:
@@ -201,6 +245,15 @@ class Rollouts:
             groups = [
                 replace(g, greedy_reward=float(b.rewards[0])) for g, b in zip(groups, greedy, strict=True)
             ]
+        if "segments" in self.algorithm.needs:
+
+            def stream(cut: Cut, number: int) -> int:
+                return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
+
+            score = partial(score_all, scorer=scorer, progress=progress)
+            settings = {**setting_defaults(segment_difference), **self.algorithm.advantage.all_settings}
+            decode = self.rewards.decode
+            groups = with_segments(groups, settings, self.sampler, params, decode, stream, score)
         return groups
 
     def _scored(
@@ -239,10 +292,25 @@ def score_all(
 ) -> list[Group]:
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
-    Results are in the order of the requests, in whatever order completions end.
+    Results are in the order of the requests, in whatever order completions end. Each of several processes
+    samples and judges its share, and gets the groups of the others.
     """
-    whole = dict(score_each(problems, requests, sampler, params, scorer, progress))
-    return [whole[number].result() for number in range(len(requests))]
+    everybody = size() == 1 or sampler.shares
+    numbers = mine(len(requests)) if everybody else range(len(requests) if first() else 0)
+
+    def ours() -> list[Group]:
+        asked = [(problems[n], requests[n]) for n in numbers]
+        own_problems, own_requests = [p for p, _ in asked], [r for _, r in asked]
+        whole = dict(score_each(own_problems, own_requests, sampler, params, scorer, progress))
+        groups = [whole[number].result() for number in range(len(asked))]
+        return groups if size() == 1 else [replace(g, problem=NO_PROBLEM) for g in groups]
+
+    found = interleaved(shared(ours))
+    return [replace(g, problem=p.problem, prompt=p.tokens) for g, p in zip(found, problems, strict=True)]
+
+
+NO_PROBLEM = Problem("", "")
+"""Stands for a group's problem on its way to other processes, which have it."""
 
 
 def score_each(
@@ -256,6 +324,8 @@ def score_each(
     """``score_all``, each group with its number as soon as its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
+    if not requests:
+        return
     for done, (number, sample, completion) in enumerate(sampler.sample(requests, params), start=1):
         progress(done, sum(sizes))
         groups[number].add(sample, completion)

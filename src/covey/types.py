@@ -201,6 +201,10 @@ class Group:
     """name -> (G,): everything each reward function said."""
     greedy_reward: float | None = None
     """Reward of the greedy completion, for estimators whose baseline it is."""
+    running_mean: np.ndarray | None = None
+    """(G,) float64: of earlier rewards, before each completion, for estimators whose baseline it is."""
+    segments: tuple[StepRewards, ...] = ()
+    """(G,): the value after each segment but the last, for estimators that ask what continuations earn."""
     verdict: str = ""
     """Name of the component that says which completions are correct; a single one needs no name."""
     credit: Credit = "completion"
@@ -238,10 +242,11 @@ class Group:
             return len(set(self.rewards[self.scorable].tolist())) < 2
         if self.credit == "token":
             return not self.scorable.any()
-        return all(len(set(of)) < 2 for name, of in self._compared.items() if self.weights.get(name, 1.0))
+        each = [self.compared(i) for i in range(len(self.completions))]
+        return all(len(set().union(*(own[name] for own in each))) < 2 for name in each[0])
 
-    @property
-    def _compared(self) -> dict[str, list[float]]:
-        """name -> everything that the function paid in this group."""
-        values = {name: own[~np.isnan(own)].tolist() for name, own in self.components.items()}
-        return values | {name: [v for s in own for v in s.values] for name, own in self.steps.items()}
+    def compared(self, i: int) -> dict[str, set[float]]:
+        """name -> what the function paid completion i: for its steps, where it gives any."""
+        values = {name: set(own[[i]][~np.isnan(own[[i]])].tolist()) for name, own in self.components.items()}
+        paid = values | {name: set(own[i].values) for name, own in self.steps.items()}
+        return {name: own for name, own in paid.items() if self.weights.get(name, 1.0)}

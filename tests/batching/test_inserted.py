@@ -29,7 +29,7 @@ from covey.rewards.contract import Context, Reward
 from covey.rewards.length import soft_overlong
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
-from covey.types import Completion, Group
+from covey.types import Completion, Group, StepRewards
 
 TOOL = np.array([40, 41, 42])
 
@@ -75,7 +75,8 @@ def test_no_preset_has_a_gradient_at_an_inserted_token(name: str) -> None:
     away = torch.linspace(-1, 1, 15).view(shape)  # also at inserted places and the padding
     known = dict.fromkeys(("old_logprobs", "ref_logprobs", "old_entropy", "old_collision"), away - 2)
     batch = replace(batch, **known, noise=away, selected=away > 0)
-    groups = [replace(groups[0], greedy_reward=0.2)]
+    segments = (StepRewards([0.5], [0]),) * 3
+    groups = [replace(groups[0], greedy_reward=0.2, running_mean=np.zeros(3), segments=segments)]
     batch = with_advantages(batch, groups, algorithm)
     assert not batch.advantages[~batch.mask].any()
     (micro,) = micro_batches(batch, 1000, 9)

@@ -9,9 +9,10 @@ import torch
 from tests.objective.table import inputs_of, leaves, made_batch, made_groups
 from torch import Tensor
 
-from covey.config.contradictions import contradictions, notes_on, rules_of_ratio
+from covey.config.contradictions import ACTS_AT_ONE, contradictions, notes_on, rules_of_ratio
 from covey.objective import ratios, surrogates, token_weights
-from covey.objective.algorithms import AXES, PRESETS
+from covey.objective.algorithms import PRESETS
+from covey.objective.axes import AXES
 from covey.objective.bound import bind, data_names, setting_defaults
 
 OTHER: dict[str, Any] = {
@@ -43,6 +44,7 @@ CASES = [
     for axis, functions in {**AXES, "token_weights": READS}.items()
     if axis in ("ratio", "surrogate", "token_weights")
     for function in functions
+    if function not in ACTS_AT_ONE
     for setting in setting_defaults(function)
 ]
 
@@ -77,6 +79,12 @@ def test_settings_that_are_said_not_to_act_do_not_and_do_off_policy(
     ]
     assert differences[0] < 1e-12
     assert max(differences[1:]) > 1e-6
+
+
+def test_what_acts_at_a_ratio_of_one_is_not_said_to_be_idle() -> None:
+    one, other = (moved(0.0, "surrogate", surrogates.group_classification, tau=t)[1] for t in (0.5, 1.0))
+    assert not torch.allclose(one, other)
+    assert notes_on(PRESETS["real"], updates=1) == []
 
 
 def test_what_is_refused_changes_nothing_at_all() -> None:

@@ -48,7 +48,7 @@ def test_what_to_write_instead_are_settings() -> None:
 def algorithm(**given: Any) -> dict[str, Any]:
     """What TRL's names come to, without what is empty."""
     full = describe(build_algorithm(trl.algorithm_of(given)))
-    return {axis: value for axis, value in full.items() if value not in (None, [])}
+    return {axis: value for axis, value in full.items() if value not in (None, [], 0.0)}
 
 
 def clip(low: float, high: float, dual: float | None = None) -> dict[str, Any]:
@@ -56,13 +56,18 @@ def clip(low: float, high: float, dual: float | None = None) -> dict[str, Any]:
 
 
 TRL_DEFAULT = {
-    "advantage": {"name": "group_zscore", "ddof": 1, "eps": 1e-4},
+    "advantage": {"name": "group_zscore", "ddof": 1, "eps": 1e-4, "single": "zero"},
     "ratio": {"name": "token"},
     "surrogate": clip(0.2, 0.2),
-    "reduce": {"name": "token_mean"},
+    "reduce": {"name": "token_mean", "eps": 0.0},
     "old": "trainer",
 }
-CENTRED = {"name": "group_centered"}
+CENTRED = {"name": "group_centered", "single": "zero"}
+
+
+def rows_of(name: str, **settings: object) -> dict[str, object]:
+    """A mean over completions, those without a trained token included."""
+    return {"name": name, "rows": "all", **settings}
 
 
 @pytest.mark.parametrize(
@@ -72,14 +77,14 @@ CENTRED = {"name": "group_centered"}
         ({"epsilon": 0.1}, {"surrogate": clip(0.1, 0.1)}),
         ({"epsilon_high": 0.28}, {"surrogate": clip(0.2, 0.28)}),
         ({"epsilon": 0.1, "epsilon_high": 0.28, "delta": 4}, {"surrogate": clip(0.1, 0.28, 4)}),
-        ({"loss_type": "grpo"}, {"reduce": {"name": "sequence_mean"}}),
-        ({"loss_type": "dr_grpo"}, {"reduce": {"name": "constant_length", "length": None}}),
+        ({"loss_type": "grpo"}, {"reduce": rows_of("sequence_mean", eps=0.0)}),
+        ({"loss_type": "dr_grpo"}, {"reduce": rows_of("constant_length", length=None)}),
         (
             {"loss_type": "luspo", "epsilon": 2e-3, "importance_sampling_level": "sequence"},
             {
                 "ratio": {"name": "sequence"},
                 "surrogate": clip(2e-3, 2e-3),
-                "reduce": {"name": "sequence_sum"},
+                "reduce": rows_of("sequence_sum"),
             },
         ),
         (
@@ -90,7 +95,7 @@ CENTRED = {"name": "group_centered"}
             {"loss_type": "sapo", "sapo_temperature_neg": 1.2},
             {
                 "surrogate": {"name": "sapo", "tau_up": 1.0, "tau_down": 1.2},
-                "reduce": {"name": "sequence_mean"},
+                "reduce": rows_of("sequence_mean", eps=0.0),
             },
         ),
         (
@@ -110,11 +115,11 @@ CENTRED = {"name": "group_centered"}
         (
             {"multi_objective_aggregation": "normalize_then_sum"},
             {
-                "advantage": {"name": "component_zscore", "ddof": 1, "eps": 1e-4},
+                "advantage": {"name": "component_zscore", "ddof": 1, "eps": 1e-4, "single": "zero"},
                 "whiten": {"name": "sample_zscore", "ddof": 1, "eps": 1e-4},
             },
         ),
-        ({"off_policy_mask_threshold": 0.5}, {"correction": {"name": "off_policy_mask", "delta": 0.5}}),
+        ({"off_policy_mask_threshold": 0.5}, {"correction": [{"name": "off_policy_mask", "delta": 0.5}]}),
         ({"entropy_coef": 0.01}, {"entropy": {"coef": 0.01, "target": None}}),
         ({"beta": 0.0}, {}),
     ],

@@ -17,11 +17,13 @@ from tests.objective.test_loss import made_inputs, t
 
 import covey
 from covey.objective import corrections
-from covey.objective.algorithms import AXES, PRESETS, Algorithm
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.axes import AXES
 from covey.objective.bound import Bound, bind
 from covey.objective.diagnostics import (
     gradient_shares,
     group_metrics,
+    step_spread,
     token_metrics,
     token_stats,
     value_metrics,
@@ -59,7 +61,7 @@ def row(name: str, algorithm: Algorithm) -> str:
     kl = algorithm.kl
     pull = f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else ""
     pull += " response" if kl and kl.level == "response" else ""
-    rest = [algorithm.select_tokens, *algorithm.token_weights, algorithm.correction, algorithm.filter]
+    rest = [algorithm.select_tokens, *algorithm.token_weights, *algorithm.correction, algorithm.filter]
     more = [short(c) for c in rest if c] + (["old sampler"] if algorithm.old == "sampler" else [])
     more += [f"critic {algorithm.critic.trunk}"] if algorithm.critic else []
     axes = (algorithm.advantage, algorithm.whiten, algorithm.ratio, algorithm.surrogate)
@@ -99,7 +101,7 @@ def logged() -> set[str]:
     """Every metric that a step can log: what the functions return, and what the report adds."""
     everything = replace(
         PRESETS["grpo"],
-        correction=bind(corrections.decoupled),
+        correction=(bind(corrections.decoupled),),
         entropy=None,
         surrogate=PRESETS["dapo"].surrogate,
     )
@@ -111,7 +113,8 @@ def logged() -> set[str]:
     groups = [replace(one, components={**one.components, "other_answer": one.rewards})]
     verdicts = {"reward/NAME/STATUS", "reward/NAME/PART", "user/NAME"}  # tests/rewards/test_canaries.py
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
-    names |= set(Difficulty(3).metrics()) | signs()
+    steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
+    names |= set(Difficulty(3).metrics()) | signs() | set(step_spread([replace(one, steps={"j": steps})]))
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
     for file in ("metrics.py", "rollout.py", "training/preference.py", "training/reward_model.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")

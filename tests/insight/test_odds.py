@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb
 
 import numpy as np
 import pytest
 
 from covey.insight.odds import dead_share, reward_counts
+from covey.types import StepRewards
 from tests.fakes import group
 
 
@@ -53,3 +55,20 @@ def test_no_success_is_no_proof_of_never() -> None:
 def test_unscored_completions_do_not_count() -> None:
     assert reward_counts(group([1.0, float("nan"), 0.0])) == {1.0: 1, 0.0: 1}
     assert dead_share([reward_counts(group([float("nan")] * 4))], 4).value == 1
+
+
+def test_by_step_a_completion_with_two_values_makes_any_group_live() -> None:
+    """Outcomes 1 and 2 are all right, 3 is mixed, 4 all wrong: of the six pairs only (1, 2) ties."""
+    steps = tuple(StepRewards(values, range(len(values))) for values in ((1, 1), (1,), (1, 0), (0, 0)))
+    by_step = replace(group([2.0, 1.0, 1.0, 0.0]), steps={"judge": steps}, components={}, credit="step")
+    assert not by_step.dead
+    assert dead_share([reward_counts(by_step)], 2).value == pytest.approx(1 / 6)
+    alike = replace(by_step, steps={"judge": (steps[0], steps[1]) * 2})
+    assert alike.dead
+    assert dead_share([reward_counts(alike)], 4).value == 1
+
+
+def test_compared_with_a_critic_every_group_is_live() -> None:
+    by_token = replace(group([1.0, 1.0, 1.0, 1.0]), credit="token")
+    assert dead_share([reward_counts(by_token)], 4).value == 0
+    assert dead_share([reward_counts(by_token)], 16).value < 0.01

@@ -47,7 +47,7 @@ def with_kl(estimator, **settings) -> Algorithm:
 
 
 def with_weight(function, **settings) -> Algorithm:
-    return replace(PLAIN, correction=bind(function, **settings))
+    return replace(PLAIN, correction=(bind(function, **settings),))
 
 
 VARIANTS: Mapping[str, Algorithm] = {
@@ -58,7 +58,29 @@ VARIANTS: Mapping[str, Algorithm] = {
     "token_baseline": replace(PLAIN, advantage=bind(credit.optimal_token_baseline)),
     "best_of_two": replace(PLAIN, advantage=bind(advantages.pass_at_k, k=2)),
     "process_siblings": replace(PLAIN, advantage=bind(credit.process_leave_one_out, gamma=0.9)),
-    "dro": replace(PLAIN, surrogate=bind(surrogates.dro, beta=0.5)),
+    "singles_kept": replace(PLAIN, advantage=bind(advantages.group_zscore, single="reward")),
+    "short": replace(PLAIN, advantage=bind(advantages.length_penalized, weight=0.5)),
+    "discounted": replace(PLAIN, advantage=bind(credit.discounted_return, gamma=0.9)),
+    "rows_all": replace(PLAIN, reduce=bind(reductions.sequence_mean, rows="all", eps=1e-3)),
+    "gpg_rewards": replace(PRESETS["gpg"], whiten=bind(advantages.valid_group_scale, of="rewards")),
+    "rpp_floor": replace(
+        PRESETS["reinforce_pp"], whiten=bind(advantages.token_zscore, ddof=0, eps=0.0, floor=0.5)
+    ),
+    "imitation": replace(PLAIN, nll=0.1),
+    "real_sharp": replace(
+        PLAIN,
+        surrogate=bind(surrogates.group_classification, tau=0.1),
+        reduce=bind(reductions.prompt_mean),
+    ),
+    "kl_score_bounded": with_kl(penalties.k3, gradient="score", bound=0.05),
+    "kl_sampler": with_kl(penalties.k2, to="sampler"),
+    "two_corrections": replace(
+        PLAIN,
+        correction=(
+            bind(corrections.truncated, cap=1.2),
+            bind(corrections.geometric_mask, low=0.9, high=1.15),
+        ),
+    ),
     "token_sum": replace(PLAIN, reduce=bind(reductions.token_sum)),
     "process_own_step": replace(PLAIN, advantage=bind(credit.process_zscore, credit="own_step")),
     "process_min_form": replace(PLAIN, advantage=bind(credit.process_zscore, credit="min_form")),
@@ -136,6 +158,11 @@ def made_groups(rewards: Sequence[Sequence[float]] = REWARDS, shift: float = 0.0
                     )
                 },
                 greedy_reward=(of_group[0] if tied else 0.5) + shift,
+                running_mean=np.full(len(values), (of_group[0] if tied else 0.5) + shift),
+                segments=tuple(
+                    StepRewards([(of_group[0] if tied else 0.1 * (identity % 7)) + shift], [0])
+                    for _ in completions
+                ),
             )
         )
     return groups
@@ -182,6 +209,8 @@ def made_batch(algorithm: Algorithm, groups: Sequence[Group], dtype: torch.dtype
     batch = replace(batch, **known)
     if algorithm.old == "sampler":
         batch = replace(batch, old_logprobs=batch.sampler_logprobs)
+    if algorithm.nll:
+        batch = replace(batch, correct=batch.rewards.nan_to_num(0.0) > 0.5)
     if algorithm.critic is not None:
         batch = replace(batch, values=per_token("values")[rows, : batch.mask.shape[1]])
     batch = with_advantages(batch, groups, algorithm)
@@ -215,7 +244,8 @@ def evaluated(
     """Loss of an optimizer step on the batch, cut by ``budget``, and the gradient by completion id."""
     policy = leaves(batch.advantages.dtype)
     total = policy.logprobs.new_zeros(())
-    for micro in micro_batches(batch, budget, max_tokens=LONGEST, skip_idle=skip_idle):
+    whole = algorithm.whole_groups
+    for micro in micro_batches(batch, budget, LONGEST, skip_idle=skip_idle, whole_groups=whole):
         place = micro.packed.place
         mine = identities(micro.rows)
         scores = TokenScores(*(leaf[mine][:, : place.shape[1]][place] for leaf in policy))
@@ -244,5 +274,7 @@ def inputs_of(batch: Batch, policy: Leaves, **changes) -> LossInputs:
         "entropy": policy.entropy[rows, :width],
         "full_kl": policy.full_kl[rows, :width],
         "selected": batch.selected,
+        "correct": batch.correct,
+        "group": batch.group,
     }
     return LossInputs(**{**given, **changes})

@@ -24,11 +24,14 @@ from covey.objective.advantages import (
     group_zscore,
     leave_one_out,
     leave_one_out_zscore,
+    length_penalized,
     length_weighted,
     mean_normalized,
     pass_at_k,
     per_completion,
     reward,
+    running_baseline,
+    running_means,
     sample_zscore,
     standard_deviation,
     token_zscore,
@@ -205,10 +208,12 @@ def test_valid_group_scale_makes_up_for_groups_without_signal() -> None:
     # Three groups of 2, 1 and 1 completions; the last says nothing: 4 / 3.
     advantages = torch.tensor([[1.0], [-1.0], [2.0], [0.0]], dtype=torch.float64)
     mask = torch.ones(4, 1).bool()
-    got = valid_group_scale(advantages, mask, torch.tensor([0, 0, 1, 2]))
-    torch.testing.assert_close(got, advantages * 4 / 3)
+    group, rewards = torch.tensor([0, 0, 1, 2]), t(1, 0, 1, 1)
+    torch.testing.assert_close(valid_group_scale(advantages, mask, group, rewards), advantages * 4 / 3)
+    by_reward = valid_group_scale(advantages, mask, group, t(1, 0, 0, 1), of="rewards")
+    torch.testing.assert_close(by_reward, advantages * 4 / 2)
     none = torch.zeros(4, 1).double()
-    torch.testing.assert_close(valid_group_scale(none, mask, torch.tensor([0, 0, 1, 2])), none)
+    torch.testing.assert_close(valid_group_scale(none, mask, group, rewards), none)
 
 
 @pytest.mark.parametrize(
@@ -244,3 +249,40 @@ def test_pass_at_k_of_rewards_between_is_the_mean_over_all_sets() -> None:
         ]
         close(pass_at_k(t(*rewards), k=k), *expected)
     assert not pass_at_k(t(0.7, 0.7, 0.7), k=2, eps=0.0).any()
+
+
+def test_a_completion_without_siblings() -> None:
+    alone = t(0.7)
+    for function in (group_centered, group_zscore, leave_one_out):
+        assert function(alone).tolist() == [0.0]
+    assert group_centered(alone, single="reward").tolist() == [0.7]
+    assert leave_one_out(alone, single="reward").tolist() == [0.7]
+    assert length_weighted(alone, t(5), single="reward").tolist() == [0.7]
+    # verl: (.7 - 0) / (1 + eps).
+    assert group_zscore(alone, eps=0.4, single="reward").item() == pytest.approx(0.5)
+    # With siblings nothing changes.
+    assert group_zscore(t(1, 0), eps=0.0, single="reward").tolist() == group_zscore(t(1, 0), eps=0.0).tolist()
+
+
+def test_a_floor_under_the_variance() -> None:
+    # Tokens -1, 1, 1, -1: variance 1 over four. A floor of 4 halves what eps alone would leave.
+    values, mask = t(1, -1, -1, 1)[None], torch.ones(1, 4).bool()
+    torch.testing.assert_close(token_zscore(values, mask, ddof=0, eps=0.0), values)
+    torch.testing.assert_close(token_zscore(values, mask, ddof=0, eps=0.0, floor=4.0), values / 2)
+
+
+def test_a_running_mean_is_that_of_before() -> None:
+    # b: 0, then .5 * 0 + .5 * 1 = .5, an unjudged one leaves it, then .25 + .5 * 2 = 1.25.
+    before, after = running_means(t(1, math.nan, 2), 0.0, decay=0.5)
+    assert before.tolist() == [0.0, 0.5, 0.5]
+    assert after == 1.25
+    assert running_baseline(t(1, 3), t(0.25, 0.5)).tolist() == [0.75, 2.5]
+
+
+def test_brevity_counts_by_the_pass_rate() -> None:
+    # Rewards 1 and 0, mean 1/2; lengths 4 and 2 of at most 4: s = 1 - .4 / 2, 0 - .4 / 4; mean .35.
+    got = length_penalized(t(1, 0), t(4, 2), weight=0.4)
+    torch.testing.assert_close(got, t(0.45, -0.45))
+    # A solved group teaches brevity, a hopeless one nothing.
+    torch.testing.assert_close(length_penalized(t(1, 1), t(4, 2), weight=0.4), t(-0.1, 0.1))
+    assert not length_penalized(t(0, 0), t(4, 2)).any()

@@ -19,7 +19,8 @@ from covey.objective import (
     surrogates,
     token_weights,
 )
-from covey.objective.algorithms import AXES, PRESETS, Entropy
+from covey.objective.algorithms import PRESETS, Entropy
+from covey.objective.axes import AXES
 from covey.objective.bound import bind
 from covey.objective.data import OFFERED
 from covey.objective.penalties import KL
@@ -63,7 +64,8 @@ def test_every_form_of_an_axis() -> None:
             "whiten": {"name": "batch_std", "of": "advantages"},
             "kl": 0.5,
             "entropy": {"target": 0.3},
-            "correction": {"name": "masked", "high": 3},
+            "correction": [{"name": "masked", "high": 3}, "geometric_mask"],
+            "nll": 0.1,
             "select_tokens": "top_entropy",
             "token_weights": ["selected_only", {"name": "unlikely_only", "below": 0.8}],
             "filter": None,
@@ -74,7 +76,10 @@ def test_every_form_of_an_axis() -> None:
     assert got.whiten == bind(advantages.batch_std, of="advantages")
     assert got.kl == KL(coef=0.5)
     assert got.entropy == Entropy(target=0.3)
-    assert got.correction == bind(corrections.masked, high=3.0)
+    assert got.correction == (bind(corrections.masked, high=3.0), bind(corrections.geometric_mask))
+    assert build_algorithm({"correction": "masked"}).correction == (bind(corrections.masked),)
+    assert build_algorithm({"correction": None}).correction == ()
+    assert got.nll == 0.1
     assert got.token_weights == (
         bind(token_weights.selected_only),
         bind(token_weights.unlikely_only, below=0.8),
@@ -117,6 +122,8 @@ def test_every_form_of_an_axis() -> None:
         ({"entropy": {"estimator": "k1"}}, "no such setting"),
         ({"kl": {"place": "los"}}, "'loss' or 'reward'"),
         ({"kl": {"coef": -1}}, "greater than or equal to 0"),
+        ({"nll": -1}, "greater than or equal to 0"),
+        ({"correction": 3}, "not a list"),
         ({"kl": {"target": 0}}, "greater than 0"),
         ({"kl": {"refresh_every": 0}}, "greater than or equal to 1"),
         ({"kl": {"refresh_mix": 2}}, "less than or equal to 1"),
@@ -175,7 +182,7 @@ def test_every_axis_knows_the_data_its_functions_ask_for() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_do_not_contradict_themselves(name: str) -> None:
     # What is driven by the size of the ratio does nothing at all with one update.
-    updates = 2 if name in ("kl_cov", "fipo") else 1
+    updates = 2 if name in ("kl_cov", "fipo", "dro") else 1
     assert contradictions(PRESETS[name], group_size=8, updates=updates) == []
 
 
@@ -207,12 +214,12 @@ def pulled(ref_log_ratio):
         (replace(GRPO, entropy=Entropy()), "weighs nothing"),
         (replace(GRPO, ratio=bind(ratios.on_policy)), "always 1"),
         (replace(PRESETS["dppo"], ratio=bind(ratios.sequence)), "has no effect"),
-        (replace(GRPO, old="sampler", correction=bind(corrections.truncated)), "nothing to correct"),
+        (replace(GRPO, old="sampler", correction=(bind(corrections.truncated),)), "nothing to correct"),
         (replace(PRESETS["entropy_80_20"], old="sampler"), "old_entropy is only known"),
         (replace(GRPO, token_weights=(bind(token_weights.selected_only),)), "name one"),
         (replace(GRPO, select_tokens=bind(token_weights.top_entropy)), "nothing uses"),
         (
-            replace(GRPO, correction=bind(corrections.masked, low=5.0, high=2.0)),
+            replace(GRPO, correction=(bind(corrections.masked, low=5.0, high=2.0),)),
             "low 5 must lie below high 2",
         ),
         (replace(GRPO, advantage=bind(advantages.pass_at_k, k=8)), "of 8 completions"),
@@ -230,7 +237,9 @@ def pulled(ref_log_ratio):
         (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.0, high=1.0)), "keeps every group"),
         (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.3, high=0.35)), "no pass rate of 8"),
         (replace(GRPO, filter=bind(filters.pass_rate_band, low=0.8, high=0.2)), "no pass rate of 8"),
-        (replace(GRPO, token_weights=(bind(pulled),)), "ref_log_ratio is asked for, which needs a reference"),
+        (replace(GRPO, kl=KL(bind(penalties.k2), to="sampler", target=1.0)), "no reference to move"),
+        (replace(GRPO, kl=KL(bind(penalties.full), to="sampler")), "needs the reference's distribution"),
+        (replace(GRPO, token_weights=(bind(pulled),)), "ref_log_ratio is asked for, which needs one"),
     ],
 )
 def test_contradictions_are_refused_with_the_reason(algorithm, says: str) -> None:
@@ -242,7 +251,7 @@ def test_contradictions_are_refused_with_the_reason(algorithm, says: str) -> Non
 def test_a_group_of_one_needs_an_estimator_without_siblings() -> None:
     for name, algorithm in PRESETS.items():
         alone = contradictions(algorithm, group_size=1, updates=1)
-        needs_none = name in {"reinforce", "remax", "reinforce_pp", "grpo_process", "ppo", "vapo"}
+        needs_none = name in {"reinforce", "remax", "reinforce_pp", "rae", "grpo_process", "ppo", "vapo"}
         assert (alone == []) == needs_none, name
     assert contradictions(replace(PRESETS["remax"], filter=PRESETS["dapo"].filter), 1, 1) == [
         "rollout.group_size 1: a single completion is never informative; use filter: null"
@@ -282,6 +291,11 @@ def test_several_updates_need_a_ratio() -> None:
 
 
 def test_opsm_measures_drift_against_the_sampler_itself() -> None:
-    assert (
-        contradictions(replace(GRPO, old="sampler", correction=bind(corrections.off_policy_mask)), 8, 4) == []
-    )
+    opsm = (bind(corrections.off_policy_mask),)
+    assert contradictions(replace(GRPO, old="sampler", correction=opsm), 8, 4) == []
+    two = (*opsm, bind(corrections.truncated))
+    assert "truncated has nothing" in contradictions(replace(GRPO, old="sampler", correction=two), 8, 4)[0]
+
+
+def test_a_lone_completion_that_keeps_its_reward_needs_no_siblings() -> None:
+    assert contradictions(build_algorithm({"name": "grpo", "dialect": "verl-0.9.1"}), 1, 1) == []

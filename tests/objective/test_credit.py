@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from covey.objective.credit import (
+    discounted_return,
     optimal_token_baseline,
     prefix_tree,
     prefix_values,
@@ -149,10 +150,18 @@ def test_the_credit_of_a_completion_sums_to_its_advantage() -> None:
 
 
 def test_segment_difference() -> None:
-    # Values 1/4 before, 1/2 after the first segment, 1 at the end.
-    segment = torch.tensor([[0, 0, 1, 1]])
-    got = segment_difference(t([0.25, 0.5, 1.0]), segment, torch.tensor([[1, 1, 1, 0]]).bool())
-    assert got.tolist() == [[0.25, 0.25, 0.5, 0.0]]
+    # The group's mean, 1/2, before; 3/4 after the first's first segment, 1 at its end. The other is whole.
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    got = segment_difference(v(1, 0), [StepRewards([0.75], [1]), StepRewards([], [])], mask)
+    assert got.tolist() == [[0.25, 0.25, 0.25, 0.0], [-0.5, -0.5, -0.5, -0.5]]
+
+
+def test_discounted_return() -> None:
+    # 1 at the last token, gamma 1/2: 1/4, 1/2, 1; a masked gap does not count as a token.
+    paid, mask = t([0, 0, 1, 0], [0, 0, 0, 1]), torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]]).bool()
+    got = discounted_return(paid, mask, gamma=0.5)
+    assert got.tolist() == [[0.25, 0.5, 1.0, 0.0], [0.25, 0.0, 0.5, 1.0]]
+    assert discounted_return(paid, mask)[0].tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
 # --- the optimal token baseline -------------------------------------------------------------------

@@ -18,6 +18,7 @@ from covey.objective.diagnostics import (
     gradient_coefficient,
     gradient_shares,
     group_metrics,
+    step_spread,
     text_metrics,
     token_metrics,
     token_record,
@@ -25,6 +26,7 @@ from covey.objective.diagnostics import (
 )
 from covey.objective.loss import policy_loss
 from covey.objective.penalties import KL
+from covey.types import StepRewards
 from tests.fakes import group
 from tests.objective.test_loss import algorithm, made_inputs, t
 
@@ -60,7 +62,7 @@ def test_tokens_without_advantage_are_not_silenced() -> None:
 def test_mismatch_and_importance_correction() -> None:
     # Mismatches .5, 0 and 1; trainer / sampler 1.65, 1, 2.72; IcePop to [.5, 2] drops the last.
     inputs = made_inputs(sampler_logprobs=t([-1.5, -2], [-4, 9]))
-    metrics = seen(algorithm(correction=bind(corrections.masked, low=0.5, high=2.0)), inputs)
+    metrics = seen(algorithm(correction=(bind(corrections.masked, low=0.5, high=2.0),)), inputs)
     assert metrics["mismatch/mean"] == pytest.approx(0.5)
     assert metrics["mismatch/max"] == pytest.approx(1.0)
     assert metrics["correction/zero"] == pytest.approx(1 / 3)
@@ -197,7 +199,7 @@ def test_text_metrics() -> None:
     assert metrics["text/duplicates"] == pytest.approx(1 / 4)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [n for n, a in PRESETS.items() if not a.whole_groups])
 def test_on_policy_every_preset_pushes_by_its_advantage(name: str) -> None:
     # On-policy it is the advantage, times the masks; a mean over tokens for ratios of sequences.
     chosen = replace(PRESETS[name], token_weights=(), kl=None)
@@ -207,3 +209,16 @@ def test_on_policy_every_preset_pushes_by_its_advantage(name: str) -> None:
     if chosen.ratio.name == "response" and chosen.surrogate.name != "vespo":
         expected = t([2, 2], [-2, 0])
     torch.testing.assert_close(gradient_coefficient(chosen, inputs), expected)
+
+
+def test_how_evenly_steps_split() -> None:
+    # Two steps of 2 and 6 tokens; one whole of 4; one that was not judged by step.
+    steps = (StepRewards([1, 0], [1, 7]), StepRewards([1], [3]), StepRewards([], []))
+    found = step_spread([replace(group([1, 0, 1]), steps={"judge": steps})])
+    assert found == {
+        "steps/count": 1.5,
+        "steps/tokens": 4.0,
+        "steps/longest": pytest.approx((6 / 8 + 1) / 2),
+        "steps/unsplit": 0.5,
+    }
+    assert step_spread([group([1, 0])]) == {}

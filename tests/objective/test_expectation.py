@@ -183,12 +183,10 @@ def test_ratios_correct_for_the_policy_that_sampled() -> None:
 
 def test_the_decoupled_weight_corrects_for_the_sampler() -> None:
     theta, old, sampler = (parameters(1, seed) for seed in (7, 8, 9))
-    algorithm = replace(REINFORCE, ratio=bind(ratios.token), correction=bind(corrections.decoupled))
+    algorithm = replace(REINFORCE, ratio=bind(ratios.token), correction=(bind(corrections.decoupled),))
     truth = true_gradient(theta, ONE, value)
     assert same(expected(algorithm, theta, ONE, old=old, sampler=sampler), truth)
-    assert not same(
-        expected(replace(algorithm, correction=None), theta, ONE, old=old, sampler=sampler), truth
-    )
+    assert not same(expected(replace(algorithm, correction=()), theta, ONE, old=old, sampler=sampler), truth)
 
 
 # --- what each KL term pulls at -------------------------------------------------------------------

@@ -90,8 +90,8 @@ def test_kl_and_entropy_share_the_reduction_and_are_reported_apart() -> None:
 def test_factors_multiply_the_policy_term_alone_and_are_detached() -> None:
     inputs = made_inputs(sampler_logprobs=t([-1 - LOG(2), -2], [-3, 0]))
     inputs = replace(inputs, ref_logprobs=inputs.logprobs - LOG(2))
-    chosen = algorithm(kl=KL(coef=1.0), correction=bind(corrections.decoupled))
-    plain, weighted = (policy_loss(a, inputs) for a in (replace(chosen, correction=None), chosen))
+    chosen = algorithm(kl=KL(coef=1.0), correction=(bind(corrections.decoupled),))
+    plain, weighted = (policy_loss(a, inputs) for a in (replace(chosen, correction=()), chosen))
     assert weighted.kl == plain.kl
     assert weighted.policy.item() == pytest.approx((-2.4 - 1) / 8 + 1.6 / 4)
     values = policy_values(chosen, replace(inputs, ratio=chosen.ratio(inputs)))
@@ -218,3 +218,61 @@ def test_push_is_the_gradient_before_the_reduction(name: str) -> None:
     _, slope = evaluated(chosen, batch)
     by_row = slope.logprobs[[int(i[-1]) - 1000 for i in batch.tokens], : batch.mask.shape[1]]
     torch.testing.assert_close(gradient_coefficient(chosen, inputs), -by_row * inputs.totals.completions)
+
+
+def test_correct_answers_are_imitated_beside_the_policy_term() -> None:
+    # The first completion, log-probs -1 + log 1.5 and -2, is correct; 5 correct tokens in the step.
+    totals = replace(TOTALS, correct_tokens=5)
+    given = {"totals": totals, "correct": torch.tensor([True, False])}
+    plain = policy_loss(algorithm(), made_inputs(**given)).total
+    with_nll = policy_loss(algorithm(nll=0.5), x := made_inputs(**given)).total
+    assert (with_nll - plain).item() == pytest.approx(0.5 * (3 - LOG(1.5)) / 5)
+    (slope,) = torch.autograd.grad(with_nll, x.logprobs)
+    torch.testing.assert_close(slope, t([-0.1, -1 / 8 - 0.1], [0, 0]))
+    assert not algorithm(nll=0.5).skips_idle
+
+
+def test_corrections_multiply() -> None:
+    old = made_inputs().old_logprobs
+    inputs = made_inputs(sampler_logprobs=old - t([LOG(3), LOG(2)], [0, 0]))
+    truncated, decoupled = bind(corrections.truncated, cap=2.5), bind(corrections.decoupled)
+    inputs = replace(inputs, ratio=inputs.log_ratio.exp())
+    both = policy_values(algorithm(correction=(truncated, decoupled)), inputs)
+    # Weights 3 and 2: capped 2.5 * 3 and 2 * 2.
+    torch.testing.assert_close(both, policy_values(algorithm(), inputs) * t([7.5, 4], [1, 1]))
+
+
+def test_the_pull_to_the_sampler_keeps_no_reference() -> None:
+    kl = KL(bind(penalties.k2), coef=2e-3, to="sampler")
+    chosen = algorithm(kl=kl)
+    assert not chosen.needs_reference
+    assert "ref_logprobs" not in chosen.needs
+    old = made_inputs().old_logprobs
+    inputs = made_inputs(sampler_logprobs=old)
+    # (log ratio)^2 / 2 with ratios 3/2, 1 and 1/2.
+    due = t([LOG(1.5) ** 2 / 2, 0], [LOG(0.5) ** 2 / 2, 0])
+    torch.testing.assert_close(penalty(kl, replace(inputs, ratio=inputs.log_ratio.exp())), due)
+
+
+def test_a_bounded_penalty_and_the_gradient_of_having_been_sampled() -> None:
+    # d = log 2 and -3: k3 = 1/2 + log 2 - 1 = .193 and e^3 - 4 = 16.1, which is bounded at 10.
+    now = t([-1, -4], grad=True)
+    inputs = LossInputs(
+        logprobs=now,
+        mask=torch.ones(1, 2).bool(),
+        advantages=torch.zeros(1, 2).double(),
+        old_logprobs=t([-1, -4]),
+        totals=TOTALS,
+        group_tokens=torch.tensor([2]),
+        ref_logprobs=t([-1 - LOG(2), -1]),
+        ratio=torch.ones(1, 2).double(),
+    )
+    for gradient, first, second in (
+        ("formula", 1 / 2, 0.0),  # 1 - e^-d
+        ("score", LOG(2) - 1 / 2 + 1 / 2, 0.0),  # that and the value
+        ("straight_through", LOG(2), -3.0),  # d, bounded or not
+    ):
+        value = penalty(KL(bind(penalties.k3), gradient=gradient, bound=10.0), inputs)
+        torch.testing.assert_close(value, t([LOG(2) - 1 / 2, 10.0]))
+        (slope,) = torch.autograd.grad(value.sum(), now, retain_graph=True)
+        torch.testing.assert_close(slope, t([first, second]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from covey.batching import Batch
-from covey.objective.algorithms import AXES
+from covey.objective.axes import AXES
 from covey.objective.loss import policy_loss
 from covey.types import Group
 from tests.objective.table import (
@@ -63,7 +63,7 @@ def test_the_table_holds_every_function_of_every_axis() -> None:
 def test_the_functions_of_an_axis_are_all_there() -> None:
     # A public function of an axis's module is on the axis, or is one of its helpers.
     helpers = {"centered", "standard_deviation", "divided", "per_completion", "bounded", "at_level"}
-    helpers |= {"with_gradient", "covariance", "discounted_sum"}
+    helpers |= {"with_gradient", "covariance", "discounted_sum", "running_means", "bounded_value"}
     for axis in (
         "whiten",
         "ratio",
@@ -129,6 +129,8 @@ def permuted(group: Group, order: np.ndarray) -> Group:
         rewards=group.rewards[order],
         components={k: v[order] for k, v in group.components.items()},
         steps={k: tuple(v[i] for i in order) for k, v in group.steps.items()},
+        running_mean=None if group.running_mean is None else group.running_mean[order],
+        segments=tuple(group.segments[i] for i in order),
     )
 
 
@@ -158,7 +160,9 @@ def test_padding_may_hold_anything(name: str, garbage: float) -> None:
     mask = pad(batch.mask, (0, 3, 0, 1))
     selected = pad(batch.selected, (0, 3, 0, 1), value=True) if batch.selected is not None else None
     counts = pad(batch.group_tokens, (0, 1))
-    padded = replace(inputs, **soiled, mask=mask, selected=selected, group_tokens=counts)
+    correct = None if batch.correct is None else pad(batch.correct, (0, 1), value=True)
+    of_rows = {"correct": correct, "group": pad(batch.group, (0, 1))}
+    padded = replace(inputs, **soiled, **of_rows, mask=mask, selected=selected, group_tokens=counts)
     loss = policy_loss(algorithm, padded)
     loss.total.backward()
     same_step((loss.total.detach(), gradient(policy)), (clean.total.detach(), expected))
@@ -175,7 +179,16 @@ def soil(values: Tensor, mask: Tensor, garbage: float) -> Tensor:
 
 # --- rewards --------------------------------------------------------------------------------------
 
-KEEPS_THE_SHIFT = {"reinforce": "no baseline", "max_rl": "divides by the mean reward"}
+KEEPS_THE_SHIFT = {
+    "reinforce": "no baseline",
+    "discounted": "no baseline",
+    "max_rl": "divides by the mean reward",
+    "short": "penalises by it",
+    "gpg_rewards": "counts rewards other than 0",
+}
+SPEAKS_OF_TIES = {"discounted", "short", "singles_kept"}
+"""No baseline, lengths count, or a lone completion keeps its reward."""
+every_other = pytest.mark.parametrize("name", [n for n in CRITIC_FREE if n not in SPEAKS_OF_TIES])
 
 
 @every_critic_free
@@ -188,7 +201,7 @@ def test_a_constant_added_to_all_rewards_changes_nothing(name: str) -> None:
     assert same == (name not in KEEPS_THE_SHIFT)
 
 
-ACROSS_GROUPS = {"reinforce", "reinforce_pp", "batch_baseline"}
+ACROSS_GROUPS = {"reinforce", "reinforce_pp", "batch_baseline", "rpp_floor"}
 """Their baseline is none, or that of the batch: groups that tie at different rewards are not idle."""
 
 
@@ -197,7 +210,7 @@ ACROSS_GROUPS = {"reinforce", "reinforce_pp", "batch_baseline"}
     values=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=3, unique=True),
     size=st.integers(1, 5),
 )
-@every_critic_free
+@every_other
 def test_equal_rewards_give_exactly_zero(name: str, values: list[float], size: int) -> None:
     algorithm = replace(ALGORITHMS[name], kl=None, select_tokens=None, token_weights=())
     across = [values[0]] * len(values) if name in ACROSS_GROUPS else values
@@ -208,7 +221,7 @@ def test_equal_rewards_give_exactly_zero(name: str, values: list[float], size: i
 
 @pytest.mark.parametrize("eps", [0.0, 1e-12])
 @pytest.mark.parametrize("value", [0.7, 0.1, 1 / 3, 1e-8])
-@every_critic_free
+@every_other
 def test_no_eps_is_small_enough_to_make_noise_of_equal_rewards(name: str, value: float, eps: float) -> None:
     algorithm = replace(ALGORITHMS[name], kl=None, select_tokens=None, token_weights=())
     for axis in ("advantage", "whiten"):
@@ -232,7 +245,7 @@ def test_groups_do_not_see_each_other(name: str) -> None:
     same = torch.equal(before.advantages[others], after.advantages[others])
     assert same == (algorithm.whiten is None)
     assert not torch.equal(before.advantages[~others], after.advantages[~others])
-    if algorithm.whiten is None and algorithm.select_tokens is None:
+    if algorithm.whiten is None and algorithm.select_tokens is None and not algorithm.nll:
         # The first group's NaN became a number, so counts differ; hold the mask and compare gradients.
         held = replace(after, mask=before.mask, advantages=after.advantages * before.mask)
         rows = [i for i, other in zip(identities(before), others.tolist(), strict=True) if other]
@@ -249,10 +262,10 @@ def on_policy(batch: Batch) -> tuple[Batch, Leaves]:
     return replace(batch, old_logprobs=now, sampler_logprobs=now, ref_logprobs=now), leaves()
 
 
-@every_algorithm
+@pytest.mark.parametrize("name", [n for n in NAMES if not ALGORITHMS[n].whole_groups])
 def test_on_policy_the_gradient_is_that_of_reinforce(name: str) -> None:
     """-w_i A_it, times the masks that an algorithm lays over tokens and no more."""
-    algorithm = replace(ALGORITHMS[name], kl=None, entropy=None)
+    algorithm = replace(ALGORITHMS[name], kl=None, entropy=None, nll=0.0)
     batch, policy = on_policy(made_batch(ALGORITHMS[name], made_groups()))
     inputs = inputs_of(batch, policy)
     policy_loss(algorithm, inputs).total.backward()
@@ -311,7 +324,7 @@ def derivable(name: str) -> bool:
     algorithm = ALGORITHMS[name]
     detached = {"cispo", "vespo", "divergence_mask_tv", "divergence_mask_kl"}
     detached |= {"future_influence", "off_policy_mask", "on_policy", "sequence_token"}
-    straight = algorithm.kl is not None and algorithm.kl.gradient == "straight_through"
+    straight = algorithm.kl is not None and algorithm.kl.gradient in ("straight_through", "score")
     return not straight and not detached & {c.name for c in algorithm.functions}
 
 

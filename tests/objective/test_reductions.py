@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from covey.objective import reductions
 from covey.objective.reductions import (
     Totals,
     constant_length,
@@ -49,3 +50,16 @@ def test_a_step_without_tokens_divides_by_nothing() -> None:
     none = torch.zeros(2)
     for reduce in (token_mean, sequence_mean, sequence_sum, constant_length, prompt_mean):
         assert reduce(none, empty).isfinite().all()
+
+
+def test_rows_and_floors_of_other_codes() -> None:
+    # Three of four rows are trained, of 2, 1 and 5 tokens; an eps of 1 beside each length, or their sum.
+    totals, lengths = Totals(8, 3, 2, 10, rows=4), torch.tensor([2.0, 1.0, 5.0])
+    assert reductions.sequence_mean(lengths, totals, rows="all").tolist() == pytest.approx(
+        [1 / 8, 1 / 4, 1 / 20]
+    )
+    eps = reductions.sequence_mean(lengths, totals, eps=1.0)
+    assert eps.tolist() == pytest.approx([1 / 9, 1 / 6, 1 / 18])
+    assert reductions.sequence_sum(lengths, totals, rows="all").tolist() == [1 / 4] * 3
+    assert reductions.constant_length(lengths, totals, rows="all").tolist() == pytest.approx([1 / 40] * 3)
+    assert reductions.token_mean(lengths, totals, eps=1.0).tolist() == pytest.approx([1 / 9] * 3)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from covey.objective import surrogates
 from covey.objective.surrogates import (
     cispo,
     clip,
@@ -165,3 +166,23 @@ def test_dro_pulls_back_by_how_far_it_has_gone() -> None:
     loss = dro(logprobs, t(2, 0), logprobs - t(-1.5, -1), beta=2.0)
     assert loss.tolist() == [[2.25, 0.0]]
     assert slope(loss, logprobs) == [-1.0, 0.0]
+
+
+def test_group_classification_by_hand() -> None:
+    """Two groups: one correct and two incorrect at scores 0, 0 and log 2; one correct alone; an idle row."""
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [1, 1]]).bool()
+    log_ratio = (
+        torch.tensor([[0, 0], [0, 0], [math.log(2), math.log(2)], [0, 0], [9, 9]]).double().requires_grad_()
+    )
+    advantages = torch.tensor([[2, 2], [-1, 0], [-1, -1], [1, 1], [0, 0]]).double()
+    group = torch.tensor([0, 0, 0, 1, 1])
+    got = surrogates.group_classification(log_ratio, advantages, mask, group, tau=1.0)
+    # log(1 + 1) + log(1 + 1 + 2); log(1 + 1) + log 1.
+    due = torch.tensor([math.log(8), math.log(8), math.log(8), math.log(2), math.log(2)]).double()
+    torch.testing.assert_close(got, due[:, None].expand(5, 2))
+    (slope,) = torch.autograd.grad(got[0, 0] + got[3, 0], log_ratio)
+    # -1/2 and 1/4, 2/4 of the scores, each spread over its completion's trained tokens.
+    expected = [[-0.25, -0.25], [0.25, 0.0], [0.25, 0.25], [-0.25, -0.25], [0.0, 0.0]]
+    trained = slope * mask
+    trained[1, 0] = slope[1, 0]
+    torch.testing.assert_close(trained, torch.tensor(expected).double())

@@ -24,11 +24,15 @@ TRAINABLE = sorted(PRESETS)
 STEPS = 5
 
 
-CRITICS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {"name": "ppo", "critic": {"trunk": "policy", "lr": 1e-4, "pull": 0.3}},
     "vapo": {"name": "vapo", "critic": {"trunk": "own", "lr": 5e-6, "warmup": 2}},
+    "vine_ppo": {
+        "name": "vine_ppo",
+        "advantage": {"split_by": "tokens", "most": 3, "continuations": 2},
+    },
 }
-"""A critic of each kind that moves as much as the policy does."""
+"""A critic of each kind that moves as much as the policy does; cuts where there are no lines."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,13 @@ def allowed(case: Case) -> Case:
 
     Presets without a ratio make one update a batch, and those that act on nothing else several. The
     gradient of kl_cov's |log ratio| has the sign of the log-ratio, which is bfloat16's rounding where the
-    policy has hardly moved.
+    policy has hardly moved; real reads log-ratios too, and its course is at the edge of that rounding.
     """
-    updates = {"kl_cov": 4, "fipo": 4}.get(case.preset, case.updates)
+    updates = {"kl_cov": 4, "fipo": 4, "dro": 4}.get(case.preset, case.updates)
     updates = 1 if PRESETS[case.preset].ratio.name == "on_policy" else updates
-    return replace(case, updates=updates, dtype="float32" if case.preset == "kl_cov" else case.dtype)
+    return replace(
+        case, updates=updates, dtype="float32" if case.preset in ("kl_cov", "real") else case.dtype
+    )
 
 
 def covering_cases() -> list[Case]:
@@ -149,7 +155,7 @@ def repeat(case: Case, output: Path, model: Model) -> list[Agreement]:
         output,
         model,
         STEPS,
-        algorithm=CRITICS.get(case.preset, case.preset),
+        algorithm=SETTINGS.get(case.preset, case.preset),
         rewards=PROCESS if case.preset == "grpo_process" else (mixed, {"answer_format": 0.1}),
         dtype=case.dtype,
         rollout={

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from covey.console import RunConsole
-from covey.objective.algorithms import AXES, PRESETS
+from covey.objective.algorithms import PRESETS
+from covey.objective.axes import AXES
 from covey.proof.check_run import check_run
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
@@ -167,14 +168,44 @@ def test_adapters_are_trained_alike(tmp_path: Path, model: Model, kl: dict[str, 
     assert len(found) == 5
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {
+            "correction": [
+                {"name": "truncated", "cap": 1.2},
+                {"name": "geometric_mask", "low": 0.9, "high": 1.1},
+            ]
+        },
+        {"nll": 0.3, "reduce": {"name": "sequence_mean", "rows": "all", "eps": 1e-2}},
+        {
+            "advantage": {"name": "group_zscore", "single": "reward"},
+            "reduce": {"name": "token_mean", "eps": 3.0},
+        },
+        {"name": "gpg", "whiten": {"of": "rewards"}},
+        {"name": "reinforce_pp", "whiten": {"ddof": 0, "eps": 0.0, "floor": 2.0}, "kl": {"bound": 1e-3}},
+        {"name": "grpo", "dialect": "nemo-rl-0.7"},
+    ],
+    ids=str,
+)
+def test_every_setting_of_other_codes_is_known_to_the_shadow(
+    tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, algorithm: dict[str, Any]
+) -> None:
+    if "correction" in algorithm:
+        another_engine(monkeypatch)
+    train = {**TRAIN, "updates_per_batch": 1 if algorithm.get("name") == "gpg" else 2}
+    proof(tmp_path / "run", model, {"name": "dapo", "filter": None, **algorithm}, train=train)
+
+
 @pytest.mark.parametrize(("axis", "name"), list(left_over()))
 def test_every_function_is_known_to_the_shadow(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, axis: str, name: str
 ) -> None:
-    if axis == "weight":
+    if axis == "correction":
         another_engine(monkeypatch)
     choice: Any = {"name": name, **BITES.get(name, {})}
-    algorithm = {"name": "dapo", "filter": None, axis: [choice] if axis == "token_weights" else choice}
+    many = axis in ("token_weights", "correction")
+    algorithm = {"name": "dapo", "filter": None, axis: [choice] if many else choice}
     rewards = PROCESS if name.startswith("process_") else (mixed,)
     proof(tmp_path / "run", model, algorithm, rewards=rewards)
 
@@ -200,13 +231,17 @@ def kls() -> Iterator[dict[str, Any]]:
     """
     estimators = [f.__name__ for f in AXES["estimator"] if f.__name__ != "full"]
     yield {"estimator": "full"}
-    for i, (estimator, gradient) in enumerate(product(estimators, ("formula", "straight_through", "ratio"))):
+    for i, (estimator, gradient) in enumerate(
+        product(estimators, ("formula", "straight_through", "ratio", "score"))
+    ):
         if (estimator, gradient) != ("k1", "formula"):
             yield {"estimator": estimator, "gradient": gradient, "level": ("token", "response")[i % 2]}
     for estimator, level in product(estimators, ("token", "response")):
         yield {"estimator": estimator, "place": "reward", "level": level}
+    yield {"estimator": "k3", "gradient": "score", "bound": 1e-3}
+    yield {"estimator": "k2", "gradient": "straight_through", "bound": 1e-4}
 
 
-@pytest.mark.parametrize("kl", list(kls()), ids=lambda kl: "-".join(kl.values()))
+@pytest.mark.parametrize("kl", list(kls()), ids=lambda kl: "-".join(map(str, kl.values())))
 def test_every_kl_is_known_to_the_shadow(tmp_path: Path, model: Model, kl: dict[str, Any]) -> None:
     proof(tmp_path / "run", model, {"name": "grpo", "kl": {"coef": 2.0, **kl}})

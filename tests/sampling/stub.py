@@ -36,6 +36,8 @@ class Stub:
     before: Callable[[], object] = lambda: None
     """Done before such a request is answered; a number it returns is the status instead."""
     asked: list[str] = field(default_factory=list)
+    weight_version: str = "default"
+    """What SGLang calls the weights that it sampled with."""
     url: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,6 +114,7 @@ class Stub:
         return 200, {"model_path": "policy", "is_generation": True}
 
     def sglang_update_weights_from_disk(self, body: dict) -> tuple[int, Reply]:
+        self.weight_version = body["weight_version"]
         return self.load(body["model_path"])
 
     def sglang_generate(self, body: dict) -> tuple[int, Reply]:
@@ -129,6 +132,7 @@ class Stub:
             {
                 "text": c.text,
                 "meta_info": {
+                    "weight_version": self.weight_version,
                     "finish_reason": {"type": c.finish},
                     "output_token_logprobs": [
                         [float(p), int(t), None] for p, t in zip(c.logprobs, c.tokens, strict=True)

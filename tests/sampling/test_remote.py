@@ -105,6 +105,21 @@ def test_a_server_that_says_it_took_the_weights_and_did_not_is_named(
         assert "off those of version 1" in said
 
 
+def test_a_server_restarted_between_its_proof_and_a_request_is_found(policy: Policy, tmp_path: Path) -> None:
+    """vLLM's replies do not tell; it takes a minute to start, so that a request fails in between."""
+    good, other = Stub(copied(policy), "sglang"), Stub(copied(policy), "sglang")
+    with running(good), running(other):
+        made = sampler(policy, [good, other], tmp_path)
+        moved(policy)
+        made.sync(Version(1))
+        list(made.sample(asked(), PARAMS))
+        other.policy, other.weight_version = copied(policy), "default"
+        moved(other.policy)
+        assert len(list(made.sample(asked(8), PARAMS))) == 24
+        assert other.url in made.said[0]
+        assert "started anew" in made.said[0]
+
+
 def test_wrong_weights_from_the_beginning_are_replaced(policy: Policy, tmp_path: Path) -> None:
     other = copied(policy)
     moved(other)
@@ -142,44 +157,55 @@ def test_a_restart_command_is_the_way_out(policy: Policy, tmp_path: Path) -> Non
         assert "restarting it" in made.said[0]
 
 
-def in_first(**changes: object) -> Callable[[Reply], Reply]:
-    """The reply with other values in its first completion."""
+Change = Callable[[list], list]
+
+
+def in_first(
+    ids: Change = list, logprobs: Change = list, finish: str | None = None
+) -> Callable[[Reply], Reply]:
+    """The reply, in the words of either kind, with other values in its first completion."""
 
     def spoil(reply: Reply) -> Reply:
-        reply["choices"][0] |= {
-            k: v(reply["choices"][0][k]) if callable(v) else v for k, v in changes.items()
-        }
+        if "choices" in reply:
+            one = reply["choices"][0]
+            one["token_ids"] = ids(one["token_ids"])
+            one["logprobs"]["token_logprobs"] = logprobs(one["logprobs"]["token_logprobs"])
+            one["finish_reason"] = finish or one["finish_reason"]
+        else:
+            meta = (reply[0] if isinstance(reply, list) else reply)["meta_info"]
+            values, tokens, _ = zip(*meta["output_token_logprobs"], strict=True)
+            pairs = zip(logprobs(list(values)), ids(list(tokens)), strict=False)
+            meta["output_token_logprobs"] = [[p, t, None] for p, t in pairs]
+            meta["finish_reason"] = {"type": finish} if finish else meta["finish_reason"]
         return reply
 
     return spoil
 
 
-def logprob(value: float) -> Callable[[dict], dict]:
-    return lambda found: {"token_logprobs": [value, *found["token_logprobs"][1:]]}
-
-
 SPOILED: dict[str, Callable[[Reply], Reply]] = {
-    "wrong ids": in_first(token_ids=lambda ids: [300, *ids[1:]]),
-    "no ids": in_first(token_ids=None),
-    "text for ids": in_first(token_ids="12"),
-    "short": in_first(token_ids=lambda ids: ids[:1]),
-    "positive": in_first(logprobs=logprob(0.5)),
-    "no number": in_first(logprobs=logprob(float("nan"))),
-    "too few": lambda _: {"choices": []},
-    "aborted": in_first(finish_reason="abort"),
-    "never ended": in_first(token_ids=[5] * 3, logprobs={"token_logprobs": [-1.0] * 3}, finish_reason="stop"),
+    "wrong ids": in_first(ids=lambda ids: [300, *ids[1:]]),
+    "no ids": in_first(ids=lambda ids: [None] * len(ids)),
+    "text for ids": in_first(ids=lambda ids: ["x"] * len(ids)),
+    "short": in_first(ids=lambda ids: ids[:1], finish="length"),
+    "positive": in_first(logprobs=lambda p: [0.5, *p[1:]]),
+    "no number": in_first(logprobs=lambda p: [float("nan"), *p[1:]]),
+    "too few": lambda reply: {"choices": []} if "choices" in reply else [],
+    "aborted": in_first(finish="abort"),
+    "never ended": in_first(ids=lambda _: [5] * 3, logprobs=lambda _: [-1.0] * 3, finish="stop"),
     "garbage": lambda _: b"<html>hello</html>",
     "empty": lambda _: b"",
     "nested": lambda _: b"[" * 200_000,
     "endless": lambda _: ENDLESS,
 }
+both_kinds = pytest.mark.parametrize("speaks", ["vllm", "sglang"])
 
 
+@both_kinds
 @pytest.mark.parametrize("change", SPOILED)
 def test_nonsense_is_never_trained_on_and_its_server_is_left_out(
-    policy: Policy, tmp_path: Path, change: str
+    policy: Policy, tmp_path: Path, change: str, speaks: str
 ) -> None:
-    good, bad = Stub(copied(policy)), Stub(copied(policy))
+    good, bad = Stub(copied(policy), speaks), Stub(copied(policy), speaks)
     with running(good), running(bad):
         made = sampler(policy, [good, bad], tmp_path, timeout=2.0)
         list(made.sample(asked(1), PARAMS))
@@ -193,8 +219,28 @@ def test_nonsense_is_never_trained_on_and_its_server_is_left_out(
         assert bad.url in made.said[0]
 
 
-def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path: Path) -> None:
-    good, other = Stub(copied(policy)), Stub(copied(policy))
+PLAUSIBLE: dict[str, Callable[[Reply], Reply]] = {
+    "log-probs of something else": in_first(logprobs=lambda p: [x - 0.1 for x in p]),
+    "ids of something else": in_first(ids=lambda ids: [5 + (t + 1) % 200 for t in ids[:-1]] + ids[-1:]),
+}
+
+
+@both_kinds
+@pytest.mark.parametrize("change", PLAUSIBLE)
+def test_numbers_that_could_be_true_and_are_not_are_found_before_a_group_is_asked(
+    policy: Policy, tmp_path: Path, change: str, speaks: str
+) -> None:
+    good, bad = Stub(copied(policy), speaks), Stub(copied(policy), speaks, spoil=PLAUSIBLE[change])
+    with running(good), running(bad):
+        made = sampler(policy, [good, bad], tmp_path)
+        assert len(list(made.sample(asked(8), PARAMS))) == 24
+        assert bad.url in made.said[0]
+        assert "nats off those of version 0" in made.said[0]
+
+
+@both_kinds
+def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path: Path, speaks: str) -> None:
+    good, other = Stub(copied(policy), speaks), Stub(copied(policy), speaks)
     with running(good):
         with running(other):
             made = sampler(policy, [good, other], tmp_path)
@@ -212,8 +258,9 @@ def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path
             assert "takes part again, from version 1 on" in made.said[-1]
 
 
-def test_a_busy_server_is_asked_again(policy: Policy, tmp_path: Path) -> None:
-    with running(Stub(copied(policy))) as stub:
+@both_kinds
+def test_a_busy_server_is_asked_again(policy: Policy, tmp_path: Path, speaks: str) -> None:
+    with running(Stub(copied(policy), speaks)) as stub:
         made = sampler(policy, [stub], tmp_path)
         list(made.sample(asked(1), PARAMS))
         answers = iter([429, 503, 429])
@@ -228,8 +275,11 @@ def test_a_busy_server_is_asked_again(policy: Policy, tmp_path: Path) -> None:
         assert made.said == []
 
 
-def test_a_slow_server_is_given_up_and_the_rest_goes_elsewhere(policy: Policy, tmp_path: Path) -> None:
-    good, slow = Stub(copied(policy)), Stub(copied(policy))
+@both_kinds
+def test_a_slow_server_is_given_up_and_the_rest_goes_elsewhere(
+    policy: Policy, tmp_path: Path, speaks: str
+) -> None:
+    good, slow = Stub(copied(policy), speaks), Stub(copied(policy), speaks)
     with running(good), running(slow):
         made = sampler(policy, [good, slow], tmp_path, timeout=1.5)
         list(made.sample(asked(1), PARAMS))

@@ -32,10 +32,10 @@ from tests.sampling.test_remote import Version, asked, moved
 
 
 @contextmanager
-def serving(policy: Policy, weights: Path | None = None, token: str = "") -> Iterator[str]:
+def serving(policy: Policy, weights: Path | None = None, token: str = "", port: int = 0) -> Iterator[str]:
     """The address of a server with this model."""
     shared = SharedModel(policy, 64)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     app = Service(shared, "policy", token, weights).app()
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
@@ -83,6 +83,37 @@ def test_a_server_draws_what_the_local_sampler_draws(
             assert (found.sampling_mask.ids == ours.sampling_mask.ids).all()
             assert (found.sampling_mask.ends == ours.sampling_mask.ends).all()
     assert not theirs
+
+
+def test_a_server_that_has_to_be_given_its_first_weights_is_as_exact(policy: Policy, tmp_path: Path) -> None:
+    """Otherwise a run on servers that an earlier run has used would compute what it could have recorded."""
+    other = copied(policy)
+    moved(other)
+    (tmp_path / "sync").mkdir()
+    with serving(other, tmp_path / "sync") as url:
+        made = RemoteSampler(policy, Servers(url=(url,)), tmp_path / "sync", random_prompts(4), 1.0, 6)
+        assert made.bit_exact == policy.bit_exact
+
+
+def test_a_server_killed_and_started_again_between_two_requests_is_found(
+    policy: Policy, tmp_path: Path
+) -> None:
+    trained = copied(policy)
+    with serving(copied(policy), tmp_path) as healthy:
+        with serving(copied(policy), tmp_path) as url:
+            made = RemoteSampler(
+                trained, Servers(url=(healthy, url)), tmp_path / "sync", random_prompts(4), 1.0, 6
+            )
+            made.said = []
+            made.say = made.said.append
+            moved(trained)
+            made.sync(Version(1))
+            list(made.sample(asked(), SamplingParams(10)))
+        with serving(copied(policy), tmp_path, port=int(url.rpartition(":")[2])):  # on the old weights
+            found = {(x.request, x.sample): x.completion for x in made.sample(asked(8), SamplingParams(10))}
+    for request, sample, ours in LocalSampler(trained).sample(asked(8), SamplingParams(10)):
+        assert (found[request, sample].tokens == ours.tokens).all()
+    assert "started anew" in made.said[0]
 
 
 def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path) -> None:

@@ -6,14 +6,25 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.train.test_runs import fingerprint, interrupted, start
 
 import covey
 from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.learner import memory
-from covey.learner.memory import Shape, forecast, planned_tokens, sampling_bytes, token_bytes, update_bytes
-from covey.training import setup
+from covey.learner.memory import (
+    Shape,
+    asked_of,
+    forecast,
+    planned_tokens,
+    sampling_bytes,
+    token_bytes,
+    update_bytes,
+)
+from covey.models.alive import Activations, alive_bytes
+from covey.training import memory as planning
 from covey.training.run import RunOptions
 
 SHAPE = Shape(
@@ -36,6 +47,7 @@ CONFIG = Config.model_validate(
         "train": {"tokens_per_micro_batch": 1000},
     }
 )
+ASKED = asked_of(CONFIG, [3, 5], [])
 
 
 def test_what_a_token_leaves_behind() -> None:
@@ -58,19 +70,19 @@ def test_a_cache_has_a_key_and_a_value_for_every_place() -> None:
 
 
 def test_without_a_reference_none_is_paid_for() -> None:
-    without, with_one = (forecast(SHAPE, CONFIG, 5, 1000, own, 0) for own in (False, True))
+    without, with_one = (forecast(SHAPE, CONFIG, ASKED, 1000, own, 0) for own in (False, True))
     assert (without["reference"], with_one["reference"]) == (0, without["weights"])
-    assert forecast(SHAPE._replace(number=2), CONFIG, 5, 1000, False, 0)["optimizer"] == 10_000 * 12
+    assert forecast(SHAPE._replace(number=2), CONFIG, ASKED, 1000, False, 0)["optimizer"] == 10_000 * 12
 
 
 def test_a_step_of_few_tokens_does_not_take_a_whole_micro_batch() -> None:
-    roles = forecast(SHAPE, CONFIG, 5, 1000, False, 0)
+    roles = forecast(SHAPE, CONFIG, ASKED, 1000, False, 0)
     assert roles["update"] == update_bytes(SHAPE, 2 * 5 + 2 * 4 * 20, False)
 
 
 @pytest.mark.parametrize("share", [2.0, 0.5, 0.01])
 def test_the_planned_micro_batch_fits(share: float) -> None:
-    roles = forecast(SHAPE, CONFIG, 5, 1000, False, 0)
+    roles = forecast(SHAPE, CONFIG, ASKED, 1000, False, 0)
     others = sum(roles.values()) - roles["update"]
     there = int((others + share * update_bytes(SHAPE, 1000, False)) / memory.USABLE) + 1
     tokens = planned_tokens(roles, SHAPE, CONFIG, there)
@@ -93,7 +105,7 @@ def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
     assert roles["weights"] == roles["gradient"] > 0 == roles["reference"]
     little = sum(roles.values()) - roles["update"] // 2
-    monkeypatch.setattr(setup, "device_memory", lambda _: int(little / memory.USABLE))
+    monkeypatch.setattr(planning, "device_memory", lambda _: int(little / memory.USABLE))
     covey.train(**settings, output=str(tmp_path / "tight"))
     said = capsys.readouterr().out
     assert "memory: about" in said
@@ -111,7 +123,7 @@ def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
     roles = json.loads((tmp_path / "roomy/env.json").read_text())["memory"]
     little = int((sum(roles.values()) - roles["update"] // 2) / memory.USABLE)
     with monkeypatch.context() as tight:
-        tight.setattr(setup, "device_memory", lambda _: little)
+        tight.setattr(planning, "device_memory", lambda _: little)
         start(tmp_path / "whole")
         interrupted(tmp_path / "parts", stopped_at)
     said: list[str] = []
@@ -124,8 +136,66 @@ def test_a_run_keeps_its_micro_batches_where_there_is_more_memory(
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
 
 
+def test_pairs_are_as_long_as_they_are_and_are_not_torn_apart() -> None:
+    config = CONFIG.model_copy(
+        update={"method": "dpo", "train": CONFIG.train.model_copy(update={"batch_size": 2})}
+    )
+    asked = asked_of(config, [3, 5], [30, 10, 40])
+    assert asked == (5, 70, 40)  # the two largest examples; the largest of them goes through whole
+    for tokens, passing in ((1000, 70), (50, 50), (8, 40)):
+        roles = forecast(SHAPE, config, asked, tokens, False, 0, judges=7)
+        assert roles["update"] == update_bytes(SHAPE, passing, False)
+        assert roles["reward models"] == 7
+    collecting = config.model_copy(update={"method": "pairs"})
+    roles = forecast(SHAPE, collecting, asked_of(collecting, [3, 5], []), 1000, False, 0)
+    assert roles["gradient"] == roles["optimizer"] == roles["update"] == 0
+
+
+def test_bytes_that_are_alive_are_counted_once() -> None:
+    x = torch.zeros(10, 10)
+    assert alive_bytes([x, x[2:], x.t(), None, torch.zeros(3, dtype=torch.float64)]) == 400 + 24
+
+
+def test_activations_are_what_autograd_keeps_but_the_weights() -> None:
+    weight, x = torch.ones(8, 4, requires_grad=True), torch.ones(16, 8)
+    counted = Activations()
+    with counted.counted(x.device, [weight]):
+        y = (x @ weight).exp()  # keeps x, 16 x 8, and its own result, 16 x 4; the weight is there anyway
+    assert counted.most == 4 * (16 * 8 + 16 * 4)
+    y.sum().backward()
+    assert torch.equal(weight.grad, (x.t() @ y.detach()))
+    with torch.no_grad(), counted.counted(x.device, [weight]):
+        torch.ones(1000, requires_grad=True).exp()
+    assert counted.most == 4 * (16 * 8 + 16 * 4)
+
+
+def test_a_run_measures_what_each_role_takes(tmp_path: Path) -> None:
+    """Of a model of n weights in float32: 4 n bytes, the same of gradient and reference, 8 n of moments."""
+    algorithm = {"name": "ppo", "critic": {"trunk": "own"}}
+    start(tmp_path / "run", algorithm=algorithm)
+    last = json.loads((tmp_path / "run/timings.jsonl").read_text().splitlines()[-1])
+    found = {name: last[f"memory/{name}_mib"] for name in ("weights", "gradient", "reference", "optimizer")}
+    weights = found["weights"]
+    assert weights * 2**20 == pytest.approx(4 * parameters(tmp_path / "run" / "final"), abs=2000)
+    assert found == {
+        "weights": weights,
+        "gradient": weights,
+        "reference": weights,
+        "optimizer": pytest.approx(2 * weights, rel=1e-3),
+    }
+    assert last["memory/critic_mib"] == pytest.approx(4 * weights, rel=0.01)
+    assert last["memory/activations_mib"] > 0 < last["memory/sampling_mib"]
+    roles = json.loads((tmp_path / "run/env.json").read_text())["memory"]
+    for name in ("weights", "gradient", "reference", "optimizer", "critic"):
+        assert roles[name] == pytest.approx(last[f"memory/{name}_mib"] * 2**20, rel=0.01), name
+
+
+def parameters(folder: Path) -> int:
+    return sum(w.numel() for w in load_file(folder / "model.safetensors").values())
+
+
 def test_another_setting_is_planned_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "device_memory", lambda _: 1)
+    monkeypatch.setattr(planning, "device_memory", lambda _: 1)
     interrupted(tmp_path / "run", 1)
     monkeypatch.undo()
     start(tmp_path / "run", options=RunOptions(changes=True), train={"tokens_per_micro_batch": 500})

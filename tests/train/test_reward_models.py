@@ -19,11 +19,13 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from covey.batching import given_batch
 from covey.config.schema import Train
 from covey.errors import ConfigError, DataError, Stopped
+from covey.learned import LEARNED, reward_model_bytes
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.reward_model import TrainedRewardModel, conversation_ids, with_head
 from covey.objective.bound import bind
 from covey.objective.preference import bradley_terry
+from covey.rewards.base import load_rewards
 from covey.tasks.examples import Example
 from covey.training.given import added
 from covey.training.reward_model import RewardObjective, encode_judged
@@ -160,6 +162,19 @@ def test_a_reward_model_learns_pairs_and_says_the_same_as_a_reward(tmp_path: Pat
     assert group.rewards[0] > group.rewards[1]
 
 
+def test_a_reward_model_is_in_the_forecast_and_measured(tmp_path: Path) -> None:
+    final = trained(tmp_path, pair_rows(), train={"steps": 1, "lr": 1e-3, "batch_size": 4}) / "final"
+    judge = {"reward_model": {"model": str(final)}}
+    start(tmp_path / "rl", rewards=(judge,), train={"steps": 1})
+    weights = 4 * sum(w.numel() for w in load_file(final / "model.safetensors").values())
+    roles = json.loads((tmp_path / "rl/env.json").read_text())["memory"]
+    assert roles["reward models"] == weights
+    (lap,) = [json.loads(line) for line in (tmp_path / "rl/timings.jsonl").read_text().splitlines()]
+    assert lap["memory/reward_models_mib"] == pytest.approx(weights / 2**20, abs=1e-3)
+    twice = (judge, {"reward_model": {"model": str(final), "name": "again", "weight": 0.0, "verdict": True}})
+    assert reward_model_bytes(load_rewards(twice, tmp_path, learned=LEARNED)) == weights  # one model
+
+
 @pytest.mark.parametrize("kind", ["judged", "steps"])
 def test_heads_of_labels_and_of_steps(tmp_path: Path, kind: str) -> None:
     rows = {
@@ -208,15 +223,24 @@ def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path)
 
 def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
     run = trained(tmp_path, pair_rows())
-    with pytest.raises(ConfigError, match=r"score.bias.* missing"):
-        trained(tmp_path, [STEPS] * 8, "steps", model=str(run / "final"))
+    steps = [STEPS | {"prompt": f"{n}+2="} for n in range(8)]
+    with pytest.raises(ConfigError, match=r"a head that judges whole answers.; a head that judges steps is"):
+        trained(tmp_path, steps, "steps", model=str(run / "final"))
+    of_steps = trained(tmp_path, steps, "of steps", eval={})
+    with pytest.raises(ConfigError, match=r"a head that judges steps.; a head that judges whole answers is"):
+        trained(tmp_path, pair_rows(), "pairs", model=str(of_steps / "final"))
+    of_steps.joinpath("final").rename(tmp_path / "of steps" / "judge")
+    save_policy(policy_of("qwen3"), tmp_path / "writes" / "judge")
+    save_policy(policy_of("qwen3"), tmp_path / "short")
+    for name, has in (("of steps", "judges steps"), ("writes", "writes and judges nothing")):
+        with pytest.raises(ConfigError, match=rf"{has}.; a head that judges whole answers is needed"):
+            judged(tmp_path / name, "reward_model", ["2"], "1+1=")
     with pytest.raises(DataError, match=r"completions \(its steps\).*keep one kind"):
         trained(tmp_path, [PAIR, STEPS], "both")
     with pytest.raises(ConfigError, match="leave lora out"):
         trained(tmp_path, pair_rows(), "lora", lora={"rank": 2})
     with pytest.raises(ConfigError, match="is a reward model, which writes nothing"):
         start(tmp_path / "rl", model=str(run / "final"))
-    save_policy(policy_of("qwen3"), tmp_path / "short")
     with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens, and the model reads 128"):
         trained(
             tmp_path, [PAIR, {**PAIR, "chosen": "x y " * 99}], "long", model=str(tmp_path / "short"), eval={}

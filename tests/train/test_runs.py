@@ -200,8 +200,16 @@ HARD: list[dict[str, Any]] = [
     },
     {"algorithm": "dr_grpo", "lora": {"rank": 4}},
     {"algorithm": "gspo", "dtype": "bfloat16", "train": {"updates_per_batch": 2}},
+    {"algorithm": "rae", "rollout": {"retire_after": 1}, "data": {"task": "last_digit", "train_size": 8}},
+    {
+        "algorithm": {
+            "name": "vine_ppo",
+            "nll": 0.1,
+            "advantage": {"split_by": "unlikely", "continuations": 2, "most": 3},
+        },
+    },
 ]
-NAMES = ["grpo", "dapo", "refresh", "lora", "bfloat16"]
+NAMES = ["grpo", "dapo", "refresh", "lora", "bfloat16", "means", "continuations"]
 EIGHT_BIT = pytest.param(
     {"dtype": "bfloat16", "train": {"optimizer": "adamw_8bit"}},
     id="8-bit",

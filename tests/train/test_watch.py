@@ -13,7 +13,6 @@ from covey.cli import main
 from covey.errors import Stopped
 from covey.runs.drift import Drift, first_completions
 from covey.runs.folder import read_stream
-from covey.runs.reader import read_findings
 from covey.signals import StopSignal
 
 
@@ -33,7 +32,7 @@ SHORT = {
 @pytest.mark.parametrize("stopped_after", [0, 3, 6])
 def test_a_resumed_run_says_what_one_in_one_go_says(tmp_path: Path, stopped_after: int) -> None:
     whole = start(tmp_path / "whole", **SHORT)[0].folder
-    assert {f["id"] for f in read_findings(whole)} >= {"truncated"}
+    assert {f["id"] for f in read_stream(whole, "findings.jsonl")} >= {"truncated"}
 
     class Signal(StopSignal):
         def check(self) -> None:
@@ -52,7 +51,7 @@ def test_a_resumed_run_says_what_one_in_one_go_says(tmp_path: Path, stopped_afte
 
 def test_what_is_said_is_what_the_records_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = start(tmp_path / "run", **SHORT)[0].folder
-    found = read_findings(folder)
+    found = read_stream(folder, "findings.jsonl")
     said = next(f for f in found if f["id"] == "truncated")
     evidence = said["evidence"]
     rows = read_stream(folder / "rollouts", f"step_{evidence['step']:06d}.jsonl")

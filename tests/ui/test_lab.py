@@ -159,15 +159,18 @@ def test_ppo_keeps_four_models_and_grpo_three() -> None:
     assert kept["ppo"] == ["policy", "critic", "reference", "reward"]
     assert kept["grpo"] == ["policy", "reference", "reward"]
     assert kept["dapo"] == ["policy", "reward"]
+    assert (
+        drawn["ppo"]["total"] > drawn["grpo"]["total"] > drawn["dapo"]["total"] == pytest.approx(4, abs=0.1)
+    )
+    assert lab_contents()["dpo"] == pytest.approx(4, abs=0.1)
     assert drawn["ppo"]["axes"]["ratio"] == drawn["grpo"]["axes"]["ratio"]
     assert drawn["ppo"]["axes"]["surrogate"] == drawn["grpo"]["axes"]["surrogate"]
 
 
 def test_the_ways_are_real_configs(tmp_path) -> None:
     for way in lab_contents()["ways"]:
-        if way["config"]:
-            (tmp_path / "way.yaml").write_text(way["config"])
-            load_config(tmp_path / "way.yaml")
+        (tmp_path / "way.yaml").write_text(way["config"])
+        load_config(tmp_path / "way.yaml")
 
 
 def test_the_copy_holds_the_librarys_answers() -> None:

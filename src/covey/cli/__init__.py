@@ -1,6 +1,6 @@
 """The command line: commands, and the tables some of them print."""
 
-from covey.cli import looking, pages
+from covey.cli import choosing, looking, pages
 from covey.cli.commands import app, main
 
-__all__ = ["app", "looking", "main", "pages"]
+__all__ = ["app", "choosing", "looking", "main", "pages"]

@@ -42,7 +42,7 @@ def _row(algorithm: Algorithm) -> Iterator[str]:
     kl = algorithm.kl
     yield f"{kl.estimator.name} {kl.coef:g} {kl.place}" if kl else "-"
     yield _short(algorithm.reduce)
-    extra = [algorithm.correction, algorithm.select_tokens, *algorithm.token_weights, algorithm.filter]
+    extra = [*algorithm.correction, algorithm.select_tokens, *algorithm.token_weights, algorithm.filter]
     yield " ".join(_short(c) for c in extra if c) or "-"
 
 
@@ -53,9 +53,9 @@ def _short(bound: AnyBound | None) -> str:
     return " ".join([bound.name, "/".join(values)]).strip()
 
 
-def show_one(name: str, as_json: bool) -> int:
+def show_one(name: str, as_json: bool, dialect: str | None = None) -> int:
     """Print an algorithm's paper, the formula of each axis, and its YAML."""
-    algorithm = build_algorithm(name)
+    algorithm = build_algorithm({"name": name, "dialect": dialect})
     if as_json:
         print(json.dumps(describe(algorithm)))
         return 0
@@ -67,7 +67,12 @@ def show_one(name: str, as_json: bool) -> int:
     for note in notes_on(algorithm, updates=1):
         console.print(f"{note}\n", markup=False)
     console.print("[bold]as YAML[/bold], every axis and setting of it can be overridden:\n")
-    axes = {axis: value for axis, value in describe(algorithm).items() if value not in (None, [])}
+    usual = describe(PRESETS[name])
+    axes = {
+        axis: value
+        for axis, value in describe(algorithm).items()
+        if value not in (None, [], 0.0) or usual[axis] != value
+    }
     spelled = yaml.safe_dump({"algorithm": {"name": name, **axes}}, sort_keys=False)
     console.print(spelled, markup=False)
     return 0
@@ -80,13 +85,12 @@ def _choices(algorithm: Algorithm) -> Iterator[tuple[str, AnyBound]]:
         "ratio",
         "surrogate",
         "reduce",
-        "correction",
         "select_tokens",
         "filter",
     ):
         if (bound := getattr(algorithm, axis)) is not None:
             yield axis, bound
-    for bound in algorithm.token_weights:
-        yield "token_weights", bound
+    for axis in ("correction", "token_weights"):
+        yield from ((axis, bound) for bound in getattr(algorithm, axis))
     if algorithm.kl is not None:
         yield "kl estimator", algorithm.kl.estimator

@@ -55,34 +55,73 @@ def command_plan(
     config: Path,
     *settings: Settings,
     device: str,
+    devices: int = 1,
+    samplers: int = 0,
     price: float = 0.0,
     preview: Path | None = None,
     length: float | None = None,
     dead: float | None = None,
     as_json: Json = False,
 ) -> int:
-    """Say what a run takes on a device that is not at hand: seconds, hours, memory by role, money.
+    """Say what a run takes on devices that are not at hand: seconds, hours, memory by role, money.
+
+    The model may be a size alone, as --model 7B.
 
     Exit code 1 if it does not fit into the device's memory.
 
     :param config: A YAML file.
     :param device: epyc-2, h200, h100, a100, l40s, rtx4090, l4, or a file of rates that
         `python benchmarks/cost.py --rates FILE` has written on a device.
-    :param price: Of an hour of the device.
+    :param devices: How many of them train, and sample unless others do.
+    :param samplers: How many others only sample.
+    :param price: Of an hour of one device.
     :param preview: What `covey preview --json` printed: lengths and dead groups are taken from there.
     :param length: Mean tokens of a completion; otherwise rollout.max_tokens, the worst case.
     :param dead: The fraction of groups that tie.
     """
     loaded = _load(config, settings, as_json)
     from covey.insight.devices import device_named
+    from covey.insight.fleet import Fleet
     from covey.insight.plan import assumed, plan
     from covey.preview import rl_stage
 
     stage = rl_stage(loaded)
-    found = plan(stage, device_named(device), assumed(stage, length, dead, preview), price)
+    assumption, fleet = assumed(stage, length, dead, preview), Fleet(devices, samplers)
+    found = plan(stage, device_named(device), assumption, price, fleet)
     _print(as_json, found.record(), found.lines())
     forecast = found.forecast
     return int(sum(forecast.memory.values()) > forecast.there)
+
+
+@app.command(name="launch")
+def command_launch(
+    config: Path,
+    *settings: Settings,
+    print_: Annotated[bool, Parameter(name="--print", negative=())] = False,
+    nodes: int = 1,
+    output: Annotated[Path, Parameter(name=("--folder",))] = Path("launch"),
+    as_json: Json = False,
+) -> int:
+    """Write the files that start a run on several devices or machines: for torchrun, Slurm and Ray.
+
+    :param config: A YAML file; `launch` in it says how many processes a machine has, and samplers in all.
+    :param print_: Print them instead.
+    :param nodes: How many machines.
+    :param output: Where they are written.
+    """
+    if nodes < 1:
+        raise ConfigError(f"--nodes {nodes}: at least 1")
+    from covey.cluster.files import launch_files
+    from covey.runs.atomic import write_file
+
+    loaded = _load(config, settings, as_json)
+    files = launch_files(loaded.config, config, settings, nodes)
+    for name, text in () if print_ else files.items():
+        output.mkdir(parents=True, exist_ok=True)
+        write_file(output / name, text)
+    shown = [f"# --- {name}\n{text}" for name, text in files.items()] if print_ else []
+    _print(as_json, files, shown or [f"{name:<12}{output / name}" for name in files])
+    return 0
 
 
 @app.command(name="show")
@@ -129,6 +168,8 @@ def command_rescore(
     :param rewards: The same as the arguments after the folder.
     :param steps: How many of the last steps are scored.
     """
+    if steps < 1:
+        raise ConfigError(f"--steps {steps}: at least 1")
     from covey.insight import rescore
     from covey.scoring import named_rewards
 

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import covey
-from covey.objective.algorithms import AXES, PRESETS, Algorithm
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.axes import AXES
 from covey.objective.bound import Bound
 
 Entry = dict[str, object]
@@ -57,7 +58,7 @@ def _functions(name: str) -> Iterator[Entry]:
 
 
 def _functions_of(preset: Algorithm) -> set[Callable[..., object]]:
-    bound = [*vars(preset).values(), *preset.token_weights, preset.kl and preset.kl.estimator]
+    bound = [*vars(preset).values(), *preset.policy_weights, preset.kl and preset.kl.estimator]
     return {b.function for b in bound if isinstance(b, Bound)}
 
 
@@ -71,7 +72,7 @@ def _sources(function: Callable[..., object], users: list[str]) -> str:
 
 def _presets(name: str) -> Iterator[Entry]:
     if name in PRESETS:
-        axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "correction", "filter")
+        axes = ("advantage", "whiten", "ratio", "surrogate", "reduce", "filter")
         chosen = {axis: getattr(PRESETS[name], axis) for axis in axes}
         made = ", ".join(f"{axis} {bound.name}" for axis, bound in chosen.items() if bound is not None)
         yield _word(name, "algorithm", f"A preset: {made}.", source=PRESETS[name].paper)

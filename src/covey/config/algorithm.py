@@ -3,6 +3,7 @@
     algorithm: dapo
     algorithm: {name: grpo, surrogate: {clip_high: 0.28}, kl: null, reduce: token_mean}
     algorithm: {name: grpo, advantage: mine.py:my_advantage}
+    algorithm: {name: grpo, dialect: verl-0.9.1}
 
 An axis takes a function's name, a mapping of settings (with `name` to change the function), or
 null. Settings are checked against the function's own signature.
@@ -24,13 +25,20 @@ from covey.config.given import recorded_name
 from covey.config.unknown import meant, near
 from covey.config.usercode import load_function, name_of
 from covey.errors import ConfigError
-from covey.objective.algorithms import AXES, PRESETS, Algorithm, Entropy, OldPolicy
+from covey.objective.algorithms import PRESETS, Algorithm, Entropy, OldPolicy
+from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound, Bound, data_names
 from covey.objective.data import OFFERED
+from covey.objective.dialects import DIALECTS, Framework
 from covey.objective.penalties import KL
 from covey.objective.value import Critic
+from covey.types import NonNegative
 
 OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
+LISTS = {"correction", "token_weights"}
+"""Axes that take several functions; their factors multiply."""
+SIMPLE: Mapping[str, Any] = {"old": OldPolicy, "nll": NonNegative}
+"""Axes that are a word or a number."""
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
 FEW_WORDS = 40
 """So many valid words are listed where none is near."""
@@ -45,16 +53,29 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path = Path()) -> 
     {'clip_low': 0.2, 'clip_high': 0.3}
     """
     overrides = _mapping("algorithm", spec)
-    name = str(overrides.pop("name", "dapo"))
+    dialect = _dialect(overrides.pop("dialect", None))
+    name = str(overrides.pop("name", "grpo" if dialect else "dapo"))
     if name not in PRESETS:
         raise ConfigError(f"algorithm.name: {name!r} is unknown{hint(name, PRESETS)}")
-    algorithm = PRESETS[name]
+    if dialect and name not in dialect.algorithms:
+        raise ConfigError(
+            f"algorithm.dialect: {dialect.read} has no {name} that was read; "
+            f"it has: {', '.join(dialect.algorithms)}"
+        )
+    algorithm = dialect.algorithm(name) if dialect else PRESETS[name]
     known = {f.name for f in fields(Algorithm)} - {"paper"}
     for axis, value in overrides.items():
         if axis not in known:
-            raise ConfigError(f"algorithm.{axis}: no such axis{hint(axis, known)}")
-        algorithm = replace(algorithm, **{axis: _axis(axis, getattr(algorithm, axis), value, folder)})
+            raise ConfigError(f"algorithm.{axis}: no such axis{hint(axis, known | {'name', 'dialect'})}")
+        chosen = _axis(axis, getattr(algorithm, axis), value, folder, dialect)
+        algorithm = replace(algorithm, **{axis: chosen})
     return algorithm
+
+
+def _dialect(name: object) -> Framework | None:
+    if name is not None and (not isinstance(name, str) or name not in DIALECTS):
+        raise ConfigError(f"algorithm.dialect: {name!r} is unknown; known: {', '.join(DIALECTS)}")
+    return None if name is None else DIALECTS[str(name)]
 
 
 def _mapping(where: str, value: object) -> dict[str, object]:
@@ -68,24 +89,27 @@ def _mapping(where: str, value: object) -> dict[str, object]:
     return {str(key): v for key, v in value.items()}
 
 
-def _axis(axis: str, current: Any, value: object, folder: Path) -> Any:
+def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Framework | None) -> Any:
     if value is None:
         if axis not in OPTIONAL:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
-        return () if axis == "token_weights" else None
-    if axis == "old":
-        return _validated("algorithm.old", OldPolicy, value)
-    if axis == "token_weights":
+        return () if axis in LISTS else None
+    if axis in SIMPLE:
+        return _validated(f"algorithm.{axis}", SIMPLE[axis], value)
+    if axis in LISTS:
         items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
-            raise ConfigError(f"algorithm.token_weights: {value!r} is not a list of token weights")
-        return tuple(_choice(axis, None, item, folder) for item in items)
+            raise ConfigError(f"algorithm.{axis}: {value!r} is not a list of {axis.replace('_', ' ')}")
+        return tuple(_choice(axis, None, item, folder, dialect) for item in items)
     if axis in RECORDS:
-        return _record(axis, RECORDS[axis], current, value, folder)
-    return _choice(axis, current, value, folder)
+        record = dialect.kl if current is None and dialect and axis == "kl" else current
+        return _record(axis, RECORDS[axis], record, value, folder)
+    return _choice(axis, current, value, folder, dialect)
 
 
-def _choice(axis: str, current: AnyBound | None, value: object, folder: Path) -> AnyBound:
+def _choice(
+    axis: str, current: AnyBound | None, value: object, folder: Path, dialect: Framework | None = None
+) -> AnyBound:
     settings = _mapping(f"algorithm.{axis}", value)
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
@@ -93,6 +117,9 @@ def _choice(axis: str, current: AnyBound | None, value: object, folder: Path) ->
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
     function = _function(axis, name, folder)
+    if dialect and (current is None or name != current.name):
+        said = dialect.conventions.get(function)
+        settings = {**(said.settings if said and said.function is function else {}), **settings}
     return Bound(function, checked_settings(f"algorithm.{axis}", function, settings))
 
 
@@ -180,6 +207,25 @@ def describe(algorithm: Algorithm) -> dict[str, object]:
     return {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
 
 
+def departures(algorithm: Algorithm, name: str) -> str:
+    """What of an algorithm is not as in the preset of that name, in a line.
+
+    >>> departures(build_algorithm({"name": "grpo", "surrogate": {"clip_high": 0.3}, "kl": None}), "grpo")
+    'surrogate: clip_high 0.3; kl: none'
+    """
+    usual, found = describe(PRESETS[name]), []
+    for axis, value in describe(algorithm).items():
+        before = usual[axis]
+        if isinstance(value, dict) and isinstance(before, dict):
+            other = {k: v for k, v in value.items() if before.get(k, ...) != v}
+            plain = {k: v["name"] if isinstance(v, dict) else v for k, v in other.items()}
+            told = [str(v) if k == "name" else f"{k} {v}" for k, v in plain.items()]
+            found += [f"{axis}: {', '.join(told)}"] if told else []
+        elif value != before:
+            found.append(f"{axis}: {value or 'none'}")
+    return "; ".join(found)
+
+
 def _spelled(value: object) -> object:
     if isinstance(value, Bound):
         return {"name": value.name, **value.all_settings}
@@ -204,13 +250,18 @@ def algorithm_settings() -> Iterator[tuple[str, str, inspect.Parameter]]:
 
 def names_on(axis: str) -> list[str]:
     """What `algorithm.<axis>` may name."""
-    return list(PRESETS) if axis == "name" else list(_names(axis)) if axis in AXES else []
+    words = {"name": PRESETS, "dialect": DIALECTS, **{axis: _names(axis) for axis in AXES}}
+    return list(words.get(axis, ()))
 
 
 def algorithm_keys() -> list[str]:
     """All dotted keys below `algorithm`."""
     axes = [f"algorithm.{f.name}" for f in fields(Algorithm) if f.name != "paper"]
-    return list(dict.fromkeys(["algorithm.name", *axes, *(key for key, _, _ in algorithm_settings())]))
+    return list(
+        dict.fromkeys(
+            ["algorithm.name", "algorithm.dialect", *axes, *(key for key, _, _ in algorithm_settings())]
+        )
+    )
 
 
 def hint(word: str, known: Iterable[str]) -> str:

@@ -6,16 +6,22 @@ import math
 from collections.abc import Iterator
 
 from covey.config.schema import Config
-from covey.objective.advantages import greedy_baseline, pass_at_k, reward
-from covey.objective.algorithms import AXES, Algorithm
+from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
+from covey.objective.algorithms import Algorithm
+from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound
-from covey.objective.credit import process_zscore
+from covey.objective.credit import discounted_return, process_zscore
 from covey.objective.filters import pass_rate_band
 from covey.objective.penalties import KL, k1
+from covey.objective.surrogates import group_classification
 from covey.objective.token_weights import future_influence
 from covey.objective.value import Critic, gae
 
-NEEDS_SIBLINGS = set(AXES["advantage"]) - {reward, greedy_baseline, process_zscore, gae}
+NEEDS_SIBLINGS = set(AXES["advantage"]) - {
+    *(reward, greedy_baseline, running_baseline, discounted_return, process_zscore, gae),
+}
+ACTS_AT_ONE = {group_classification}
+"""Surrogates whose settings act at a ratio of 1, too."""
 COLDEST = 0.01
 """Temperatures below sample like 0: logits would be divided by next to nothing."""
 
@@ -75,6 +81,16 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield "guards.kl_action raise_coef: algorithm.kl.target moves it already"
 
 
+def of_examples(config: Config) -> Iterator[str]:
+    """The same for what makes examples, and what learns from them."""
+    if config.method == "pairs" and config.rollout.group_size < 2:
+        yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
+    if config.data.examples and config.method in ("rl", "pairs", "rejection_sampling"):
+        yield f"data.examples: method {config.method} learns from none; remove them, or choose another method"
+    if config.data.replay < 1 and len(config.data.examples) < 2:
+        yield "data.replay: there is no earlier file among data.examples to take a fraction of; leave it out"
+
+
 def updates_of(config: Config) -> int:
     """Optimizer steps per rollout batch."""
     return config.train.inner_epochs * config.train.updates_per_batch
@@ -88,7 +104,8 @@ def rules_of_ratio(algorithm: Algorithm) -> list[str]:
     """
     weights = [c for c in algorithm.token_weights if "log_ratio" in c.needs]
     found = []
-    for bound in (algorithm.ratio, algorithm.surrogate, *weights):
+    acting = () if algorithm.surrogate.function in ACTS_AT_ONE else (algorithm.surrogate,)
+    for bound in (algorithm.ratio, *acting, *weights):
         settings = [f"{k} {v}" for k, v in bound.all_settings.items() if v is not None]
         if settings and built_in(bound):
             found.append(f"{bound.name} ({', '.join(settings)})")
@@ -114,7 +131,8 @@ def built_in(bound: AnyBound) -> bool:
 
 def _of_groups(algorithm: Algorithm, group_size: int) -> Iterator[str]:
     advantage = algorithm.advantage.name
-    if group_size == 1 and algorithm.advantage.function in NEEDS_SIBLINGS:
+    alone = algorithm.advantage.all_settings.get("single") == "reward"
+    if group_size == 1 and algorithm.advantage.function in NEEDS_SIBLINGS and not alone:
         yield (
             f"rollout.group_size 1: {advantage} compares siblings, so every advantage would be 0; use 2 or "
             "more (8 is usual), or algorithm reinforce or remax"
@@ -171,7 +189,7 @@ def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
     remedies = {algorithm.surrogate: "surrogate: unclipped with select_tokens: null"}
     remedies |= dict.fromkeys(algorithm.token_weights, "token_weights: null")
     for bound, remedy in remedies.items() if updates == 1 and algorithm.old == "trainer" else ():
-        if "log_ratio" in bound.needs and built_in(bound):
+        if "log_ratio" in bound.needs and built_in(bound) and bound.function not in ACTS_AT_ONE:
             yield (
                 f"algorithm: {bound.name} changes nothing with one update per batch, where every ratio is "
                 f"1; use train.updates_per_batch or train.inner_epochs above 1, or {remedy}"
@@ -180,12 +198,12 @@ def _of_no_effect(algorithm: Algorithm, updates: int) -> Iterator[str]:
 
 def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.old == "sampler":
-        correction = algorithm.correction
-        if correction is not None and "log_ratio" not in correction.needs:
-            yield (
-                f"algorithm.correction {correction.name} has nothing to correct: with old sampler the ratio "
-                "itself is against the sampler; use correction: null, or old trainer"
-            )
+        for correction in algorithm.correction:
+            if "log_ratio" not in correction.needs:
+                yield (
+                    f"algorithm.correction {correction.name} has nothing to correct: with old sampler the "
+                    "ratio itself is against the sampler; use correction: null, or old trainer"
+                )
         if missing := algorithm.needs & {"old_entropy", "old_collision"}:
             yield (
                 f"algorithm.old sampler: {min(missing)} is only known when log-probs are recomputed; use old "
@@ -196,8 +214,8 @@ def _of_sampler(algorithm: Algorithm) -> Iterator[str]:
 def _of_kl(algorithm: Algorithm) -> Iterator[str]:
     kl, entropy = algorithm.kl, algorithm.entropy
     asked = {n for c in algorithm.functions for n in c.needs} & {"ref_log_ratio", "ref_logprobs", "full_kl"}
-    if asked and kl is None:
-        yield f"algorithm.kl is empty, but {min(asked)} is asked for, which needs a reference: set kl"
+    if asked and not algorithm.needs_reference:
+        yield f"algorithm.kl keeps no reference, but {min(asked)} is asked for, which needs one: set kl"
     if kl is not None:
         if kl.estimator.function is k1 and kl.place == "loss" and kl.gradient == "formula":
             yield (
@@ -213,12 +231,24 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
             yield "algorithm.kl.refresh_mix 0 never moves the reference; use refresh_every: null"
         if kl.place == "reward":
             yield from _of_kl_in_reward(kl, algorithm)
+        if kl.to == "sampler":
+            yield from _of_kl_to_sampler(kl)
         if exact and (kl.level != "token" or kl.gradient != "formula"):
             yield "algorithm.kl.estimator full is exact by token: leave level token and gradient formula"
         if exact and kl.target is not None:
             yield "algorithm.kl.target steers by sampled log-ratios, which estimator full does not need"
     if entropy is not None and entropy.coef == 0 and entropy.target is None:
         yield "algorithm.entropy.coef 0 weighs nothing; use entropy: null, or set a target"
+
+
+def _of_kl_to_sampler(kl: KL) -> Iterator[str]:
+    if kl.place == "reward" or kl.refresh_every is not None or kl.target is not None:
+        yield (
+            "algorithm.kl.to sampler acts in the loss alone and has no reference to move or to steer by: use "
+            "place loss, refresh_every: null and target: null"
+        )
+    if "full_kl" in kl.estimator.needs:
+        yield "algorithm.kl.estimator full needs the reference's distribution: use k2 with to sampler"
 
 
 def _of_kl_in_reward(kl: KL, algorithm: Algorithm) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from covey.config import trl
 from covey.errors import ConfigError
-from covey.objective.algorithms import AXES
+from covey.objective.axes import AXES
 
 SHORT: Mapping[str, str] = {
     "algorithm": "name",

@@ -16,8 +16,8 @@ import yaml
 from pydantic import ValidationError
 
 from covey.config import trl
-from covey.config.algorithm import algorithm_keys, build_algorithm, checked_settings, describe
-from covey.config.contradictions import of_config, updates_of
+from covey.config.algorithm import algorithm_keys, build_algorithm, checked_settings, departures, describe
+from covey.config.contradictions import of_config, of_examples, updates_of
 from covey.config.given import plain, refuse_lost
 from covey.config.layers import Layers
 from covey.config.schema import Config
@@ -103,10 +103,15 @@ def _validate(
         algorithm = build_algorithm(config.algorithm, folder)
     except ConfigError as error:
         raise ConfigError(_placed(str(error), origins)) from None
-    if config.method == "rl" and not config.stages:
-        problems = [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
+    if not config.stages:
+        problems = list(of_examples(config))
+        if config.method == "rl":
+            problems += [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
+    if isinstance(config.algorithm, dict) and (dialect := config.algorithm.get("dialect")):
+        name = str(config.algorithm.get("name", "grpo"))
+        notes.append(f"algorithm {name} as {dialect} computes it; {departures(algorithm, name)}")
     notes = notes if config.method == "rl" else []
     return Loaded(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
 

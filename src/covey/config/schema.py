@@ -100,7 +100,7 @@ class Servers(Section):
     """Inference servers that sample in place of this process."""
 
     url: tuple[str, ...] = Field(
-        min_length=1, description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang."
+        (), description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang."
     )
     folder: Path | None = Field(
         None, description="Where weights are written for the servers; by default `sync` in the run's folder."
@@ -122,6 +122,11 @@ class Servers(Section):
         description="Shell command that restarts the server at $COVEY_URL on the model folder $COVEY_MODEL, "
         "where it has not taken new weights.",
     )
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one_address(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
     @field_validator("url")
     @classmethod
@@ -165,6 +170,13 @@ class Rollout(Section):
         le=65_536,
         description="Completions of every training problem before the first step, so that its pass rate is "
         "known to the curriculum and to adapt_group_size; 0: none.",
+    )
+    retire_after: int = Field(
+        0,
+        ge=0,
+        le=1_000,
+        description="A problem that was solved (pass rate .9 or more) so many times in a row is not drawn "
+        "again, unless all are; 0: never.",
     )
     mask_truncated: bool = Field(False, description="Train no token of truncated completions.")
     max_resampling_rounds: int = Field(
@@ -235,7 +247,7 @@ class Keep(Section):
         description="Rejection sampling: the least value of a reward, by name, as "
         "{language_consistency: 0.9}; the verdict above 0.5 is always asked for.",
     )
-    score: float = Field(0.5, gt=0, lt=1, description="Filter: the least probability of being wanted.")
+    score: float = Field(0.5, gt=0, lt=1, description="Filter: rows are wanted with a probability above it.")
 
 
 class Guards(Section):
@@ -307,6 +319,37 @@ class Lora(Section):
     targets: str | tuple[str, ...] = Field("all-linear", description="Which linear layers.")
 
 
+class Launch(Section):
+    """Where the processes of a run are."""
+
+    processes: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Processes on this machine that train together, one for each GPU; torchrun starts more.",
+    )
+    restarts: int = Field(
+        3,
+        ge=0,
+        le=10**6,
+        description="How often they are started again, from the last checkpoint, after one of them died.",
+    )
+    ray: str | None = Field(
+        None,
+        description="Address of a Ray cluster, as 10.0.0.1:6379, that places samplers and users' reward "
+        "functions; auto: the one this machine belongs to, else one of its own.",
+    )
+    samplers: int = Field(
+        0, ge=0, le=65_536, description="Samplers that Ray places, each with a GPU where the cluster has any."
+    )
+
+    @model_validator(mode="after")
+    def _placed(self) -> Launch:
+        if self.samplers and self.ray is None:
+            raise ValueError("samplers are placed by Ray: add ray: auto, or its address")
+        return self
+
+
 class Config(Section):
     """One run, or one stage of it."""
 
@@ -355,6 +398,14 @@ class Config(Section):
         None, description="Who gets a copy of all numbers; offline. The run folder has them anyway."
     )
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
+    launch: Launch = Launch()
     stages: tuple[dict[str, object], ...] = Field(
         (), description="A pipeline: each stage overrides this config and starts from the last model."
     )
+
+    @model_validator(mode="after")
+    def _somebody_samples(self) -> Config:
+        servers = self.rollout.sampler
+        if servers is not None and not servers.url and not self.launch.samplers:
+            raise ValueError("rollout.sampler.url: which servers? Give at least one address")
+        return self

@@ -246,17 +246,17 @@ def _(seen: Seen) -> str | None:
 
 @_rule(
     "mixed_scripts",
-    with_reward("language_consistency", 0.5),
+    with_reward("language_consistency", 1.0),
     PULL,
     explains=("length_bias", "kl_growth", "truncated", "worse"),
     shows=lambda group, i: float(mixes_scripts(group.completions[i].text)),
 )
 def _(seen: Seen) -> str | None:
-    """More than a tenth of the completions mix scripts, and a twentieth more than at first. Because prompts
-    may mix them too: what counts is that training does.
+    """More than a tenth of the completions mix scripts, a twentieth and two standard errors more than at
+    first. Because prompts may mix them too: what counts is that training does.
     """
     mixed, before = seen.late("text/mixed_scripts"), seen.early("text/mixed_scripts")
-    if not (mixed > 0.1 and mixed - before > 0.05):
+    if not (mixed > 0.1 and seen.rose("text/mixed_scripts", 0.05)):
         return None
     return f"{percent(mixed)} of the completions mix languages (scripts), {percent(before)} did at first"
 
@@ -382,12 +382,13 @@ def _(seen: Seen) -> str | None:
     shows=lambda group, i: float(lone(group) == i),
 )
 def _(seen: Seen) -> str | None:
-    """From the fifth step, an eighth of the gradient lies in other groups than rewards less their mean
-    would put it, under an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05
-    and 2 at one half; prompts of mixed difficulty in groups of eight move a twentieth.
+    """From the fifth step, a tenth of the gradient and two standard errors lie in other groups than rewards
+    less their mean would put it, under an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is
+    4.6 at p = .05 and 2 at one half; right and wrong in groups of eight cannot move more than a tenth.
     """
     moved = seen.late("gradient_share/overweight")
-    if not (seen.after(5) and moved > 0.125 and seen.setting("algorithm.advantage") in BY_STD):
+    surely = seen.least("gradient_share/overweight") > 0.1
+    if not (seen.after(5) and surely and seen.setting("algorithm.advantage") in BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
 

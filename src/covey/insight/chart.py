@@ -106,6 +106,8 @@ class Panel:
     """Of the vertical axis; None: from 0, or what lies below it, to the largest value."""
     bars: Sequence[float] = ()
     """Values with a dashed line."""
+    marks: Sequence[str] = ()
+    """What stands at x = 0, 1, ... where x is not a number."""
 
 
 def chart(
@@ -146,6 +148,9 @@ def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head:
     across = [x for line in panel.lines for x in line.x]
     last, whole = max(across, default=1.0) or 1.0, all(float(x).is_integer() for x in across)
     columns = [t for t in round_ticks(0.0, last, wide // 40) if t <= last and not (whole and t % 1)]
+    below = list(zip(columns, tick_texts(columns), strict=True))
+    if panel.marks:
+        below = [(float(n), mark) for n, mark in enumerate(panel.marks)]
 
     def place(x: float, y: float) -> tuple[float, float]:
         return round(wide * x / last, 1), round(head + high * (rows[-1] - y) / (rows[-1] - rows[0]), 1)
@@ -157,7 +162,7 @@ def _panel(panel: Panel, colours: Mapping[str, str], wide: int, high: int, head:
         "title": panel.title,
         "x_label": panel.x_label,
         "rows": [(place(0, t)[1], text + panel.unit) for t, text in zip(rows, tick_texts(rows), strict=True)],
-        "columns": [(place(t, 0)[0], text) for t, text in zip(columns, tick_texts(columns), strict=True)],
+        "columns": [(place(t, 0)[0], text) for t, text in below],
         "bars": [place(0, bar)[1] for bar in panel.bars],
         "lines": [
             {

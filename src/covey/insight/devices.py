@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from covey.errors import ConfigError
 
-SHARE_OF_COMPUTE, SHARE_OF_BANDWIDTH = 0.2, 0.5
-"""Of a data sheet's peaks, what trainers and samplers of small models are reported to reach: 11 % and 22 % of
-the compute in updates of 0.6B and 4B on an H100, 69 % of the bandwidth in decoding 7B on an A100."""
+SHARE_OF_BANDWIDTH = 0.5
+"""Of a data sheet's peak; 69 % are reported of decoding 7B on an A100."""
+SHARE_OF_COMPUTE, MOST_OF_COMPUTE = (0.6e9, 0.111, 4e9, 0.217), 0.4
+"""Of a data sheet's peak: what prime-rl reports of updates of 0.6B and 4B on an H100, a power of the size
+between and beyond them, and what larger models do not go above."""
 LAUNCH = 0.03
 """Seconds a thousand decode steps and layers take on a GPU beside the work, kernels captured in graphs."""
 BACKWARD = 3.0
@@ -31,11 +34,46 @@ class Device:
     compiled: bool
     """Whether covey's own operations do the work, in float32; else bfloat16 through torch."""
     source: str
+    node: int = 1
+    """Devices of a node."""
+    links: tuple[float, float] = (1.3, 1.0)
+    """GB/s that a device sends to others of its node, and to other nodes."""
+
+    by_size: bool = False
+    """Whether its products are those of a model of 4B: others reach another part of its peak."""
+
+    def for_size(self, parameters: int) -> Device:
+        """With the products of a model of this size."""
+        slower = share_of_compute(4e9) / share_of_compute(parameters) if self.by_size else 1.0
+        (product, attention, logits, steps, read), (forward, over, head) = self.sampling, self.update
+        return replace(
+            self,
+            sampling=(product * slower, attention * slower, logits, steps, read),
+            update=(forward * slower, over * slower, head),
+        )
 
 
-def _gpu(name: str, teraflops: float, terabytes: float, gib: int) -> Device:
-    """From the dense bfloat16 peak and the bandwidth."""
-    product, byte = 1e-3 / teraflops / SHARE_OF_COMPUTE, 1e-3 / terabytes / SHARE_OF_BANDWIDTH
+def share_of_compute(parameters: float) -> float:
+    """What an update of a model reaches of a GPU's peak.
+
+    >>> [round(share_of_compute(p), 3) for p in (0.6e9, 4e9, 8e9, 70e9)]
+    [0.111, 0.217, 0.277, 0.4]
+    """
+    small, low, large, high = SHARE_OF_COMPUTE
+    exponent = math.log(high / low) / math.log(large / small)
+    return min(MOST_OF_COMPUTE, low * (parameters / small) ** exponent)
+
+
+def _gpu(
+    name: str,
+    teraflops: float,
+    terabytes: float,
+    gib: int,
+    node: int = 8,
+    links: tuple[float, float] = (12.0, 3.0),
+) -> Device:
+    """From the dense bfloat16 peak, the bandwidth, and the links in GB/s."""
+    product, byte = 1e-3 / teraflops / share_of_compute(4e9), 1e-3 / terabytes / SHARE_OF_BANDWIDTH
     logits = 4 * byte  # written and read in bfloat16
     return Device(
         name,
@@ -43,8 +81,12 @@ def _gpu(name: str, teraflops: float, terabytes: float, gib: int) -> Device:
         (product, product, logits, LAUNCH, byte),
         (BACKWARD * product, BACKWARD * product, 4 * logits),
         compiled=False,
-        source=f"data sheet ({teraflops:g} TFLOP/s, {terabytes:g} TB/s) at {SHARE_OF_COMPUTE:.0%} and "
-        f"{SHARE_OF_BANDWIDTH:.0%}: not measured with covey, expect a factor of two either way",
+        source=f"data sheet ({teraflops:g} TFLOP/s, {terabytes:g} TB/s) at 11 to {MOST_OF_COMPUTE:.0%} of "
+        f"compute, by the model's size, and {SHARE_OF_BANDWIDTH:.0%} of bandwidth: not measured with covey, "
+        "expect a factor of two either way",
+        node=node,
+        links=links,
+        by_size=True,
     )
 
 
@@ -59,9 +101,9 @@ DEVICES = {
             compiled=True,
             source="two cores of an AMD EPYC with AVX2: measured, benchmarks/results/cost.md, within 8 %",
         ),
-        _gpu("h200", 790, 4.3, 141),
-        _gpu("h100", 790, 3.35, 80),
-        _gpu("a100", 312, 2.0, 80),
+        _gpu("h200", 989, 4.8, 141, 8, (360.0, 40.0)),
+        _gpu("h100", 989, 3.35, 80, 8, (360.0, 40.0)),
+        _gpu("a100", 312, 2.0, 80, 8, (240.0, 20.0)),
         _gpu("l40s", 362, 0.86, 48),
         _gpu("rtx4090", 165, 1.0, 24),
         _gpu("l4", 121, 0.3, 24),
@@ -74,7 +116,8 @@ def device_named(name: str) -> Device:
     if name.endswith(".json"):
         try:
             read = json.loads(Path(name).read_text(encoding="utf-8"))
-            return Device(**{**read, "sampling": tuple(read["sampling"]), "update": tuple(read["update"])})
+            listed = {name: tuple(value) for name, value in read.items() if isinstance(value, list)}
+            return Device(**{**read, **listed})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"--device {name}: no rates of benchmarks/cost.py in it ({error})") from None
     if name not in DEVICES:

@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any, Literal
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from covey.config.given import plain
 from covey.config.load import Loaded
@@ -43,7 +45,7 @@ class Finding:
     """A line for the config; empty where it has all of them already."""
     advice: str = ""
     """What no config line can do."""
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, int | float] = field(default_factory=dict)
     """`step`, and where one can be pointed at, `group`, `completion` and `token`; metrics by name."""
 
     def __str__(self) -> str:
@@ -55,9 +57,16 @@ class Finding:
         return {**vars(self), "evidence": dict(self.evidence)}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Finding:
-        """What ``record`` gave; unknown fields are left out."""
-        return cls(**{k: v for k, v in record.items() if k in cls.__dataclass_fields__})
+    def from_record(cls, record: Mapping[str, Any]) -> Finding | None:
+        """What ``record`` gave, unknown fields left out; None of a record that is damaged."""
+        known = {k: v for k, v in record.items() if k in cls.__dataclass_fields__}
+        try:
+            return READ_FINDING.validate_python(known)
+        except ValidationError:
+            return None
+
+
+READ_FINDING = TypeAdapter(Finding)
 
 
 class Unknown:
@@ -120,6 +129,15 @@ class Seen:
         value = self.read[name] = mean_of(self.last, name)
         return value
 
+    def least(self, name: str) -> float:
+        """Mean over the last steps less two standard errors: what it is at the least."""
+        return self.late(name) - 2 * _error(self.last, name)
+
+    def usual(self, name: str) -> float:
+        """Median over the last steps, of what one step alone may throw far out."""
+        value = self.read[name] = median(_values(self.last, name) or [math.nan])
+        return value
+
     def rise(self, name: str) -> float:
         """Late minus early."""
         return self.late(name) - self.early(name)
@@ -132,10 +150,16 @@ class Seen:
         """Whether a bad value is getting better by itself: a tenth lower than in the first steps."""
         return self.late(name) < 0.9 * self.early(name)
 
-    def fell(self, name: str, by: float, errors: float) -> bool:
+    def rose(self, name: str, by: float, errors: float = 2.0) -> bool:
+        """Whether it is higher than at first by so much, and by so many standard errors of the two means."""
+        return self.rise(name) > max(by, errors * self._doubt(name))
+
+    def fell(self, name: str, by: float, errors: float = 2.0) -> bool:
         """Whether it is lower than at first by so much, and by so many standard errors of the two means."""
-        spread = math.hypot(_error(self.first, name), _error(self.last, name))
-        return self.rise(name) < -max(by, errors * spread)
+        return self.rise(name) < -max(by, errors * self._doubt(name))
+
+    def _doubt(self, name: str) -> float:
+        return math.hypot(_error(self.first, name), _error(self.last, name))
 
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """What comes between in the names of metrics -> their late means."""

@@ -57,11 +57,18 @@ class Forecast:
     """Bytes that the device has."""
     price: float = 0.0
     """Of an hour; 0: not known."""
+    sync: float = 0.0
+    """Seconds of a step until those who sample have its weights, where they do not read the trained ones."""
 
     @property
     def hours(self) -> float:
         """Of the whole run."""
-        return (self.steps * (self.rollout + self.update) + self.evaluations * self.evaluation) / 3600
+        return (self.steps * self.step + self.evaluations * self.evaluation) / 3600
+
+    @property
+    def step(self) -> float:
+        """Seconds."""
+        return self.rollout + self.update + self.sync
 
     def record(self) -> dict[str, object]:
         """As JSON."""
@@ -70,9 +77,10 @@ class Forecast:
 
     def lines(self) -> Iterator[str]:
         """For people."""
-        step = self.rollout + self.update
+        sync = f", {self.sync:,.3g} s giving samplers the weights" if self.sync else ""
         yield (
-            f"a step takes about {step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s updating"
+            f"a step takes about {self.step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s "
+            f"updating{sync}"
         )
         cost = f", about {self.hours * self.price:,.2f} at {self.price:g} an hour" if self.price else ""
         evals = f" and {self.evaluations} evaluations of {_seconds(self.evaluation)}"

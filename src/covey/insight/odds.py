@@ -12,14 +12,29 @@ import torch
 from covey.estimates import Estimate, wilson
 from covey.types import Group
 
-Counts = Mapping[float, int]
-"""How many completions of a problem got each reward."""
+Outcome = float | frozenset[tuple[str, float]] | None
+"""What a completion was paid; None where it ties with no other, not even with one of its kind."""
+Counts = Mapping[Outcome, int]
+"""How many completions of a problem had each outcome."""
 CONCENTRATIONS = np.logspace(-3, 3, 61)
 
 
 def reward_counts(group: Group) -> Counts:
-    """How many completions of a group got each reward; those without one teach nothing and do not count."""
-    return Counter(group.rewards[group.scorable].tolist())
+    """How many completions of a group had each outcome; those without a reward teach nothing: not counted.
+
+    Of credit by step, an outcome is what each function paid all steps of a completion; where that differs
+    from step to step, or is compared with a critic's values, the completion makes any group live.
+    """
+    return Counter(_outcome(group, int(i)) for i in np.flatnonzero(group.scorable))
+
+
+def _outcome(group: Group, i: int) -> Outcome:
+    if group.credit == "completion":
+        return float(group.rewards[i])
+    paid = group.compared(i)
+    if group.credit == "token" or any(len(values) > 1 for values in paid.values()):
+        return None
+    return frozenset((name, value) for name, values in paid.items() for value in values)
 
 
 def dead_share(counts: Sequence[Counts], size: int) -> Estimate:
@@ -44,24 +59,24 @@ def tie_chances(counts: Sequence[Counts], size: int) -> np.ndarray:
     return np.array([_tie(own, size, prior) for own in counts])
 
 
-def _tie(own: Counts, size: int, prior: Mapping[float, float]) -> float:
+def _tie(own: Counts, size: int, prior: Mapping[Outcome, float]) -> float:
     drawn = sum(own.values())
     if drawn < 2:
-        return 1.0
+        return float(None not in own)
     if size <= drawn:
-        return sum(comb(k, size) for k in own.values()) / comb(drawn, size)
-    weights = np.array([w + own.get(r, 0) for r, w in prior.items()])
+        return sum(comb(k, size) for r, k in own.items() if r is not None) / comb(drawn, size)
+    total = drawn + sum(prior.values())
+    weights = np.array([w + own.get(r, 0) for r, w in prior.items() if r is not None])
     rising = _lgamma(weights + size) - _lgamma(weights)
-    total = weights.sum()
     return float(np.exp(rising - _lgamma(total + size) + _lgamma(total)).sum())
 
 
-def _prior(counts: Sequence[Counts]) -> dict[float, float]:
+def _prior(counts: Sequence[Counts]) -> dict[Outcome, float]:
     """Pseudo-counts of each reward: the rewards of all problems together, as strong as they are alike.
 
     A reward that nobody has seen yet (NaN) gets half a completion: 0 of 200 correct does not prove never.
     """
-    pooled: Counter[float] = Counter()
+    pooled: Counter[Outcome] = Counter()
     for own in counts:
         pooled.update(own)
     total = sum(pooled.values()) + 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,14 @@ import numpy as np
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.errors import ConfigError
-from covey.insight.devices import Device
+from covey.insight.devices import BACKWARD, Device
+from covey.insight.fleet import ALONE, Fleet
 from covey.insight.forecast import Forecast, Workload, evaluations_of
-from covey.learner.memory import Shape, forecast, planned_tokens, shape_of
+from covey.insight.sizes import LETTERS, SIZES
+from covey.learner.memory import Shape, asked_of, forecast, planned_tokens, shape_of
 from covey.models.load import skeleton
 from covey.prompts import encode, texts_of
-from covey.tasks.source import load_problems
+from covey.tasks.source import Source, load_problems
 
 PROGRAM = 500_000_000
 """Bytes of program and libraries, nearly; of a GPU its context."""
@@ -42,14 +45,24 @@ class Demand(NamedTuple):
 
 
 def work(
-    shape: Shape, tied: bool, prompts: float, completions: float, prompt: float, length: float, running: int
+    shape: Shape,
+    tied: bool,
+    prompts: float,
+    completions: float,
+    prompt: float,
+    length: float,
+    running: int,
+    longest: float = 0.0,
 ) -> Demand:
-    """Of ``completions`` of ``length`` tokens to ``prompts`` prompts, so many running at once."""
+    """Of ``completions`` of ``length`` tokens to ``prompts`` prompts, so many running at once.
+
+    The ``longest`` of them is alone at the end, and every one of its steps reads the weights.
+    """
     heads = shape.queries * shape.head
     inner = shape.parameters - (1 if tied else 2) * shape.vocabulary * shape.width
     tokens = completions * length
     seen = completions * (length * prompt + length**2 / 2)
-    steps = tokens / max(min(completions, running), 1)
+    steps = tokens / max(min(completions, running), 1) + max(0.0, longest - length)
     weights = inner + shape.vocabulary * shape.width
     pairs = 2 * shape.layers * shape.keys * shape.head
     return Demand(
@@ -61,12 +74,49 @@ def work(
     )
 
 
-def seconds(device: Device, sampling: Demand, updating: Demand) -> tuple[float, float]:
-    """Of sampling and of an update, forward and backward."""
+def seconds(device: Device, sampling: Demand, updating: Demand, over: int = 1) -> tuple[float, float]:
+    """Of sampling, with a model that is ``over`` several devices, and of an update, forward and backward."""
+    launches = device.sampling[3] * sampling.decoding
     return (
-        float(np.dot(device.sampling, sampling)),
+        (float(np.dot(device.sampling, sampling)) - launches) / over + launches,
         float(np.dot(device.update, (updating.products, updating.attention, updating.logits))),
     )
+
+
+class Job(NamedTuple):
+    """What a step asks for, whoever does it."""
+
+    completions: float
+    trained: float
+    group: int
+    """Completions of a prompt."""
+    prompt: float
+    length: float
+    longest: float
+    """Tokens."""
+    running: int
+    """Completions at once in a copy of the model."""
+    scored: float = 0.0
+    """Further passes over what is trained, without a gradient."""
+    recomputed: bool = False
+
+
+def step_seconds(
+    shape: Shape, tied: bool, device: Device, fleet: Fleet, job: Job, micro_tokens: int
+) -> tuple[float, float]:
+    """Of sampling and of an update on so many devices. A trainer computes while weights are on their way."""
+    device, (copies, over) = device.for_size(shape.parameters), fleet.copies(shape, device)
+    asked = partial(work, shape, tied, prompt=job.prompt, length=job.length, running=job.running)
+    sampled, trained = job.completions / copies, job.trained / fleet.trainers
+    rollout, update = seconds(
+        device,
+        asked(sampled / job.group, sampled, longest=job.longest),
+        asked(trained / job.group, trained),
+        over,
+    )
+    micro_batches = math.ceil(trained * (job.length + job.prompt / job.group) / micro_tokens)
+    passes = 1 + job.scored / BACKWARD + job.recomputed / BACKWARD
+    return rollout, max(update * passes, fleet.exchange(shape, device, micro_batches))
 
 
 @dataclass(frozen=True)
@@ -108,18 +158,23 @@ def assumed(stage: Loaded, length: float | None, dead: float | None, preview: Pa
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on a device."""
+    """A run on a device, or on several."""
 
     device: Device
     assumed: Assumed
     micro_tokens: int
     forecast: Forecast
+    fleet: Fleet
+    copies: tuple[int, int]
+    """How many copies of the model sample, and over how many devices each."""
 
     def record(self) -> dict[str, object]:
         """As JSON."""
         return {
             "device": self.device.name,
             "source": self.device.source,
+            "devices": vars(self.fleet),
+            "copies": self.copies,
             "assumed": vars(self.assumed),
             "tokens_per_micro_batch": self.micro_tokens,
             **self.forecast.record(),
@@ -128,6 +183,11 @@ class Plan:
     def lines(self) -> Iterator[str]:
         """For people."""
         yield f"{self.device.name}: {self.device.source}"
+        if self.fleet.devices > 1:
+            there, (copies, each) = self.fleet, self.copies
+            who = f"{there.samplers} others sample" if there.samplers else "they sample, too"
+            over = f", each over {each} devices, which takes vLLM or SGLang" if each > 1 else ""
+            yield f"{there.trainers} train, {who}, with {copies} copies of the model{over}"
         yield (
             f"completions of {self.assumed.length:,.0f} tokens, {self.assumed.source}; "
             f"{self.assumed.dead:.0%} of the groups dead"
@@ -137,39 +197,64 @@ class Plan:
         yield f"micro-batches of {self.micro_tokens:,} tokens"
 
 
-def plan(stage: Loaded, device: Device, assumption: Assumed, price: float) -> Plan:
-    """What a run takes on a device; the model's weights are not loaded."""
+def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet: Fleet = ALONE) -> Plan:
+    """What a run takes on so many devices; the model's weights are not loaded."""
     config, algorithm = stage.config, stage.algorithm
     source = load_problems(stage)
-    policy = skeleton(stage, texts_of(source, config))
-    prompts = [len(p.tokens) for p in encode(policy, source.train[:READ], config)]
-    shape = shape_of(policy)._replace(
+    shape, tied, prompts = _read(stage, source)
+    shape = shape._replace(
         number=4 if device.compiled or config.dtype == "float32" else 2, exact=device.compiled
     )
-    tied = bool(policy.model.config.tie_word_embeddings)
-    load = Workload.of(config, algorithm, assumption.dead, assumption.length)
-    asked = partial(work, shape, tied, prompt=float(np.mean(prompts)), length=assumption.length)
-    size, running = config.rollout.group_size, config.rollout.max_running
-    count, completions = evaluations_of(config, len(source.test))
-    sampling = asked(load.completions / size, load.completions, running=running)
-    rollout, update = seconds(device, sampling, asked(load.trained / size, load.trained, running=running))
-    evaluation, _ = seconds(
-        device, asked(completions / (config.eval.samples + 1), completions, running=running), sampling
-    )
-    # What is scored once more without a gradient: under a reference, or by the policy before its updates.
-    again = algorithm.needs_reference + (not device.compiled and updates_of(config) > 1)
+    rollout, length = config.rollout, assumption.length
+    load = Workload.of(config, algorithm, assumption.dead, length)
+    copies, longest = fleet.copies(shape, device), max(prompts)
+    slots = min(rollout.max_running, math.ceil(load.completions / copies[0]))
     kept = algorithm.needs_reference and config.lora is None
-    expect = partial(forecast, shape, config, max(prompts), reference=kept, program=PROGRAM)
-    tokens = planned_tokens(expect(config.train.tokens_per_micro_batch), shape, config, device.memory)
+    largest = asked_of(config, prompts, ())
+
+    def expect(tokens: int) -> dict[str, int]:
+        roles = forecast(shape, config, largest, tokens, reference=kept, program=PROGRAM)
+        return fleet.split(roles, shape, device, slots, longest, rollout.max_tokens)
+
+    asked = config.train.tokens_per_micro_batch
+    tokens = planned_tokens(expect(asked), shape, config, device.memory)
+    if sum(expect(tokens).values()) > device.memory:
+        tokens = asked  # nothing that is smaller helps
+    job = Job(
+        load.completions,
+        load.trained,
+        rollout.group_size,
+        float(np.mean(prompts)),
+        length,
+        rollout.max_tokens,
+        rollout.max_running,
+        # Once more without a gradient: under a reference, or by the policy before its updates.
+        algorithm.needs_reference + (not device.compiled and updates_of(config) > 1),
+        config.train.recompute_layers,
+    )
+    sampling, update = step_seconds(shape, tied, device, fleet, job, tokens)
+    count, completions = evaluations_of(config, len(source.test))
+    held_out = job._replace(completions=completions, group=config.eval.samples + 1)
     found = Forecast(
-        rollout=rollout,
-        update=update * (1 + again / 3 + config.train.recompute_layers / 3),
-        evaluation=evaluation,
+        rollout=sampling,
+        update=update,
+        evaluation=step_seconds(shape, tied, device, fleet, held_out, tokens)[0],
         steps=config.train.steps,
         evaluations=count,
         tokens=config.train.steps * load.completions * load.length,
         memory=expect(tokens),
         there=device.memory,
-        price=price,
+        price=price * fleet.devices,
+        sync=fleet.sync(shape, device),
     )
-    return Plan(device, assumption, tokens, found)
+    return Plan(device, assumption, tokens, found, fleet, copies)
+
+
+def _read(stage: Loaded, source: Source) -> tuple[Shape, bool, list[int]]:
+    """The model's shape, whether its embeddings are tied, and the lengths of prompts in tokens."""
+    config, first = stage.config, source.train[:READ]
+    if isinstance(config.model, str) and (size := SIZES.get(config.model)):
+        return size.shape(config.lora), size.tied, [len(str(p.prompt)) // LETTERS + 1 for p in first]
+    policy = skeleton(stage, texts_of(source, config))
+    tied = bool(policy.model.config.tie_word_embeddings)
+    return shape_of(policy), tied, [len(p.tokens) for p in encode(policy, first, config)]

@@ -13,7 +13,7 @@ import numpy as np
 from covey.config.load import Loaded
 from covey.estimates import Estimate, gain, wilson
 from covey.insight.forecast import Forecast, Workload, evaluations_of
-from covey.insight.odds import dead_share, reward_counts, tie_chances
+from covey.insight.odds import Counts, dead_share, reward_counts, tie_chances
 from covey.objective.diagnostics import sampled_entropy, score_metrics, text_metrics
 from covey.rewards.scorer import ScoringStats
 from covey.types import Group
@@ -76,7 +76,7 @@ class Preview:
     """The groups of the same problems at other temperatures."""
 
     @cached_property
-    def counts(self) -> list[Mapping[float, int]]:
+    def counts(self) -> list[Counts]:
         """How often each reward, by problem."""
         return [reward_counts(g) for g in self.measured.groups]
 

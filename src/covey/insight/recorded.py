@@ -5,26 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 from covey.errors import ConfigError
-from covey.insight.findings import Finding, SettingOf, settings_of, unknown
+from covey.insight.findings import STREAM, Finding, SettingOf, settings_of, unknown
 from covey.insight.rules import explain
-from covey.runs.folder import read_stream
-from covey.runs.reader import last_stage, load_recorded, read_findings, read_verdict
+from covey.runs.folder import read_stream, readable_stream
+from covey.runs.reader import last_stage, load_recorded, read_verdict
 
 
 def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
     """The last stage of a run, its verdict if it has ended, and its findings.
 
-    Of a run that wrote none, those that its records give.
+    Of a run that wrote none, those that its records give. What cannot be read is a finding too.
     """
     stage = last_stage(folder)
-    if recorded := read_findings(stage):
-        return stage, read_verdict(stage), [Finding.from_record(r) for r in recorded]
+    records, unread = readable_stream(stage, STREAM)
+    read = [Finding.from_record(r) for r in records]
+    found, damaged = [f for f in read if f], unread + read.count(None)
+    note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
+    notes = [Finding("unread_findings", 0, "note", note)] if damaged else []
+    if found:
+        return stage, read_verdict(stage), found + notes
     setting: SettingOf = unknown
-    unread: list[Finding] = []
     try:
         setting = settings_of(load_recorded(stage))
     except ConfigError as error:
         said = f"the config cannot be read, so remedies may name what is set already: {error}"
-        unread = [Finding("unread_config", 0, "note", said)]
+        notes.append(Finding("unread_config", 0, "note", said))
     metrics, evals = (read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals"))
-    return stage, read_verdict(stage), [*explain(metrics, evals, setting), *unread]
+    return stage, read_verdict(stage), explain(metrics, evals, setting) + notes

@@ -12,6 +12,7 @@ import numpy as np
 from covey.console import BARS, duration
 from covey.errors import ConfigError
 from covey.estimates import Evaluation
+from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
 from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
@@ -70,7 +71,16 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
 
 def findings(stage: Path) -> list[str]:
     """What the run has found, in words; of one that wrote nothing down, what its records give."""
-    return [f"step {finding.step}: {finding}" for finding in explain_run(stage)[-1]]
+    return list(finding_lines(stage, explain_run(stage)[-1]))
+
+
+def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
+    """Steps as the console counts them, from 1, and the command that shows the evidence."""
+    logged = set(recorded_steps(stage))
+    for f in found:
+        step, group = f.evidence.get("step"), f.evidence.get("group")
+        place = f" (covey show {stage} {step} {group})" if step in logged and group is not None else ""
+        yield f"step {f.step + 1}: {f}{place}"
 
 
 def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
@@ -108,7 +118,7 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
     for row in rows:
         mean = f"{row.mean:.3g}" if row.mean is not None else "-"
         bars = "".join(_bar(r, low, high) for r in row.rewards)
-        kind = "dead" if not row.spread else "" if row.trained else "filtered"
+        kind = "dead" if row.dead else "" if row.trained else "filtered"
         prompt = " ".join(row.prompt.split())[:PROMPT_SHOWN]
         lines.append(f"{row.group:>5} {mean:>7} {row.tokens:>6.0f}  {bars:<17}{kind:<9}{prompt}")
     record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
@@ -124,12 +134,14 @@ class _Row:
     rewards: Sequence[float | None]
     mean: float | None
     spread: float
+    dead: bool
     tokens: float
 
 
 def _row(log: RolloutLog, number: int) -> _Row:
     rows = [log.rows[place] for place in log.groups[number]]
     known = [r["reward"] for r in rows if r["reward"] is not None]
+    spread = float(np.ptp(known)) if known else 0.0
     return _Row(
         group=number,
         problem=rows[0]["problem"],
@@ -137,7 +149,8 @@ def _row(log: RolloutLog, number: int) -> _Row:
         trained=rows[0]["trained"],
         rewards=[r["reward"] for r in rows],
         mean=float(np.mean(known)) if known else None,
-        spread=float(np.ptp(known)) if known else 0.0,
+        spread=spread,
+        dead=rows[0].get("dead", not spread),
         tokens=float(np.mean([r["tokens"] for r in rows])),
     )
 

@@ -22,8 +22,16 @@ MEASURES: Mapping[str, str] = {
 
 def stage_table(folders: Sequence[Path]) -> list[str]:
     """Lines for people: each stage, its held-out accuracy at the end and what it changed."""
-    rows = [HEAD, *(_row(folder) for folder in folders)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(HEAD))]
+    return in_columns([HEAD, *(_row(folder) for folder in folders)])
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table's rows, all of the same length, as lines.
+
+    >>> in_columns([("stage", "steps"), ("1-sft", "40")])
+    ['stage  steps', '1-sft  40']
+    """
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
@@ -35,7 +43,7 @@ def _row(folder: Path) -> tuple[str, ...]:
     accuracy = ("", "", "")
     if len(found) > 1:
         after, gained = found[-1].summary(), gains(found[0], found[-1])["sampled"]
-        accuracy = (str(after["greedy"]), str(after["pass@1"]), _points(gained))
+        accuracy = (str(after["greedy"]), str(after["pass@1"]), points(gained))
     last: Mapping[str, Any] = metrics[-1] if metrics else {}
     told = [text.format(last[name]) for name, text in MEASURES.items() if last.get(name)]
     told += [
@@ -51,7 +59,7 @@ def _row(folder: Path) -> tuple[str, ...]:
     return (folder.name, str(len(metrics)), *accuracy, size, ", ".join(told))
 
 
-def _points(gain: Estimate) -> str:
+def points(gain: Estimate) -> str:
     """A difference of fractions in points."""
     value, low, high = (100 * v for v in (gain.value, gain.low, gain.high))
     return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"

@@ -64,20 +64,42 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, incorrect completions grew by 30 % and four tokens while correct ones grew by
-    less than half as much or not more is correct, under a loss that divides by the length. Because both
-    grow where thinking helps; that incorrect ones alone do is what the division pays for.
+    less than half as much or not more is correct (two standard errors), under a loss that divides by the
+    length. Because both grow where thinking helps, and more is correct then; the division pays without.
     """
     now, before = seen.late("length/incorrect"), seen.early("length/incorrect")
     correct, first = seen.late("length/correct"), seen.early("length/correct")
     enough = seen.late("accuracy") < 0.8  # of a few that are left, the hardest may be longer
     grew = seen.after(10) and now - before > max(4, 0.3 * before) and enough
-    alone = correct - first < (now - before) / 2 or seen.rise("accuracy") < 0.03
+    alone = correct - first < (now - before) / 2 or not seen.rose("accuracy", 0.03)
     if not (grew and alone and seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")):
         return None
     said = (
         f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, correct ones have {correct:.0f}"
     )
     return f"{said}: their length dilutes the penalty"
+
+
+@_rule(
+    "kl_growth",
+    PULL,
+    SMALLER_LR,
+    explains=(
+        *("truncated", "unparsable", "held_out_flat", "worse", "repetition", "duplicates"),
+        *("entropy_collapse", "too_hard"),
+    ),
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, the policy is 10 nats a completion from where it began, or from its reference,
+    and not more is correct. Because 5 to 10 nats is where alarms are usually set; distance that buys
+    answers is learning.
+    """
+    far = {"where it began": seen.late("kl/start"), "its reference": seen.late("kl/completion_k1")}
+    what, kl = largest({name: value for name, value in far.items() if value > 10})
+    if not (seen.after(10) and kl > 10 and seen.accuracy_gain < 0.05):
+        return None
+    gain = f"correct answers changed by {100 * seen.accuracy_gain:+.0f} points"
+    return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
 
 
 @_rule(
@@ -111,17 +133,19 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, a function finds no answer that it can read in a third of the completions, and
-    that is not getting better. Because a base model begins so and learns the form in a few steps; one that
-    is asked for another form does not.
+    that is not getting better; from the twentieth, where it has become so. Because a base model begins so
+    and learns the form in a few steps, one that is asked for another form does not; and what comes in
+    training is paid for by something, which has a name by then.
     """
     rates: dict[str, float] = {}
-    better = False
+    better = grown = False
     for status in ("no_answer", "unparsable"):
         for name, rate in seen.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
             better |= rate > 0.1 and seen.falling(f"reward/{name}/{status}")
+            grown |= seen.rose(f"reward/{name}/{status}", 0.1)
     name, rate = largest(rates)
-    if not (seen.after(10) and rate > 1 / 3) or better:
+    if not (seen.after(20 if grown else 10) and rate > 1 / 3) or better:
         return None
     return f"{name} finds no answer that it can read in {percent(rate)} of the completions"
 
@@ -133,10 +157,10 @@ def _(seen: Seen) -> str | None:
     explains=("clipped", "worse", "kl_growth", "entropy_collapse", "duplicates", *STILL),
 )
 def _(seen: Seen) -> str | None:
-    """From the third step, the 99 % quantile of the ratio is above 2. Because the loss holds near the
-    policy that sampled: a ratio of 2 is far outside every clip bound in use.
+    """From the third step, the 99 % quantile of the ratio is above 2 in half of the steps. Because the loss
+    holds near the policy that sampled: a ratio of 2 is far outside every clip bound in use.
     """
-    wide, size = seen.late("ratio/q99"), seen.setting("rollout.group_size")
+    wide, size = seen.usual("ratio/q99"), seen.setting("rollout.group_size")
     if not (seen.after(3) and wide > 2):
         return None
     large = isinstance(size, int) and size >= 32
@@ -151,16 +175,18 @@ def _(seen: Seen) -> str | None:
     explains=("flat",),
 )
 def _(seen: Seen) -> str | None:
-    """More than a fifth of the tokens are clipped. Because they were sampled and scored and teach nothing;
-    published runs clip less than a twentieth (GSPO, by whole responses, a seventh).
+    """From the third step, more than a fifth of the tokens are clipped. Because they were sampled and scored
+    and teach nothing; published runs clip less than a twentieth (GSPO, by whole responses, a seventh).
     """
     part = seen.late("clip/low") + seen.late("clip/high")
-    return f"{percent(part)} of the tokens are clipped and contribute no gradient" if part > 0.2 else None
+    if not (seen.after(3) and part > 0.2):
+        return None
+    return f"{percent(part)} of the tokens are clipped and contribute no gradient"
 
 
 @_rule(
     "mismatch",
-    to("algorithm.correction", "truncated", lambda own: own is not None),
+    to("algorithm.correction", "truncated", bool),
     to("dtype", "float32"),
     explains=("worse", "kl_growth", *STILL),
 )
@@ -170,25 +196,6 @@ def _(seen: Seen) -> str | None:
     """
     mean = seen.late("mismatch/mean")
     return f"sampler and trainer disagree by {mean:.2g} nats a token" if mean > 0.02 else None
-
-
-@_rule(
-    "kl_growth",
-    PULL,
-    SMALLER_LR,
-    explains=("held_out_flat", "worse", "repetition", "duplicates", "entropy_collapse", "too_hard"),
-)
-def _(seen: Seen) -> str | None:
-    """From the tenth step, the policy is 10 nats a completion from where it began, or from its reference,
-    and not more is correct. Because 5 to 10 nats is where alarms are usually set; distance that buys
-    answers is learning.
-    """
-    far = {"where it began": seen.late("kl/start"), "its reference": seen.late("kl/completion_k1")}
-    what, kl = largest({name: value for name, value in far.items() if value > 10})
-    if not (seen.after(10) and kl > 10 and seen.accuracy_gain < 0.05):
-        return None
-    gain = f"correct answers changed by {100 * seen.accuracy_gain:+.0f} points"
-    return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
 
 
 @_rule(
@@ -294,12 +301,13 @@ def _(seen: Seen) -> str | None:
 @_rule("dead_weight", FRONTIER, INFORMATIVE, explains=("too_hard", "too_easy", *STILL), shows=dead)
 def _(seen: Seen) -> str | None:
     """From the tenth step, half of the groups are all correct or all incorrect, an eighth at least of
-    either and not one text each, and accuracy does not rise. Because then the data is uneven, not the task:
-    some prompts always waste their rollouts.
+    either and not one text each, and accuracy does not rise; a curriculum has met every problem. Because
+    then the data is uneven, not the task: some prompts always waste their rollouts.
     """
     easy, hard = seen.late("groups/dead_correct"), seen.late("groups/dead_incorrect")
     uneven = easy + hard > 0.5 and min(easy, hard) > 0.125 and seen.late("groups/collapsed") < 0.25
-    if not (seen.after(10) and uneven) or seen.rise("accuracy") > 0.05:
+    early = not seen.after(10) or seen.late("difficulty/tried") < 1
+    if early or not uneven or seen.rise("accuracy") > 0.05:
         return None
     parts = f"always solved ({percent(easy)}) or never ({percent(hard)})"
     return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"
@@ -370,7 +378,8 @@ def _(seen: Seen) -> str | None:
     """For three steps nothing was trained though half of the groups have different rewards. Because then it
     is the estimator that gives every answer 0, or rollout.mask_truncated where most is truncated.
     """
-    moving = seen.late("optimizer/grad_norm") > 0 or seen.late("optimizer/skipped") > 0
+    waits = seen.late("optimizer/updates") == 0  # for a critic that learns first
+    moving = waits or seen.late("optimizer/grad_norm") > 0 or seen.late("optimizer/skipped") > 0
     if not (seen.after(3) and seen.late("groups/dead") < 0.5) or moving:
         return None
     if seen.setting("rollout.mask_truncated") is True and seen.late("length/truncated") > 0.5:

@@ -34,7 +34,7 @@ class Watch:
         """New findings, now that a step (its metrics are logged) or a last evaluation has ended."""
         if self.said is None:
             self.metrics = self.folder.read("metrics.jsonl")
-            self.said = [str(f["id"]) for f in self.folder.read(STREAM)]
+            self.said = [str(f.get("id")) for f in self.folder.read(STREAM)]
         elif metrics is not None:
             self.metrics.append({"step": step, **metrics})
         self._read_evaluations()

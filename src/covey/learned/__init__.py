@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+
+from covey.rewards.contract import Reward
 
 
 def _imported(name: str) -> Callable[..., object]:
@@ -16,3 +18,14 @@ LEARNED: Mapping[str, Callable[[], Callable[..., object]]] = {
     name: partial(_imported, name) for name in ("reward_model", "process_reward_model")
 }
 """name -> what imports that function, called where a config names it."""
+
+
+def reward_model_bytes(rewards: Iterable[Reward]) -> int:
+    """Bytes of the weights of the reward models among some rewards, which are loaded if they were not."""
+    learned = [r for r in rewards if r.function.__module__ == f"{__name__}.reward_models"]
+    if not learned:
+        return 0
+    from covey.learned.reward_models import weights_of
+    from covey.models.alive import alive_bytes
+
+    return alive_bytes(w for r in learned for w in weights_of(r.function.__name__, r.settings))

@@ -6,9 +6,10 @@ config names one of its functions. They run in the trainer's process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -77,6 +78,13 @@ def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
     """A reward model, loaded once for all threads that ask for it."""
     with LOADING:
         return cached(kind, name, folder, device)
+
+
+def weights_of(kind: str, settings: Mapping[str, object]) -> Iterator[Tensor]:
+    """The weights of the model that a reward's settings name."""
+    name, folder, device = (settings.get(key) for key in ("model", "config_folder", "device"))
+    judge = loaded(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
+    return judge.model.parameters()
 
 
 @reward(timeout=1800.0, format_only=True)

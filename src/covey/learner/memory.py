@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
+from covey.processes import size
 
 if TYPE_CHECKING:
     from covey.models.policy import Policy
@@ -19,6 +20,8 @@ USABLE = 0.9
 """Share of the memory that a run is planned to fill."""
 
 
+SAMPLES = ("rl", "pairs", "rejection_sampling")
+"""Methods whose steps sample completions."""
 _PROGRAM: dict[str, int] = {}
 
 
@@ -96,30 +99,63 @@ def sampling_bytes(shape: Shape, slots: int, prompt: int, completion: int) -> in
     return cache + packed
 
 
+class Asked(NamedTuple):
+    """Tokens of the largest step of a run."""
+
+    prompt: int
+    """Of the longest prompt."""
+    step: int
+    """Of the largest step, each prompt once."""
+    piece: int = 0
+    """Of the largest part of it that goes through the model whole, as a pair does."""
+
+
+def asked_of(config: Config, prompts: Sequence[int], examples: Sequence[int]) -> Asked:
+    """From the lengths of the prompts, and of given examples, their prompt and all their answers."""
+    longest = max(prompts, default=0)
+    if examples and config.method not in SAMPLES:
+        largest = sorted(examples)[-config.train.batch_size :]
+        return Asked(longest, sum(largest), largest[-1])
+    rollout = config.rollout
+    each = longest + rollout.group_size * rollout.max_tokens
+    return Asked(longest, rollout.prompts_per_step * each)
+
+
 def forecast(
-    shape: Shape, config: Config, prompt: int, tokens: int, reference: bool, program: int, critic: int = 0
+    shape: Shape,
+    config: Config,
+    asked: Asked,
+    tokens: int,
+    reference: bool,
+    program: int,
+    critic: int = 0,
+    judges: int = 0,
 ) -> dict[str, int]:
     """Bytes of a run by what takes them. They add up: allocators keep what sampling has taken.
 
-    ``prompt`` is the longest prompt, ``tokens`` the micro-batch, ``program`` what was there before,
-    ``critic`` the parameters of a network for values, all of them trained.
+    ``tokens``: the micro-batch, ``program``: what was there before, ``critic``: the parameters of a network
+    for values, all of them trained, ``judges``: bytes of the reward models.
     """
-    rollout, rl = config.rollout, config.method == "rl"
-    prompts = rollout.prompts_per_step if rl else config.train.batch_size
-    rows = prompts * rollout.group_size if rl else prompts
-    slots = min(rollout.max_running, rows if rl else config.eval.problems * config.eval.samples)
-    most = prompts * prompt + rows * rollout.max_tokens
-    masters = 4 if shape.number < 4 else 0  # float32 copies of low-precision weights
+    rollout = config.rollout
+    rows = rollout.prompts_per_step * rollout.group_size
+    if config.method not in SAMPLES:
+        rows = config.eval.problems * config.eval.samples
+    slots = min(rollout.max_running, rows)
+    # Float32 copies of low-precision weights; weights that are split are such, beside a whole copy.
+    masters = 4 if shape.number < 4 and size() == 1 else 0
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
+    learns = config.method == "rl" or config.method not in SAMPLES
+    passing = max(min(tokens, asked.step), asked.piece)
     return {
         "program": program,
-        "weights": shape.parameters * shape.number,
+        "weights": shape.parameters * (shape.number + (4 // size() if size() > 1 else 0)),
         "reference": shape.parameters * shape.number if reference else 0,
         "critic": critic * (shape.number + 4 + moments + masters),
-        "gradient": shape.trained * 4,
-        "optimizer": shape.trained * (moments + masters),
-        "sampling": sampling_bytes(shape, slots, prompt, rollout.max_tokens),
-        "update": update_bytes(shape, min(tokens, most), config.train.recompute_layers),
+        "reward models": judges,
+        "gradient": shape.trained * 4 * learns // size(),
+        "optimizer": shape.trained * (moments * learns + masters) // size(),
+        "sampling": sampling_bytes(shape, slots, asked.prompt, rollout.max_tokens),
+        "update": update_bytes(shape, passing, config.train.recompute_layers) * learns,
     }
 
 

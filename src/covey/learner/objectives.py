@@ -26,12 +26,16 @@ class PolicyObjective:
     coefficients: Coefficients
     values: ValueObjective | None = None
     """Of a critic on the policy's own hidden states."""
-    whole_groups: bool = False
 
     @property
     def skips_idle(self) -> bool:
         """Whether completions without an advantage have no gradient."""
         return self.algorithm.skips_idle
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a group's completions stay in one micro-batch."""
+        return self.algorithm.whole_groups
 
     @property
     def needs_reference(self) -> bool:
@@ -72,4 +76,4 @@ class ValueObjective:
         old, targets, mask = (x.to(values.device) for x in (rows.values, rows.targets, rows.mask))
         each = value_loss(values, old, targets, clip_value=self.critic.clip)
         loss = each.where(mask, 0.0).sum() / micro.totals.tokens
-        return loss, ValueStats(loss.detach())
+        return loss, ValueStats(loss.detach().cpu())

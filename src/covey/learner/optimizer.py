@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from covey.config.schema import Train
 from covey.errors import ConfigError
+from covey.models.alive import alive_bytes
+from covey.models.sharded import own, take, whole
 
 
 def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
@@ -47,7 +50,11 @@ class Optimizer:
         self.groups = [
             (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
         ]
+        if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
+            raise ConfigError(f"train.optimizer: {train.optimizer} works in one process; take adamw")
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
+        self.gradient_bytes = 0
+        """Of the gradient when a step was taken."""
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""
@@ -67,8 +74,10 @@ class Optimizer:
 
         A gradient that is not finite is not applied; ``clear`` it.
         """
+        self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
-        norm, *others = (float(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
+        norms = (whole(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
+        norm, *others = map(float, norms)
         if not math.isfinite(norm + sum(others)):
             return math.nan
         for group, (_, pace) in zip(self.adam.param_groups, self.groups, strict=True):
@@ -79,12 +88,17 @@ class Optimizer:
             for master, parameter in self._copies():
                 parameter.copy_(master)
         for parameter in self.parameters:  # the fused update does not count itself as a change
-            torch.autograd.graph.increment_version(parameter)
+            torch.autograd.graph.increment_version(own(parameter))
         return norm
 
     def _copies(self) -> list[tuple[Tensor, nn.Parameter]]:
         pairs = zip(self.masters, self.parameters, strict=True)
         return [(m, p) for m, p in pairs if m is not p]
+
+    def alive(self) -> int:
+        """Bytes of the moments, and of the float32 copies of weights in less."""
+        moments = (v for state in self.adam.state.values() for v in state.values() if isinstance(v, Tensor))
+        return alive_bytes((*moments, *(master for master, _ in self._copies())))
 
     def state(self) -> dict[str, Tensor]:
         """Everything an exact continuation needs, as named tensors."""
@@ -94,17 +108,22 @@ class Optimizer:
                 # bitsandbytes counts steps in ints, and one table of codes serves all parameters.
                 table = key.startswith("qmap")
                 named[f"{key}.{i}"] = value.clone() if table else torch.as_tensor(value)
-            if master is not self.parameters[i]:
+            if master is not self.parameters[i] or isinstance(master, DTensor):
                 named[f"master.{i}"] = master
         return named
 
+    @torch.no_grad()
     def load(self, named: Mapping[str, Tensor]) -> None:
         """Restore ``state``."""
         for name, value in named.items():
             key, _, index = name.rpartition(".")
             master = self.masters[int(index)]
             if key == "master":
-                master.copy_(value)
+                take(master, value)
+            elif isinstance(master, DTensor) and value.shape == master.shape:
+                take(self.adam.state[master].setdefault(key, torch.zeros_like(master)), value)
             else:
                 counts = value.dtype == torch.int64
                 self.adam.state[master][key] = int(value) if counts else value.to(master.device)
+        for master, parameter in self._copies():
+            parameter.copy_(master)

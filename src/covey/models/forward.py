@@ -249,8 +249,12 @@ class Decoder(nn.Module):
     @property
     def bit_exact(self) -> bool:
         """Whether a token's hidden state is the same bits alone, in a batch, decoding and training."""
-        linears = (m for layer in self.layers for m in vars(layer).values() if isinstance(m, FusedLinear))
-        return self.ops.bit_exact and all(m.plain for m in linears)
+        return self.ops.bit_exact and all(m.plain for m in self.linears)
+
+    @property
+    def linears(self) -> list[FusedLinear]:
+        """The products of all layers."""
+        return [m for layer in self.layers for m in vars(layer).values() if isinstance(m, FusedLinear)]
 
     @property
     def all_compiled(self) -> bool:

@@ -8,14 +8,18 @@ because the rounding of their mean would otherwise be divided by eps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from math import comb
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from covey.types import Count, NonNegative
+from covey.types import Count, NonNegative, Share
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Single = Literal["zero", "reward"]
+"""What a completion without siblings gets: nothing can be said of it, or it has no baseline."""
 
 
 def centered(rewards: Tensor) -> Tensor:
@@ -43,26 +47,35 @@ def reward(rewards: Tensor) -> Tensor:
     return rewards.clone()
 
 
-def group_centered(rewards: Tensor) -> Tensor:
-    """A_i = r_i - mean(r). (G,) -> (G,). Dr. GRPO, arXiv 2503.20783."""
-    return centered(rewards)
+def group_centered(rewards: Tensor, *, single: Single = "zero") -> Tensor:
+    """A_i = r_i - mean(r). (G,) -> (G,). Dr. GRPO, arXiv 2503.20783. ``single`` as for ``group_zscore``."""
+    return rewards.clone() if _keeps(rewards, single) else centered(rewards)
 
 
-def group_zscore(rewards: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4) -> Tensor:
+def group_zscore(
+    rewards: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4, single: Single = "zero"
+) -> Tensor:
     """A_i = (r_i - mean(r)) / (std(r) + eps). (G,) -> (G,). GRPO, arXiv 2402.03300.
 
-    ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ.
+    ``ddof`` 1 is the sample, 0 the population standard deviation; papers and codes differ. A completion
+    without siblings gets 0; with ``single`` "reward" its mean is 0 and its std 1, as in verl.
     """
+    if _keeps(rewards, single):
+        return rewards / (1 + eps)
     return divided(centered(rewards), standard_deviation(rewards, ddof) + eps)
 
 
-def leave_one_out(rewards: Tensor) -> Tensor:
+def leave_one_out(rewards: Tensor, *, single: Single = "zero") -> Tensor:
     """A_i = r_i - mean_{j != i} r_j = G/(G-1) (r_i - mean(r)). (G,) -> (G,). RLOO, 2402.14740.
 
-    A single completion has no siblings and gets 0.
+    A completion without siblings gets 0, or its reward.
     """
     size = rewards.shape[-1]
-    return centered(rewards) * (size / max(size - 1, 1))
+    return rewards.clone() if _keeps(rewards, single) else centered(rewards) * (size / max(size - 1, 1))
+
+
+def _keeps(rewards: Tensor, single: Single) -> bool:
+    return single == "reward" and rewards.shape[-1] == 1
 
 
 def leave_one_out_zscore(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
@@ -78,11 +91,13 @@ def leave_one_out_zscore(rewards: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
     return leave_one_out(rewards) / (std + eps).where(std > 0, 1.0)
 
 
-def length_weighted(rewards: Tensor, lengths: Tensor) -> Tensor:
+def length_weighted(rewards: Tensor, lengths: Tensor, *, single: Single = "zero") -> Tensor:
     """A_i = r_i - sum_j |y_j| r_j / sum_j |y_j|. (G,), (G,) -> (G,). OPO, arXiv 2505.23585.
 
     The variance-minimising baseline when a completion's squared gradient grows with its length.
     """
+    if _keeps(rewards, single):
+        return rewards.clone()
     shifted = centered(rewards)
     return shifted - (lengths * shifted).sum() / lengths.sum().clamp(min=1)
 
@@ -105,6 +120,38 @@ def greedy_baseline(rewards: Tensor, greedy_reward: float) -> Tensor:
     return (rewards - greedy_reward).nan_to_num(0.0)
 
 
+def running_baseline(
+    rewards: Tensor,
+    running_mean: Tensor,
+    *,
+    decay: Share = 0.95,  # noqa: ARG001 - read where the mean is kept: rollout.py
+    by: str | None = None,  # noqa: ARG001
+) -> Tensor:
+    """A_i = r_i - b_i, b the running mean of earlier rewards: b <- decay b + (1 - decay) r. (G,) -> (G,).
+
+    A mean of its own for each value of the problems' column ``by``, such as a role in self-play. It begins at
+    0 and is that of before the completion, in the order of sampling. RAE, SPIRAL, arXiv 2506.24119.
+    """
+    return rewards - running_mean
+
+
+def running_means(rewards: Tensor, mean: float, decay: float) -> tuple[Tensor, float]:
+    """The running mean before each reward, and after all; NaN leaves it as it is. (G,) -> (G,), b."""
+    before = rewards.new_zeros(len(rewards))
+    for i, reward in enumerate(rewards.tolist()):
+        before[i] = mean
+        mean = mean if math.isnan(reward) else decay * mean + (1 - decay) * reward
+    return before, mean
+
+
+def length_penalized(rewards: Tensor, lengths: Tensor, *, weight: NonNegative = 0.25) -> Tensor:
+    """A_i = s_i - mean(s), s_i = r_i - weight mean(r) |y_i| / max |y|. (G,), (G,) -> (G,).
+
+    Brevity counts by the group's pass rate: not at all where nothing is solved. As in prime-rl.
+    """
+    return centered(rewards - weight * rewards.mean() * lengths / lengths.max().clamp(min=1))
+
+
 def pass_at_k(rewards: Tensor, *, k: Count = 4, eps: NonNegative = 1e-6) -> Tensor:
     """A_i = (E[max of k | i among them] - E[max of k]) / (std[max of k] + eps), over all subsets of k.
 
@@ -113,24 +160,32 @@ def pass_at_k(rewards: Tensor, *, k: Count = 4, eps: NonNegative = 1e-6) -> Tens
     """
     ordered, order = centered(rewards).sort()
     size, k = len(rewards), min(k, len(rewards))
-    best = rewards.new_tensor([comb(j, k - 1) for j in range(size)])  # subsets in which j of the order is it
-    after = rewards.new_tensor([comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)])
-    mean = (ordered * best).sum() / comb(size, k)
-    std = ((ordered - mean).square() * best).sum().div(comb(size, k)).sqrt()
+    best = rewards.new_tensor(
+        [math.comb(j, k - 1) for j in range(size)]
+    )  # subsets in which j of the order is it
+    after = rewards.new_tensor([math.comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)])
+    mean = (ordered * best).sum() / math.comb(size, k)
+    std = ((ordered - mean).square() * best).sum().div(math.comb(size, k)).sqrt()
     beaten = (ordered * after).flip(0).cumsum(0).flip(0) - ordered * after
-    among = (ordered * best + beaten) / comb(size - 1, k - 1)
+    among = (ordered * best + beaten) / math.comb(size - 1, k - 1)
     return rewards.new_zeros(size).index_put((order,), divided((among - mean) * (std > 0), std + eps))
 
 
 def component_zscore(
-    components: Tensor, weights: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-4
+    components: Tensor,
+    weights: Tensor,
+    *,
+    ddof: Literal[0, 1] = 1,
+    eps: NonNegative = 1e-4,
+    single: Single = "zero",
 ) -> Tensor:
     """A_i = sum_k w_k (r_ik - mean_k) / (std_k + eps): each reward normalised before the sum.
 
     components (K, G), NaN where one does not apply, weights (K,) -> (G,). GDPO, arXiv 2601.05242; its
     second step is a batch z-score, over samples (the TRL fork) or over tokens (the verl fork).
     """
-    return _by_component(components, weights, lambda values: group_zscore(values, ddof=ddof, eps=eps))
+    zscore = partial(group_zscore, ddof=ddof, eps=eps, single=single)
+    return _by_component(components, weights, zscore)
 
 
 def component_leave_one_out(components: Tensor, weights: Tensor, *, eps: NonNegative = 1e-6) -> Tensor:
@@ -188,22 +243,39 @@ def sample_zscore(
 
 
 def token_zscore(
-    advantages: Tensor, mask: Tensor, *, ddof: Literal[0, 1] = 1, eps: NonNegative = 1e-8
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    ddof: Literal[0, 1] = 1,
+    eps: NonNegative = 1e-8,
+    floor: NonNegative = 0.0,
 ) -> Tensor:
-    """(A - mean) / sqrt(var + eps) over all trained tokens: long completions weigh more.
+    """(A - mean) / sqrt(max(var + eps, floor)) over all trained tokens: long completions weigh more.
 
-    (N, T), (N, T) -> (N, T). REINFORCE++, arXiv 2501.03262; GDPO's second step in the verl fork.
+    (N, T), (N, T) -> (N, T). REINFORCE++, arXiv 2501.03262; GDPO's second step in the verl fork. Codes add
+    eps to the variance (verl) or keep it above a floor (OpenRLHF, NeMo-RL).
     """
     values = advantages[mask]
     shifted = advantages.new_zeros(mask.shape).masked_scatter(mask, centered(values))
-    return divided(shifted, (standard_deviation(values, ddof).square() + eps).sqrt())
+    variance = (standard_deviation(values, ddof).square() + eps).clamp(min=floor)
+    return divided(shifted, variance.sqrt())
 
 
-def valid_group_scale(advantages: Tensor, mask: Tensor, group: Tensor) -> Tensor:
+def valid_group_scale(
+    advantages: Tensor,
+    mask: Tensor,
+    group: Tensor,
+    rewards: Tensor,
+    *,
+    of: Literal["groups", "rewards"] = "groups",
+) -> Tensor:
     """Multiply by N / (completions in groups that carry a signal). (N, T) -> (N, T).
 
-    ``group`` (N,) int64 numbers each completion's group. GPG, arXiv 2504.02546.
+    ``group`` (N,) int64 numbers each completion's group. GPG, arXiv 2504.02546; verl counts the completions
+    whose reward is not 0 (``of="rewards"``).
     """
+    if of == "rewards":
+        return advantages * len(rewards) / (rewards != 0).sum().clamp(min=1)
     signal = advantages.abs().where(mask, 0.0).sum(-1)
     per_group = signal.new_zeros(int(group.max()) + 1).index_add(0, group, signal)
     alive = (per_group[group] != 0).sum()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from covey.objective import (
     advantages,
-    corrections,
     credit,
     filters,
     penalties,
@@ -18,6 +17,7 @@ from covey.objective import (
     token_weights,
     value,
 )
+from covey.objective.axes import PROPORTIONAL
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.penalties import KL
 from covey.objective.value import Critic
@@ -28,86 +28,9 @@ if TYPE_CHECKING:
 
     from covey.objective.data import BatchData, FilterData, GroupData, LossInputs, SelectionData
 
-AXES: Mapping[str, tuple[Callable[..., object], ...]] = {
-    "advantage": (
-        advantages.reward,
-        advantages.group_centered,
-        advantages.group_zscore,
-        advantages.leave_one_out,
-        advantages.leave_one_out_zscore,
-        advantages.length_weighted,
-        advantages.mean_normalized,
-        advantages.greedy_baseline,
-        advantages.pass_at_k,
-        advantages.component_zscore,
-        advantages.component_leave_one_out,
-        credit.process_zscore,
-        credit.process_leave_one_out,
-        credit.prefix_tree,
-        credit.optimal_token_baseline,
-        value.gae,
-    ),
-    "whiten": (
-        advantages.batch_centered,
-        advantages.batch_std,
-        advantages.sample_zscore,
-        advantages.token_zscore,
-        advantages.valid_group_scale,
-    ),
-    "ratio": (
-        ratios.on_policy,
-        ratios.token,
-        ratios.sequence,
-        ratios.sequence_token,
-        ratios.response,
-        ratios.geometric_clipped,
-    ),
-    "surrogate": (
-        surrogates.unclipped,
-        surrogates.clip,
-        surrogates.cispo,
-        surrogates.sapo,
-        surrogates.vespo,
-        surrogates.dro,
-        surrogates.divergence_mask_tv,
-        surrogates.divergence_mask_kl,
-        surrogates.kl_on_selected,
-    ),
-    "estimator": (penalties.k1, penalties.k2, penalties.k3, penalties.absolute, penalties.full),
-    "reduce": (
-        reductions.token_mean,
-        reductions.sequence_mean,
-        reductions.sequence_sum,
-        reductions.constant_length,
-        reductions.prompt_mean,
-        reductions.token_sum,
-    ),
-    "correction": (
-        corrections.truncated,
-        corrections.masked,
-        corrections.geometric_mask,
-        corrections.decoupled,
-        corrections.off_policy_mask,
-    ),
-    "select_tokens": (
-        token_weights.top_entropy,
-        token_weights.top_covariance,
-        token_weights.random_covariant,
-    ),
-    "token_weights": (
-        token_weights.selected_only,
-        token_weights.unselected_only,
-        token_weights.unlikely_only,
-        token_weights.future_influence,
-    ),
-    "filter": (filters.informative, filters.mixed, filters.pass_rate_band),
-}
-"""The functions a config may name on each axis; ``module.py:function`` brings one's own."""
 OldPolicy = Literal["trainer", "sampler"]
-RECORDED = ("kl", "entropy", "critic", "old", "paper")
+RECORDED = ("kl", "entropy", "critic", "nll", "old", "paper")
 """Fields of an algorithm that are no functions."""
-PROPORTIONAL = frozenset(AXES["surrogate"]) - {surrogates.kl_on_selected, surrogates.dro}
-"""Surrogates whose gradient vanishes with the advantage."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +68,10 @@ class Algorithm:
     entropy: Entropy | None = None
     critic: Critic | None = None
     """What learns the values that an advantage asks for."""
-    correction: Bound[LossInputs, Tensor] | None = None
-    """Importance correction for a sampler whose probabilities differ from the trainer's."""
+    nll: NonNegative = 0.0
+    """Weight of the negative log-likelihood of correct completions, a mean over their tokens. VAPO: .1."""
+    correction: tuple[Bound[LossInputs, Tensor], ...] = ()
+    """Importance corrections for a sampler whose probabilities differ from the trainer's; they multiply."""
     select_tokens: Bound[SelectionData, Tensor] | None = None
     """(N, T) bool: tokens of the optimizer step to single out."""
     token_weights: tuple[Bound[LossInputs, Tensor], ...] = ()
@@ -161,8 +86,8 @@ class Algorithm:
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name not in RECORDED):
             value = getattr(self, name)
-            plain = callable(value) and not isinstance(value, Bound)
-            object.__setattr__(self, name, bind(value) if plain else value)
+            many = [_bound(v) for v in value] if isinstance(value, tuple) else []
+            object.__setattr__(self, name, tuple(many) if isinstance(value, tuple) else _bound(value))
 
     def variant(self, paper: str, **axes: Any) -> Algorithm:
         """The algorithm of another paper: this one with some axes replaced."""
@@ -170,13 +95,18 @@ class Algorithm:
 
     @property
     def policy_weights(self) -> tuple[Bound[LossInputs, Tensor], ...]:
-        """All token weights of the policy term, the importance correction first."""
-        return (*((self.correction,) if self.correction else ()), *self.token_weights)
+        """All token weights of the policy term, the importance corrections first."""
+        return (*self.correction, *self.token_weights)
 
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the first policy is kept."""
-        return self.kl is not None
+        return self.kl is not None and self.kl.to == "reference"
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a completion's loss depends on its siblings, which then share a micro-batch."""
+        return any("group" in c.needs for c in (self.ratio, self.surrogate, *self.policy_weights))
 
     @property
     def moves_reference(self) -> bool:
@@ -192,10 +122,10 @@ class Algorithm:
 
     @property
     def credit(self) -> Credit:
-        """Whether rewards by step are credited as such, or only each completion's sum."""
-        if "values" in self.needs:
+        """Whether steps are what is compared, or what each token is paid, or only each completion's sum."""
+        if {"values", "token_rewards"} & self.needs:
             return "token"
-        return "step" if {"steps", "token_rewards"} & self.needs else "completion"
+        return "step" if "steps" in self.needs else "completion"
 
     @property
     def values_on_policy(self) -> bool:
@@ -205,7 +135,7 @@ class Algorithm:
     @property
     def skips_idle(self) -> bool:
         """Whether a completion with zero advantage has zero gradient, so that it may be left out."""
-        pulls = (self.kl is not None and self.kl.place == "loss") or self.entropy is not None
+        pulls = (self.kl is not None and self.kl.place == "loss") or self.entropy is not None or self.nll > 0
         return not (pulls or self.values_on_policy) and self.surrogate.function in PROPORTIONAL
 
     @property
@@ -227,9 +157,14 @@ class Algorithm:
         """Names of all data that any axis asks for."""
         names = {name for bound in self.functions for name in bound.needs}
         if self.kl is not None:
-            names |= set(self.kl.estimator.needs)
+            names |= set(self.kl.estimator.needs) if self.needs_reference else set()
         names |= {"ref_logprobs"} if "ref_log_ratio" in names else set()
         return frozenset(names | ({"entropy"} if self.entropy else set()))
+
+
+def _bound(value: Any) -> Any:
+    """A plain function bound as it is; anything else as it was."""
+    return bind(value) if callable(value) and not isinstance(value, Bound) else value
 
 
 _GRPO = Algorithm(
@@ -282,11 +217,12 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "vapo": Algorithm(
         paper="VAPO, arXiv 2504.05118: length-adaptive lambda 1 - 1/(.05 l), clip .2/.28; the critic "
-        "learns returns, 50 steps before the policy; lr 1e-6 and 2e-6. Without its NLL of correct answers.",
+        "learns returns, 50 steps before the policy; NLL .1 of correct answers; lr 1e-6 and 2e-6.",
         advantage=bind(value.gae, length_adaptive=0.05),
         whiten=bind(advantages.token_zscore),
         surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.28),
         critic=Critic(lr=2e-6, lam=1.0, warmup=50),
+        nll=0.1,
     ),
     "grpo": _GRPO,
     "grpo_r1": _GRPO.variant(
@@ -394,7 +330,7 @@ PRESETS: Mapping[str, Algorithm] = {
     ),
     "scale_rl": _NO_KL.variant(
         "ScaleRL, arXiv 2510.13786: CISPO cap 5 against the sampler, std of all advantages, prompt "
-        "mean, tied groups dropped; without its FP32 logits and its retirement of solved prompts.",
+        "mean, tied groups dropped; with `rollout.retire_after: 1`. Without its FP32 logits.",
         advantage=advantages.group_centered,
         whiten=bind(advantages.batch_std, of="advantages"),
         surrogate=bind(surrogates.cispo, cap=5.0),
@@ -429,6 +365,36 @@ PRESETS: Mapping[str, Algorithm] = {
         "INTELLECT-2, arXiv 2505.07291: two-sided clip, delta 4, KL .001, group 16, lr 3e-7.",
         surrogate=bind(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=4.0),
         kl=KL(bind(penalties.k3), coef=0.001),
+    ),
+    "prime_rl": _BY_TOKEN.variant(
+        "prime-rl's default: DPPO's total-variation mask, .2, against the sampler, and 1e-3 (log ratio)^2 of "
+        "pull towards it, as Kimi K2.5, arXiv 2602.02276.",
+        advantage=advantages.group_centered,
+        surrogate=bind(surrogates.divergence_mask_tv, threshold=0.2),
+        kl=KL(bind(penalties.k2), coef=2e-3, to="sampler"),
+        old="sampler",
+    ),
+    "real": _NO_KL.variant(
+        "REAL, arXiv 2602.05630: correct and incorrect completions of a group as two classes, tau .5.",
+        advantage=advantages.group_centered,
+        surrogate=bind(surrogates.group_classification, tau=0.5),
+        reduce=reductions.prompt_mean,
+        filter=filters.mixed,
+    ),
+    "dro": _BY_TOKEN.variant(
+        "DRO, arXiv 2405.19107, by token as verl has it: a quadratic pull to the old policy, no clip.",
+        advantage=advantages.group_centered,
+        surrogate=bind(surrogates.dro, beta=1.0),
+    ),
+    "vine_ppo": _BY_TOKEN.variant(
+        "VinePPO, arXiv 2410.01679: values of steps by continuations sampled from their ends, here 4 at "
+        "most 6 places (theirs: 9 at every step); no critic.",
+        advantage=bind(credit.segment_difference, continuations=4, most=6),
+    ),
+    "rae": _REINFORCE.variant(
+        "RAE of SPIRAL, arXiv 2506.24119: a running mean of earlier rewards, decay .95, is the baseline.",
+        advantage=bind(advantages.running_baseline, decay=0.95),
+        reduce=reductions.token_mean,
     ),
     "dual_clip": _BY_TOKEN.variant(
         "Dual-clip PPO, arXiv 1912.09729: c = 3 and a mean over tokens, as verl's default.",

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 from covey.objective.advantages import centered, group_zscore, leave_one_out
 from covey.objective.token_weights import discounted_sum
-from covey.types import NonNegative, Share, StepRewards
+from covey.objective.value import gae
+from covey.types import Count, NonNegative, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Segments = Literal["lines", "paragraphs", "numbered", "code_blocks", "tokens", "unlikely"]
+"""Where a completion is cut: by its text, into equal parts, or before its least likely tokens."""
 
 
 def process_zscore(
@@ -126,15 +130,37 @@ def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor, *, outcome: NonNe
     return (values[:, 1:] - values[:, :-1] + outcome * shifted[:, None]) * mask
 
 
-def segment_difference(segment_values: Tensor, segment: Tensor, mask: Tensor) -> Tensor:
-    """A_t = V(end of t's segment) - V(its start). (G, K + 1), (G, T) int64 -> (G, T).
+def segment_difference(
+    rewards: Tensor,
+    segments: Sequence[StepRewards],
+    mask: Tensor,
+    *,
+    continuations: Count = 4,  # noqa: ARG001 - read where they are sampled: continuations.py
+    split_by: Segments = "lines",  # noqa: ARG001
+    most: Count = 6,  # noqa: ARG001
+) -> Tensor:
+    """A_t = V(end of t's segment) - V(its start), V the mean reward of continuations sampled from there.
 
-    ``segment_values[:, k]`` is the Monte-Carlo value before segment k (the mean reward of rollouts
-    continued from there), the last known one being the completion's own reward; ``segment`` names
-    each token's segment. VinePPO, arXiv 2410.01679; SPO, 2505.23564.
+    (G,), ``segments`` (G,) with V after each segment but the last -> (G, T). V of the prompt is the group's
+    mean, V of the whole completion its reward, so that the gains sum to r_i - mean(r). VinePPO, arXiv
+    2410.01679 (9 continuations at every step); SPO, 2505.23564 (cut where tokens are unlikely).
     """
-    gain = segment_values[:, 1:] - segment_values[:, :-1]
-    return gain.gather(1, segment) * mask
+    gains, mean = rewards.new_zeros(mask.shape), rewards[0] + (rewards - rewards[0]).mean()
+    for row, reward, own in zip(gains, rewards, segments, strict=True):
+        before, start = mean, 0  # the mean of equal rewards is exactly theirs
+        for value, end in zip((*own.values, reward), (*own.ends, mask.shape[-1] - 1), strict=True):
+            row[start : end + 1] = value - before
+            before, start = value, end + 1
+    return gains * mask
+
+
+def discounted_return(token_rewards: Tensor, mask: Tensor, *, gamma: Share = 1.0) -> Tensor:
+    """A_t = sum_k gamma^k r_{t+k} over the trained tokens from t on. (G, T), (G, T) -> (G, T).
+
+    A later reward counts less, without a critic; gamma 1 is ``advantages.reward``. A KL by token in the
+    reward is part of r. REINFORCE++, arXiv 2501.03262, and OpenRLHF's reinforce with a gamma below 1.
+    """
+    return gae(token_rewards, token_rewards.new_zeros(mask.shape), mask, gamma=gamma, lam=1.0)
 
 
 def optimal_token_baseline(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from covey.objective.reductions import Totals
 
 _CARRY_GRADIENT = {"logprobs", "entropy", "full_kl", "ratio"}
+_BY_ROW = {"mask", "totals", "group_tokens", "correct", "group"}
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,15 @@ class LossInputs:
     """KL(pi || ref) over the vocabulary at each token, nats."""
     selected: Tensor | None = None
     """bool: see ``token_weights``."""
+    correct: Tensor | None = None
+    """(N,) bool: what the run's verdict says."""
+    group: Tensor | None = None
+    """(N,) int64: the group of each completion; all of its completions are here if this is asked for."""
     ratio: Tensor | None = None
     """Set by the algorithm's ratio axis."""
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self) if f.name not in ("mask", "totals", "group_tokens")):
+        for name in (f.name for f in fields(self) if f.name not in _BY_ROW):
             value = getattr(self, name)
             if value is not None:
                 value = value if name in _CARRY_GRADIENT else value.detach()
@@ -75,6 +80,12 @@ class LossInputs:
         """old_logprobs - sampler_logprobs, bounded: trainer against sampler."""
         assert self.sampler_logprobs is not None
         return bounded(self.old_logprobs - self.sampler_logprobs)
+
+    @property
+    def sampler_log_ratio(self) -> Tensor:
+        """log pi - log of the sampler's, as it recorded it."""
+        assert self.sampler_logprobs is not None
+        return self.logprobs - self.sampler_logprobs
 
     @property
     def ref_log_ratio(self) -> Tensor:
@@ -111,6 +122,10 @@ class GroupData:
     """(G, T) float64: what each token is paid; they sum to ``rewards``."""
     values: Tensor | None
     """(G, T) float64: a critic's, of what was read before the token."""
+    running_mean: Tensor | None = None
+    """(G,) float64: of the rewards before each completion; see ``advantages.running_baseline``."""
+    segments: Sequence[StepRewards] = ()
+    """(G,): the value after each segment but the last; see ``credit.segment_difference``."""
 
 
 @dataclass(frozen=True)

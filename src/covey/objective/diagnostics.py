@@ -53,7 +53,7 @@ class TokenStats:
     coefficient: Tensor
     """See ``gradient_coefficient``."""
     correction: Tensor | None
-    """The importance correction, where the algorithm has one."""
+    """The product of the importance corrections, where the algorithm has any."""
     entropy: Tensor | None
     mismatch: Tensor | None
     """Log-prob of the trainer minus that of the sampler."""
@@ -83,6 +83,7 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
     def host(values: Tensor) -> Tensor:
         return values.detach().float().cpu()
 
+    correction = math.prod(c(inputs) for c in algorithm.correction)
     return TokenStats(
         loss=host(loss.total),
         policy_loss=host(loss.policy),
@@ -91,7 +92,7 @@ def token_stats(algorithm: Algorithm, inputs: LossInputs, loss: Loss) -> TokenSt
         ratio=host(algorithm.ratio(inputs)),
         advantage=host(inputs.advantages),
         coefficient=host(gradient_coefficient(algorithm, inputs)),
-        correction=host(algorithm.correction(inputs)) if algorithm.correction else None,
+        correction=host(correction) if isinstance(correction, torch.Tensor) else None,
         entropy=None if inputs.entropy is None else host(inputs.entropy),
         mismatch=None if inputs.sampler_logprobs is None else host(inputs.mismatch),
         ref_log_ratio=None if inputs.ref_logprobs is None else host(inputs.ref_log_ratio),
@@ -221,7 +222,26 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
-    return metrics | correlations(components) | text_metrics(texts, correct)
+    return metrics | correlations(components) | step_spread(groups) | text_metrics(texts, correct)
+
+
+def step_spread(groups: Sequence[Group]) -> dict[str, float]:
+    """How evenly completions are split into the reasoning steps that are judged; nothing without steps.
+
+    The longest step's fraction of a completion is 1 where it was not split at all.
+    """
+    counts, sizes, longest = [], [], []
+    for own in (s for g in groups for of_function in g.steps.values() for s in of_function if s.ends):
+        lengths = np.diff(own.ends, prepend=-1)
+        counts.append(len(lengths))
+        sizes.extend(lengths.tolist())
+        longest.append(lengths.max() / lengths.sum())
+    if not counts:
+        return {}
+    named = {"steps/count": counts, "steps/tokens": sizes, "steps/longest": longest}
+    return {name: float(np.mean(values)) for name, values in named.items()} | {
+        "steps/unsplit": float(np.mean(np.array(counts) == 1))
+    }
 
 
 def agreement(groups: Sequence[Group], name: str) -> float:

@@ -33,7 +33,7 @@ def policy_loss(
     kl_coef: float | None = None,
     entropy_coef: float | None = None,
 ) -> Loss:
-    """sum_it w_i (surrogate_it * token_weights_it + kl_coef KL_it - entropy_coef H_it).
+    """sum_it w_i (surrogate_it * token_weights_it + kl_coef KL_it - entropy_coef H_it) + nll NLL(correct).
 
     w_i is the reduction's weight under the totals of the whole optimizer step: the losses and
     gradients of micro-batches add up to those of the step. The coefficients default to the
@@ -50,7 +50,16 @@ def policy_loss(
     if algorithm.entropy is not None and inputs.entropy is not None:
         entropy = (inputs.entropy * weight).sum()
         total = total - (algorithm.entropy.coef if entropy_coef is None else entropy_coef) * entropy
+    if algorithm.nll:
+        total = total + algorithm.nll * imitation(inputs)
     return Loss(total, policy.detach(), kl.detach(), entropy.detach())
+
+
+def imitation(inputs: LossInputs) -> Tensor:
+    """-sum of log pi over the tokens of correct completions / their number in the step. ()."""
+    assert inputs.correct is not None
+    chosen = inputs.mask & inputs.correct[:, None]
+    return -(inputs.logprobs * chosen).sum() / max(inputs.totals.correct_tokens, 1)
 
 
 def policy_values(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
@@ -66,6 +75,8 @@ def penalty(kl: KL, inputs: LossInputs) -> Tensor:
     if "ref_log_ratio" not in kl.estimator.needs:
         return kl.estimator(KLData(full_kl=inputs.full_kl))
     assert inputs.ratio is not None
-    ref_log_ratio = at_level(inputs.ref_log_ratio, inputs.mask, kl.level)
+    to_sampler = kl.to == "sampler"
+    ref_log_ratio = inputs.sampler_log_ratio if to_sampler else inputs.ref_log_ratio
+    ref_log_ratio = at_level(ref_log_ratio, inputs.mask, kl.level)
     value = kl.estimator(KLData(ref_log_ratio, inputs.full_kl))
-    return with_gradient(value, ref_log_ratio, inputs.ratio, kl.gradient)
+    return with_gradient(value, ref_log_ratio, inputs.ratio, kl.gradient, kl.bound)

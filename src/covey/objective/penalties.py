@@ -66,8 +66,13 @@ class KL:
     token bearing what it and all later ones cost."""
     level: Literal["token", "response"] = "token"
     """``response``: the log-ratios of a completion are summed before the estimator."""
-    gradient: Literal["formula", "straight_through", "ratio"] = "formula"
-    """``straight_through``: the value's, with k2's gradient. ``ratio``: multiplied by the ratio."""
+    gradient: Literal["formula", "straight_through", "ratio", "score"] = "formula"
+    """``straight_through``: the value's, with k2's gradient. ``ratio``: multiplied by the ratio; ``score``:
+    by pi / sg(pi), which is 1 and adds the gradient of having been sampled."""
+    bound: Positive | None = None
+    """Largest size of a token's penalty; beyond it there is no gradient. 10 in verl, OpenRLHF, NeMo-RL."""
+    to: Literal["reference", "sampler"] = "reference"
+    """``sampler``: to the policy that sampled, which needs no reference: prime-rl, with k2 and 2e-3."""
     target: Positive | None = None
     """Adaptive: the coefficient is steered so that KL per completion, in nats, stays here."""
     horizon: Count = 10_000
@@ -83,9 +88,17 @@ def at_level(ref_log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
     return ref_log_ratio.sum(-1, keepdim=True) * mask if level == "response" else ref_log_ratio
 
 
-def with_gradient(value: Tensor, ref_log_ratio: Tensor, ratio: Tensor, mode: str) -> Tensor:
-    """Give a KL value its gradient: its own, k2's, or that of ratio * value. (N, T) -> (N, T)."""
+def with_gradient(
+    value: Tensor, ref_log_ratio: Tensor, ratio: Tensor, mode: str, bound: float | None = None
+) -> Tensor:
+    """A bounded KL value with its own gradient, k2's, or that of value times a ratio. (N, T) -> (N, T)."""
     if mode == "straight_through":
         gradient = k2(ref_log_ratio)
-        return value.detach() + gradient - gradient.detach()
-    return value * ratio if mode == "ratio" else value
+        return bounded_value(value, bound).detach() + gradient - gradient.detach()
+    weight = {"ratio": ratio, "score": (ref_log_ratio - ref_log_ratio.detach()).exp()}.get(mode)
+    return bounded_value(value if weight is None else value * weight, bound)
+
+
+def bounded_value(value: Tensor, bound: float | None) -> Tensor:
+    """A penalty within [-bound, bound]."""
+    return value if bound is None else value.clamp(-bound, bound)

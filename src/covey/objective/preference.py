@@ -44,6 +44,11 @@ def log_sigmoid(x: Tensor) -> Tensor:
     return -(-x).logaddexp(x.new_zeros(()))
 
 
+def margin(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor) -> Tensor:
+    """D = log pi/ref of the chosen answer minus that of the rejected one. (B,) -> (B,)."""
+    return (chosen - ref_chosen) - (rejected - ref_rejected)
+
+
 def dpo(
     chosen: Tensor,
     rejected: Tensor,
@@ -57,9 +62,8 @@ def dpo(
 
     DPO, arXiv 2305.18290; ``label_smoothing`` e > 0: conservative DPO.
     """
-    margin = beta * ((chosen - ref_chosen) - (rejected - ref_rejected))
-    smoothed = -label_smoothing * log_sigmoid(-margin)
-    return smoothed - (1 - label_smoothing) * log_sigmoid(margin)
+    pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
+    return -(1 - label_smoothing) * log_sigmoid(pull) - label_smoothing * log_sigmoid(-pull)
 
 
 def robust_dpo(
@@ -75,16 +79,16 @@ def robust_dpo(
 
     Without bias where a fraction e of the pairs is the wrong way round. Robust DPO, arXiv 2403.00409.
     """
-    margin = beta * ((chosen - ref_chosen) - (rejected - ref_rejected))
-    clean, flipped = log_sigmoid(margin), log_sigmoid(-margin)
-    return (label_smoothing * flipped - (1 - label_smoothing) * clean) / (1 - 2 * label_smoothing)
+    pull = beta * margin(chosen, rejected, ref_chosen, ref_rejected)
+    loss = -(1 - label_smoothing) * log_sigmoid(pull) + label_smoothing * log_sigmoid(-pull)
+    return loss / (1 - 2 * label_smoothing)
 
 
 def hinge(
     chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, *, beta: Positive = 0.1
 ) -> Tensor:
     """max(0, 1 - beta D): no gradient beyond the margin. (B,) -> (B,). SLiC-HF, arXiv 2305.10425."""
-    return (1 - beta * ((chosen - ref_chosen) - (rejected - ref_rejected))).clamp(min=0)
+    return (1 - beta * margin(chosen, rejected, ref_chosen, ref_rejected)).clamp(min=0)
 
 
 def ipo(

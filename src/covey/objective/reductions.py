@@ -8,12 +8,15 @@ processes add up to exactly the same loss and gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from covey.types import Count
+from covey.types import Count, NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+RowCount = Literal["trained", "all"]
+"""Which completions a mean over completions counts: a truncated one may be masked, and still be a row."""
 
 
 @dataclass(frozen=True)
@@ -28,26 +31,41 @@ class Totals:
     """Prompts with at least one such completion."""
     max_tokens: int
     """The limit on a completion's length, the default of ``constant_length``."""
+    rows: int = 0
+    """Completions, those of which nothing is trained included."""
+    correct_tokens: int = 0
+    """Trained tokens of correct completions."""
+
+    def count(self, rows: RowCount) -> int:
+        """How many completions a mean over them divides by."""
+        return self.completions if rows == "trained" else self.rows
 
 
-def token_mean(lengths: Tensor, totals: Totals) -> Tensor:
-    """1 / (all tokens of the step): every token weighs the same. (N,) -> (N,). DAPO, 2503.14476."""
-    return _inverse(lengths.new_tensor(totals.tokens).expand_as(lengths))
+def token_mean(lengths: Tensor, totals: Totals, *, eps: NonNegative = 0.0) -> Tensor:
+    """1 / (all tokens of the step + eps): every token weighs the same. (N,) -> (N,). DAPO, 2503.14476."""
+    return _inverse(lengths.new_tensor(totals.tokens).expand_as(lengths), eps)
 
 
-def sequence_mean(lengths: Tensor, totals: Totals) -> Tensor:
-    """1 / (N |y_i|): every completion weighs the same. (N,) -> (N,). GRPO, arXiv 2402.03300."""
-    return _inverse(lengths * totals.completions)
+def sequence_mean(
+    lengths: Tensor, totals: Totals, *, rows: RowCount = "trained", eps: NonNegative = 0.0
+) -> Tensor:
+    """1 / (N (|y_i| + eps)): every completion weighs the same. (N,) -> (N,). GRPO, arXiv 2402.03300.
+
+    N counts the completions that are trained, or ``all``, as TRL and verl do.
+    """
+    return _inverse((lengths.clamp(min=1) + eps) * totals.count(rows))
 
 
-def sequence_sum(lengths: Tensor, totals: Totals) -> Tensor:
+def sequence_sum(lengths: Tensor, totals: Totals, *, rows: RowCount = "trained") -> Tensor:
     """1 / N: a completion weighs by its length. (N,) -> (N,). LUSPO, arXiv 2602.05261."""
-    return _inverse(lengths.new_tensor(totals.completions).expand_as(lengths))
+    return _inverse(lengths.new_tensor(totals.count(rows)).expand_as(lengths))
 
 
-def constant_length(lengths: Tensor, totals: Totals, *, length: Count | None = None) -> Tensor:
+def constant_length(
+    lengths: Tensor, totals: Totals, *, length: Count | None = None, rows: RowCount = "trained"
+) -> Tensor:
     """1 / (N L), L constant, by default the token limit. (N,) -> (N,). Dr. GRPO, 2503.20783."""
-    constant = totals.completions * (length or totals.max_tokens)
+    constant = totals.count(rows) * (length or totals.max_tokens)
     return _inverse(lengths.new_tensor(constant).expand_as(lengths))
 
 
@@ -64,5 +82,5 @@ def prompt_mean(group_tokens: Tensor, totals: Totals) -> Tensor:
     return _inverse(group_tokens * totals.prompts)
 
 
-def _inverse(counts: Tensor) -> Tensor:
-    return 1 / counts.clamp(min=1)
+def _inverse(counts: Tensor, eps: float = 0.0) -> Tensor:
+    return 1 / (counts.clamp(min=1) + eps)

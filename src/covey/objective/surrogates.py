@@ -131,3 +131,21 @@ def kl_on_selected(
     ``selected`` (N, T) bool: see ``token_weights.top_covariance``.
     """
     return -ratio * advantages + coef * log_ratio.abs() * selected
+
+
+def group_classification(
+    log_ratio: Tensor, advantages: Tensor, mask: Tensor, group: Tensor, *, tau: Positive = 0.5
+) -> Tensor:
+    """log(1 + sum_{A > 0} e^(-s / tau)) + log(1 + sum_{A < 0} e^(s / tau)) of its group, at every token.
+
+    s = mean_t log rho_t of a completion; ``group`` (N,) int64. With reduction ``prompt_mean`` the loss is the
+    mean over groups. Each completion's gradient lies within 1 / tau whatever its advantage, and fades as
+    the group is told apart. REAL, arXiv 2602.05630.
+    """
+    sign = (advantages * mask).sum(-1).sign()
+    among, score = sign != 0, log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
+    power, place = (-sign * score)[among], (2 * group + (sign < 0))[among]
+    # log(1 + sum e^x) as log(e^-m + sum e^(x - m)) + m, m the largest of 0 and x.
+    most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, place, power.detach(), "amax")
+    sums = (-most).exp().index_add(0, place, (power - most[place]).exp())
+    return (sums.log() + most).view(-1, 2).sum(-1)[group][:, None].expand(mask.shape)

@@ -17,8 +17,6 @@ from torch import Tensor
 
 AxisSettings = Mapping[str, Any]
 """As config.yaml and config.json spell them out."""
-FAR = 20.0
-"""Log-ratios are bounded here, as the documentation of the ratios says."""
 
 
 @dataclass
@@ -43,6 +41,13 @@ class Row:
     """(T,) lists of the tokens that top-p or top-k had left to draw from; None: all."""
     greedy: float | None = None
     """Reward of the greedy completion to the same prompt."""
+    running: float = 0.0
+    """The running mean of rewards before this one."""
+    segments: Sequence[tuple[int, float]] = ()
+    """(last token, value after it) of each segment but the last."""
+    correct: bool = False
+    siblings: Sequence[tuple[float, float]] = ()
+    """(sign of the advantage, mean log-ratio) of the others of its group, now."""
     group: int = 0
     trained: bool = True
     noise: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -72,10 +77,12 @@ def deviation(values: Sequence[float], ddof: int) -> float:
     return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / max(len(values) - ddof, 1))
 
 
-def zscores(values: Sequence[float], ddof: int, eps: float) -> list[float]:
-    """(v - mean) / (std + eps); 0 where that is 0 / 0."""
-    spread = deviation(values, ddof) + eps
-    return [(v - mean(values)) / spread if spread else 0.0 for v in values]
+def zscores(values: Sequence[float], ddof: int, eps: float, base: float | None = None) -> list[float]:
+    """(v - mean) / (std + eps); 0 where that is 0 / 0. One value that keeps a base of 0 has a std of 1."""
+    centre = mean(values) if base is None else base
+    alone = len(values) == 1 and base == 0.0
+    spread = (1.0 if alone else deviation(values, ddof)) + eps
+    return [(v - centre) / spread if spread else 0.0 for v in values]
 
 
 def sibling_zscores(values: Sequence[float], eps: float) -> list[float]:
@@ -180,6 +187,24 @@ def _optimal_token_baseline(rows: Sequence[Row], rewards: Sequence[float]) -> li
     return advantages
 
 
+def _segment_difference(rows: Sequence[Row], rewards: Sequence[float]) -> list[Tensor]:
+    """What a token's segment gains: the value after it minus the value before it."""
+    found = []
+    for row, reward in zip(rows, rewards, strict=True):
+        ends = [*(end for end, _ in row.segments), len(row.tokens) - 1]
+        values = [mean(rewards), *(value for _, value in row.segments), reward]
+        mine = [next(k for k, end in enumerate(ends) if place <= end) for place in row.drawn]
+        found.append(torch.tensor([values[k + 1] - values[k] for k in mine], dtype=torch.float64))
+    return found
+
+
+def _length_penalized(rows: Sequence[Row], rewards: Sequence[float], weight: float) -> list[float]:
+    """r - weight * mean(r) * |y| / max |y|, centred."""
+    lengths = [len(row.drawn) * row.trained for row in rows]
+    short = [r - weight * mean(rewards) * n / max(*lengths, 1) for r, n in zip(rewards, lengths, strict=True)]
+    return [s - mean(short) for s in short]
+
+
 def _pass_at_k(rewards: Sequence[float], k: int, eps: float) -> list[float]:
     """Every set of k, one after another: what its best gets, by who is in it."""
     sets = list(combinations(range(len(rewards)), min(k, len(rewards))))
@@ -219,34 +244,40 @@ def gae_of_row(row: Row, gamma: float, lam: float) -> Tensor:
     return torch.stack([(errors[t:] * powers[: len(errors) - t]).sum() for t in range(len(errors))])
 
 
+def discounted(paid: Tensor, gamma: float) -> Tensor:
+    """What is paid from each token on, the n-th after it times gamma^n."""
+    powers = gamma ** torch.arange(len(paid), dtype=torch.float64)
+    return torch.stack([(paid[t:] * powers[: len(paid) - t]).sum() for t in range(len(paid))])
+
+
 def _lambda(row: Row, s: AxisSettings) -> float:
     """VAPO's by length, or the given one."""
     adaptive = s["length_adaptive"]
     return max(0.0, 1 - 1 / (adaptive * len(row.drawn))) if adaptive else float(s["lam"])
 
 
-def value_loss_of_row(values: Tensor, row: Row, clip: float | None) -> Tensor:
-    """(V - R)^2 / 2, or that of V within ``clip`` of where it was, whichever is larger. (T,)."""
-    near = values if clip is None else row.values + (values - row.values).clamp(-clip, clip)
-    return torch.maximum((values - row.targets) ** 2, (near - row.targets) ** 2) / 2
-
-
 def advantages(
     name: str, rows: Sequence[Row], rewards: Sequence[float], s: AxisSettings
 ) -> Sequence[float | Tensor]:
     """One group's advantages under the estimator of that name. Raises KeyError for an unknown one."""
-    size = len(rows)
+    size, kept = len(rows), s.get("single") == "reward"
+    base = 0.0 if kept and size == 1 else mean(rewards)
     table: Mapping[str, Callable[[], Sequence[float | Tensor]]] = {
         "reward": lambda: list(rewards),
-        "group_centered": lambda: [r - mean(rewards) for r in rewards],
-        "group_zscore": lambda: zscores(rewards, s["ddof"], s["eps"]),
-        "leave_one_out": lambda: [(r - mean(rewards)) * size / max(size - 1, 1) for r in rewards],
+        "running_baseline": lambda: [r - row.running for row, r in zip(rows, rewards, strict=True)],
+        "length_penalized": lambda: _length_penalized(rows, rewards, s["weight"]),
+        "segment_difference": lambda: _segment_difference(rows, rewards),
+        "discounted_return": lambda: [discounted(row.paid, s["gamma"]) for row in rows],
+        "group_centered": lambda: [r - base for r in rewards],
+        "group_zscore": lambda: zscores(rewards, s["ddof"], s["eps"], base),
+        "leave_one_out": lambda: [(r - base) * size / max(size - 1, 1) for r in rewards],
         "leave_one_out_zscore": lambda: sibling_zscores(rewards, s["eps"]),
-        "length_weighted": lambda: _length_weighted(rows, rewards),
+        "length_weighted": lambda: list(rewards) if kept and size == 1 else _length_weighted(rows, rewards),
         "mean_normalized": lambda: _mean_normalized(rewards, s["eps"]),
         "greedy_baseline": lambda: [0.0 if math.isnan(g := row.greedy or 0.0) else r - g
                                     for row, r in zip(rows, rewards, strict=True)],
-        "component_zscore": lambda: by_component(rows, lambda v: zscores(v, s["ddof"], s["eps"])),
+        "component_zscore": lambda: by_component(
+            rows, lambda v: zscores(v, s["ddof"], s["eps"], 0.0 if kept and len(v) == 1 else None)),
         "component_leave_one_out": lambda: by_component(rows, lambda v: sibling_zscores(v, s["eps"])),
         "process_zscore": lambda: _process_zscore(rows, s),
         "pass_at_k": lambda: _pass_at_k(rewards, s["k"], s["eps"]),
@@ -271,168 +302,11 @@ def whitened(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
         spread = deviation(own, s["ddof"]) + s["eps"]
         return [(row.advantage - mean(own)) / (spread or 1.0) for row in rows]
     if name == "token_zscore":
-        spread = math.sqrt(deviation(tokens, s["ddof"]) ** 2 + s["eps"])
+        spread = math.sqrt(max(deviation(tokens, s["ddof"]) ** 2 + s["eps"], s["floor"]))
         return [(row.advantage - mean(tokens)) / (spread or 1.0) for row in rows]
     if name == "valid_group_scale":
         alive = {row.group for row in rows if bool(row.advantage.any())}
-        factor = len(rows) / max(sum(row.group in alive for row in rows), 1)
+        counted = [row.reward != 0 if s["of"] == "rewards" else row.group in alive for row in rows]
+        factor = len(rows) / max(sum(counted), 1)
         return [row.advantage * factor for row in rows]
-    raise KeyError(name)
-
-
-# --- the loss of one completion: (T,) in, (T,) out ------------------------------------------------
-
-
-def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """pi / pi_old, at the level of the axis."""
-    moved = (logprobs - row.old).clamp(-FAR, FAR)
-    if name == "on_policy":
-        return (logprobs - logprobs.detach()).exp()
-    if name == "token":
-        return moved.exp()
-    if name == "response":
-        return moved.sum().clamp(-FAR, FAR).exp().expand_as(moved)
-    if name == "geometric_clipped":
-        bound = s["clip_log"]
-        moved = torch.where(row.advantage > 0, moved.clamp(max=bound), moved.clamp(min=-bound))
-        return moved.mean().exp().expand_as(moved)
-    mean_ratio = moved.mean().exp().expand_as(moved)
-    if name == "sequence":
-        return mean_ratio
-    if name == "sequence_token":
-        return mean_ratio.detach() * logprobs.exp() / logprobs.detach().exp()
-    raise KeyError(name)
-
-
-def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """The loss of each token before weights; what is under .detach() is a weight on log pi."""
-    advantage, up = row.advantage, row.advantage > 0
-    if name == "unclipped":
-        return -rho * advantage
-    if name == "clip":
-        gain = torch.minimum(rho * advantage, rho.clamp(1 - s["clip_low"], 1 + s["clip_high"]) * advantage)
-        if s["dual_clip"] is not None:
-            gain = torch.where(advantage < 0, torch.maximum(gain, s["dual_clip"] * advantage), gain)
-        return -gain
-    if name == "cispo":
-        return -rho.detach().clamp(s["floor"], s["cap"]) * advantage * logprobs
-    if name == "sapo":
-        tau = torch.where(up, s["tau_up"], s["tau_down"]).double()
-        return -4 / tau * torch.sigmoid(tau * (rho - 1)) * advantage
-    if name == "vespo":
-        k = torch.where(advantage >= 0, s["k_up"], s["k_down"]).double()
-        lam = torch.where(advantage >= 0, s["lam_up"], s["lam_down"]).double()
-        return -(rho.detach() ** k * (lam * (1 - rho.detach())).exp()) * advantage * logprobs
-    if name == "dro":
-        drift = (logprobs - row.old).clamp(-FAR, FAR)
-        return s["beta"] / 2 * drift**2 - advantage * logprobs
-    if name == "kl_on_selected":
-        moved = (logprobs - row.old).clamp(-FAR, FAR)
-        return -rho * advantage + s["coef"] * moved.abs() * row.marked
-    now, before = logprobs.detach().exp(), row.old.exp()
-    weight = (now / before).clamp(max=s["cap"])
-    if name == "divergence_mask_tv":
-        outward = (now - before) * advantage.sign() > s["threshold"]
-    elif name == "divergence_mask_kl":
-        p, q = before.clamp(max=1 - 1e-6), now.clamp(max=1 - 1e-6)
-        distance = p * (before / now).log() + (1 - p) * ((1 - p) / (1 - q)).log()
-        outward = ((q - p) * advantage > 0) & (distance > s["threshold"])
-    else:
-        raise KeyError(name)
-    return -torch.where(outward, 0.0, weight) * advantage * logprobs
-
-
-def divergence(name: str, d: Tensor) -> Tensor:
-    """Estimators of KL(pi || ref) from d = log pi - log ref."""
-    bounded = d.clamp(min=-FAR)
-    table = {"k1": d, "k2": d**2 / 2, "k3": (-bounded).exp() - 1 + bounded, "absolute": d.abs()}
-    return table[name]
-
-
-def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """The importance correction for a sampler that disagrees with the trainer. Detached."""
-    gap = (row.old - row.sampled).clamp(-FAR, FAR)
-    level = gap.sum().expand_as(gap).clamp(-FAR, FAR) if s.get("level") == "sequence" else gap
-    if name == "truncated":
-        return level.exp().clamp(max=s["cap"])
-    if name == "masked":
-        return torch.where((level.exp() >= s["low"]) & (level.exp() <= s["high"]), level.exp(), 0.0)
-    if name == "decoupled":
-        return gap.exp()
-    if name == "geometric_mask":
-        inside = s["low"] <= float(gap.mean().exp()) <= s["high"]
-        return torch.full_like(gap, float(inside))
-    if name == "off_policy_mask":
-        moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
-        drop = float(-(gap + moved).mean()) > s["delta"] and float(row.advantage.sum()) < 0
-        return torch.full_like(gap, float(not drop))
-    raise KeyError(name)
-
-
-def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
-    """Factors on the policy term of each token. Detached."""
-    if name == "selected_only":
-        return row.marked.double()
-    if name == "unselected_only":
-        return 1 - row.marked.double()
-    if name == "unlikely_only":
-        return (row.old.exp() < s["below"]).double()
-    if name == "future_influence":
-        moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
-        decay, running, later = 0.5 ** (1 / s["half_life"]), 0.0, row.drawn[-1]
-        influence = torch.zeros_like(moved)
-        for t in reversed(range(len(moved))):
-            own, distance = float(moved[t]), later - row.drawn[t]
-            later = row.drawn[t]
-            running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
-            factor = min(max(math.exp(running), s["low"]), s["high"])
-            risky = float(row.advantage[t]) < 0 and math.exp(own) > s["safety"]
-            influence[t] = min(factor, 1.0) if risky else factor
-        return influence
-    raise KeyError(name)
-
-
-def marks(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
-    """Which tokens of an optimizer step are singled out, from what was known when it began."""
-    if name == "top_entropy":
-        return _largest([row.old_entropy for row in rows], None, s["share"])
-    logprobs, advantage = (torch.cat([getattr(row, x) for row in rows]) for x in ("old", "advantage"))
-    every = [(row.advantage - advantage.mean()) * (row.old - logprobs.mean()) for row in rows]
-    if name == "top_covariance":
-        return _largest(every, None, s["share"])
-    if name == "random_covariant":
-        band = [(c >= s["low"]) & (c <= s["high"]) for c in every]
-        return _largest([row.noise for row in rows], band, s["share"])
-    raise KeyError(name)
-
-
-def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: float) -> list[Tensor]:
-    """The ``share`` of all tokens with the largest values, at least one; equal ones at the border all.
-
-    Siblings have the same entropy at their first token; float64 may part them in the sixteenth digit.
-    """
-    among = among or [torch.ones_like(v, dtype=torch.bool) for v in values]
-    candidates = sorted(torch.cat([v[a] for v, a in zip(values, among, strict=True)]).tolist(), reverse=True)
-    count = min(max(round(share * sum(map(len, values))), int(share > 0)), len(candidates))
-    if count == 0:
-        return [torch.zeros_like(a) for a in among]
-    return [a & (v >= candidates[count - 1] - 1e-9) for v, a in zip(values, among, strict=True)]
-
-
-def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: AxisSettings) -> float:
-    """How much one token of this completion weighs in the loss of the optimizer step."""
-    trained = [r for r in step if r.trained]
-    if name == "token_mean":
-        return 1 / sum(len(r.drawn) for r in trained)
-    if name == "sequence_mean":
-        return 1 / (len(trained) * len(row.drawn))
-    if name == "sequence_sum":
-        return 1 / len(trained)
-    if name == "constant_length":
-        return 1 / (len(trained) * (s["length"] or max_tokens))
-    if name == "token_sum":
-        return 1.0
-    if name == "prompt_mean":
-        siblings = sum(len(r.drawn) for r in trained if r.group == row.group)
-        return 1 / (len({r.group for r in trained}) * siblings)
     raise KeyError(name)

@@ -133,6 +133,9 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]]
                 steps=line["steps"],
                 kept=_kept(arrays, span),
                 greedy=line["greedy_reward"],
+                running=line.get("running_mean", 0.0),
+                segments=[(int(end), float(value)) for end, value in line.get("segments", ())],
+                correct=line.get("correct", False),
                 group=line["group"],
             )
             rows.append((row, torch.from_numpy(arrays["advantages"][span][drawn]).double()))

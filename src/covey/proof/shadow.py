@@ -17,9 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covey.proof import formulas
+from covey.proof import formulas, losses
 from covey.proof.decoder import NamedWeights, logits, states
 from covey.proof.formulas import AxisSettings, Row
+
+UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
+"""Surrogates that may pull where the advantage is 0."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,9 @@ def look(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
         row.old, row.old_entropy = picked(log_pi, row), entropy(log_pi)
         row.collision = (2 * log_pi).exp().sum(-1)
         row.noise = noise[place * longest :][: len(row.tokens)][row.drawn]
-        if setting.algorithm["kl"]:
+        if setting.algorithm["kl"] and setting.algorithm["kl"]["to"] == "sampler":
+            row.reference = row.sampled
+        elif setting.algorithm["kl"]:
             row.reference = picked(distribution(trainer.reference, setting, row), row)
         if trainer.critic is not None:
             row.values = values_of(trainer, setting, row, 0.0)
@@ -172,7 +177,8 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
             pay(trainer, setting, row)
             if in_reward and kl["level"] == "response":
                 whole = (behind(setting, row) - row.reference).sum() * row.trained
-                cost = trainer.kl_coef * float(formulas.divergence(kl["estimator"]["name"], whole))
+                found = losses.divergence(kl["estimator"]["name"], whole)
+                cost = trainer.kl_coef * float(within(found, kl["bound"]))
             rewards.append(row.reward - cost)
             row.paid[-1:] -= cost
         if judged:
@@ -180,7 +186,8 @@ def give_advantages(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row]
             for row, value in zip(judged, given, strict=True):
                 row.advantage = torch.as_tensor(value, dtype=torch.float64).expand(len(row.drawn)).clone()
     trained = [row for row in rows if row.trained]
-    for row in trained if axes["advantage"]["name"] != "gae" else ():
+    by_token = axes["advantage"]["name"] in ("gae", "discounted_return")
+    for row in trained if not by_token else ():
         row.advantage -= trainer.kl_coef * row.cost.flip(0).cumsum(0).flip(0)
     set_targets(setting, trained)
     if axes["whiten"] and trained:
@@ -212,7 +219,8 @@ def pay(trainer: Trainer, setting: ShadowConfig, row: Row) -> None:
             row.paid[place] += row.weights[name] * value
             row.paid[-1] -= row.weights[name] * value
     if kl and kl["place"] == "reward" and kl["level"] == "token":
-        row.cost = formulas.divergence(kl["estimator"]["name"], behind(setting, row) - row.reference)
+        gap = behind(setting, row) - row.reference
+        row.cost = within(losses.divergence(kl["estimator"]["name"], gap), kl["bound"])
         row.paid = row.paid - trainer.kl_coef * row.cost
 
 
@@ -236,7 +244,7 @@ def mark(setting: ShadowConfig, minibatch: Sequence[Row]) -> None:
     """Single out tokens of the update, where the algorithm does."""
     axis, trained = setting.algorithm["select_tokens"], [row for row in minibatch if row.trained]
     if axis and trained:
-        for row, marked in zip(trained, formulas.marks(axis["name"], trained, axis), strict=True):
+        for row, marked in zip(trained, losses.marks(axis["name"], trained, axis), strict=True):
             row.marked = marked
 
 
@@ -250,20 +258,30 @@ def row_loss(
     if unmoved:
         row.old = logprobs.detach()
     done.entropies.extend(entropy(log_pi.detach()).tolist())
-    if len(row.reference):
+    if len(row.reference) and kl["to"] == "reference":
         done.drifts.append(float((logprobs.detach() - row.reference).sum()))
-    rho = formulas.ratio(axes["ratio"]["name"], logprobs, row, axes["ratio"])
-    value = formulas.surrogate(axes["surrogate"]["name"], rho, logprobs, row, axes["surrogate"])
-    if axes["correction"]:
-        value = value * formulas.correction(axes["correction"]["name"], logprobs, row, axes["correction"])
+    rho = losses.ratio(axes["ratio"]["name"], logprobs, row, axes["ratio"])
+    weight = losses.token_weight(axes["reduce"]["name"], row, minibatch, setting.max_tokens, axes["reduce"])
+    value = losses.surrogate(axes["surrogate"]["name"], rho, logprobs, row, axes["surrogate"])
+    if axes["surrogate"]["name"] == "group_classification":  # at every token of the group, this row's too
+        reduce, own = axes["reduce"], weight * len(row.drawn)
+        value = value * sum(
+            losses.token_weight(reduce["name"], r, minibatch, setting.max_tokens, reduce) * len(r.drawn) / own
+            for r in minibatch
+            if r.trained and r.group == row.group
+        )
+    for factor in axes["correction"]:
+        value = value * losses.correction(factor["name"], logprobs, row, factor)
     for factor in axes["token_weights"]:
-        value = value * formulas.multiplier(factor["name"], logprobs, row, factor)
+        value = value * losses.multiplier(factor["name"], logprobs, row, factor)
     if kl and kl["place"] == "loss":
         value = value + trainer.kl_coef * kl_cost(trainer, setting, row, log_pi, logprobs, rho)
     if axes["entropy"]:
         value = value - trainer.entropy_coef * entropy(log_pi)
-    weight = formulas.token_weight(axes["reduce"]["name"], row, minibatch, setting.max_tokens, axes["reduce"])
     loss = weight * value.sum()
+    if axes["nll"] and row.correct:
+        tokens = sum(len(r.drawn) for r in minibatch if r.trained and r.correct)
+        loss = loss - axes["nll"] * logprobs.sum() / tokens
     if axes["critic"] and axes["critic"]["trunk"] == "policy":
         loss = loss + value_share(trainer, setting, row, minibatch, axes["critic"]["pull"])
     return loss
@@ -273,7 +291,7 @@ def value_share(
     trainer: Trainer, setting: ShadowConfig, row: Row, minibatch: Sequence[Row], pull: float
 ) -> Tensor:
     """A completion's share of the critic's loss, a mean over the tokens of an update."""
-    each = formulas.value_loss_of_row(
+    each = losses.value_loss_of_row(
         values_of(trainer, setting, row, pull), row, setting.algorithm["critic"]["clip"]
     )
     return each.sum() / sum(len(r.drawn) for r in minibatch if r.trained)
@@ -291,11 +309,18 @@ def kl_cost(
     difference = logprobs - row.reference
     if kl["level"] == "response":
         difference = difference.sum().expand_as(difference)
-    value = formulas.divergence(kl["estimator"]["name"], difference)
+    value = losses.divergence(kl["estimator"]["name"], difference)
     if kl["gradient"] == "straight_through":
-        straight = formulas.divergence("k2", difference)
-        return value.detach() + straight - straight.detach()
-    return value * rho if kl["gradient"] == "ratio" else value
+        straight = losses.divergence("k2", difference)
+        return within(value, kl["bound"]).detach() + straight - straight.detach()
+    drawn = (difference - difference.detach()).exp()
+    value = value * {"ratio": rho, "score": drawn}.get(kl["gradient"], torch.ones(()))
+    return within(value, kl["bound"])
+
+
+def within(value: Tensor, bound: float | None) -> Tensor:
+    """A penalty no larger than its bound."""
+    return value if bound is None else value.clamp(-bound, bound)
 
 
 def apply(
@@ -303,36 +328,51 @@ def apply(
 ) -> None:
     """One update. Without a completion that pulls there is none, and the norm is 0."""
     axes = setting.algorithm
-    always = axes["entropy"] or (axes["kl"] and axes["kl"]["place"] == "loss")
+    always = axes["entropy"] or axes["nll"] or (axes["kl"] and axes["kl"]["place"] == "loss")
     joined = axes["critic"] and axes["critic"]["trunk"] == "policy"
-    always = always or axes["surrogate"]["name"] in ("kl_on_selected", "dro") or joined
+    always = always or axes["surrogate"]["name"] in UNPROPORTIONAL or joined
     pulling = [row for row in minibatch if row.trained and (always or bool(row.advantage.any()))]
     if not pulling:
         done.norms.append(0.0)
         return
-    losses = (row_loss(trainer, setting, row, minibatch, unmoved, done) for row in pulling)
+    if axes["surrogate"]["name"] == "group_classification":
+        compare(trainer, setting, minibatch, unmoved)
+    shares = (row_loss(trainer, setting, row, minibatch, unmoved, done) for row in pulling)
     learners = [trainer, *([trainer.critic] if joined and trainer.critic else [])]
-    norms = move(learners, setting, losses, number)
+    norms = move(learners, setting, shares, number)
     done.norms.append(norms[0])
+
+
+@torch.no_grad()
+def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], unmoved: bool) -> None:
+    """Where each trained completion's siblings are now: their side and their mean log-ratio."""
+    moved: dict[int, tuple[float, float]] = {}
+    for row in (row for row in minibatch if row.trained):
+        now = picked(distribution(trainer.weights, setting, row), row)
+        gap = torch.zeros_like(now) if unmoved else (now - row.old).clamp(-losses.FAR, losses.FAR)
+        moved[id(row)] = (float(row.advantage.sum().sign()), float(gap.mean()))
+    for row in minibatch:
+        others = [r for r in minibatch if r.trained and r is not row and r.group == row.group]
+        row.siblings = [moved[id(r)] for r in others]
 
 
 def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], number: int) -> None:
     """One update of the critic alone."""
     assert trainer.critic is not None
     rows = [row for row in minibatch if row.trained]
-    losses = (value_share(trainer, setting, row, minibatch, 0.0) for row in rows)
-    move([trainer.critic], setting, losses, number)
+    shares = (value_share(trainer, setting, row, minibatch, 0.0) for row in rows)
+    move([trainer.critic], setting, shares, number)
 
 
 def move(
-    learners: Sequence[Trainer], setting: ShadowConfig, losses: Iterable[Tensor], number: int
+    learners: Sequence[Trainer], setting: ShadowConfig, shares: Iterable[Tensor], number: int
 ) -> list[float]:
-    """Sum the gradients of losses and move the learners, each clipped on its own. -> their norms."""
+    """Sum the gradients of shares of a loss, clip them, move the learners. -> the norms."""
     totals: list[NamedWeights] = [
         {name: torch.zeros_like(w) for name, w in t.weights.items() if w.requires_grad} for t in learners
     ]
     places = [(t, total, name) for t, total in zip(learners, totals, strict=True) for name in total]
-    for loss in losses:
+    for loss in shares:
         if loss.requires_grad:
             moving = [t.weights[name] for t, _, name in places]
             gradients = torch.autograd.grad(loss, moving, allow_unused=True)

@@ -22,7 +22,7 @@ PATIENCE = 3
 WINDOW = 5
 """Steps over which scores that could not be made are counted."""
 ELSEWHERE = 8
-"""One correct completion for so many groups is tried on another problem, and two at least."""
+"""One correct completion for so many groups is tried on another problem, and four at least."""
 Failures = Sequence[tuple[int, int]]
 """Of the last steps: scores that could not be made, and all scores."""
 
@@ -130,7 +130,7 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
     if verdict.is_async or verdict.place == "process" or "sandbox" in verdict.parameters:
         return {}
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
-    asked, found = max(2, len(groups) // ELSEWHERE), list[bool]()
+    asked, found = max(4, len(groups) // ELSEWHERE), list[bool]()
     for number, sample in paid[:asked]:
         others = (groups[(number + shift) % len(groups)].problem for shift in range(1, len(groups)))
         other = next((p for p in others if p.id != groups[number].problem.id), None)

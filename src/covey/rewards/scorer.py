@@ -21,8 +21,9 @@ import numpy as np
 from covey.errors import CoveyError
 from covey.rewards.contract import ISOLATED, Context, Reward, described, trace_of, verdict_of
 from covey.rewards.groups import assemble
+from covey.rewards.serving import UserSetup
 from covey.rewards.threads import SHARED_SIZE, Call, Executor
-from covey.rewards.worker import ASYNC_CALLS, Failed, Worker, rebuilt, sent
+from covey.rewards.worker import ASYNC_CALLS, Failed, Link, Worker, WorkerLink, rebuilt, sent
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
 from covey.types import Completion, Group, Problem, Score
@@ -49,6 +50,8 @@ class Rewards:
         self.executor = Executor()
         self.servers: dict[str, ForkServer] = {}
         self.workers: dict[str, Worker] = {}
+        self.link: Callable[[UserSetup], WorkerLink] = Link
+        """Starts the process of a worker."""
         self.starting = threading.Lock()
         self.shown: set[str] = set()
         """Functions whose first failure has been printed."""
@@ -113,7 +116,7 @@ class Rewards:
     def _worker(self, reward: Reward) -> Worker:
         """The process that scores for a reward. Raises RewardError if it cannot be started."""
         if reward.name not in self.workers:
-            worker = Worker(reward)
+            worker = Worker(reward, self.link)
             worker.start()
             self.workers[reward.name] = worker
         return self.workers[reward.name]
@@ -159,6 +162,17 @@ class ScoringStats:
     """Seconds spent on nothing but waiting for scores."""
     logged: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What functions passed to TRL's ``log_metric``."""
+
+    @classmethod
+    def summed(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
+        """Those of several processes, which waited at the same time."""
+        names = dict.fromkeys(name for part in parts for name in part.logged)
+        return cls(
+            sum(part.calls for part in parts),
+            sum(part.completions for part in parts),
+            max(part.waited for part in parts),
+            {name: [v for part in parts for v in part.logged.get(name, ())] for name in names},
+        )
 
 
 class Scorer:

@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from covey.errors import RewardError
 from covey.rewards.contract import FROM_TRAINER, SERVING, Context, Reward
@@ -36,6 +36,8 @@ FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """A worker is ended by the calls it does not answer, not by its age."""
 IMPORT_SECONDS = 600.0
 """What importing the user's file may take."""
+MOST_LOST = 3
+"""Machines that may be lost under one call."""
 ASYNC_CALLS = 256
 """Calls of an async function that are under way at once."""
 PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict}
@@ -50,6 +52,23 @@ class Failed(Exception):
         self.trace = trace
 
 
+class Lost(Failed):
+    """The machine that a worker ran on is gone: not the function's doing, so the call is made again."""
+
+
+class WorkerLink(Protocol):
+    """The process of a worker, wherever it runs."""
+
+    gone: str | None
+    """Why it answers no more."""
+
+    def ask(self, message: CallRequest) -> Future[CallReply]:
+        """Send a request; its answer will be there. Raises Failed if the process has ended."""
+
+    def close(self, why: str) -> None:
+        """Kill the process and tell all who wait."""
+
+
 @cache
 def server() -> ForkServer:
     """The server of all workers: its children are trusted, and have what this process has."""
@@ -59,10 +78,11 @@ def server() -> ForkServer:
 class Worker:
     """A user's reward function in a process of its own. Safe from any thread."""
 
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
+    def __init__(self, reward: Reward, link: Callable[[UserSetup], WorkerLink]) -> None:
+        """``link`` starts the process."""
+        self.reward, self.link = reward, link
         self.lock = threading.Lock()
-        self.links: list[Link] = []
+        self.links: list[WorkerLink] = []
         """The process, once there is one."""
         weakref.finalize(self, _close, self.links)
 
@@ -71,13 +91,13 @@ class Worker:
         """Whether several calls may be under way."""
         return self.reward.is_async or self.reward.options.concurrent
 
-    def start(self) -> Link:
+    def start(self) -> WorkerLink:
         """The process, started unless it runs. Raises RewardError if the user's file cannot be imported."""
         with self.lock:
             if self.links and self.links[0].gone is None:
                 return self.links[0]
             _close(self.links)
-            self.links.append(Link(self._setup()))
+            self.links.append(self.link(self._setup()))
             return self.links[0]
 
     def _setup(self) -> UserSetup:
@@ -128,19 +148,24 @@ class Worker:
             "seconds": seconds,
         }
         # A call that was under way together with the one that ended the process is made again.
-        for last in (not self.overlaps, True):
+        last, lost = not self.overlaps, 0
+        while True:
             link = self.start()
             try:
                 reply = Call.begun(link.ask(message), seconds + GRACE * self.reward.is_async).result()
             except TimeoutError:
                 link.close(f"killed: a call took more than {seconds:g} s")
                 raise TimeoutError(f"no answer within {seconds:g} s") from None
+            except Lost:
+                lost += 1
+                if lost > MOST_LOST:
+                    raise
             except Failed:
                 if last:
                     raise
+                last = True
             else:
                 return self._scores(reply, context, seconds)
-        raise AssertionError
 
     def _scores(self, reply: CallReply, context: Context, seconds: float) -> list[Score]:
         for name, values in reply.get("logged", {}).items():
@@ -247,7 +272,7 @@ def _screen() -> FileIO:
         return FileIO(os.devnull, "w")
 
 
-def _close(links: list[Link]) -> None:
+def _close(links: list[WorkerLink]) -> None:
     while links:
         links.pop().close("the run is over")
 

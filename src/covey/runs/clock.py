@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,8 @@ class Clock:
         self.device = device or torch.device("cpu")
         self.started = time.monotonic()
         self.before = 0.0
+        self.alive: Callable[[], Mapping[str, int]] = dict
+        """Bytes by what they are for, asked at each lap."""
         self._phases: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(float)
 
@@ -47,10 +49,15 @@ class Clock:
         self._counts[phase] += tokens
 
     def lap(self) -> dict[str, float]:
-        """Seconds and tokens per second since the last lap; the device's memory at its highest so far."""
+        """Seconds and tokens per second since the last lap; the memory of tensors by what they are for, and
+        the device's at its highest so far.
+        """
         lap = {f"seconds/{phase}": round(s, 4) for phase, s in self._phases.items()}
         for phase, tokens in self._counts.items():
             lap[f"tokens_per_second/{phase}"] = round(tokens / max(self._phases[phase], 1e-9), 1)
+        lap |= {
+            f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3) for name, b in self.alive().items()
+        }
         lap["memory/peak_mib"] = round(taken(self.device) / 2**20, 1)
         self._phases.clear()
         self._counts.clear()

@@ -2,7 +2,8 @@
 
 Some completions of the first step are kept; their log-probs under the first policy were recorded when they
 were sampled. The mean of log p(then) - log p(now) over a completion is an unbiased estimate of
-KL(first || now), for the price of a forward pass over one completion in ``ONE_IN``.
+KL(first || now), for the price of a forward pass over one completion in ``ONE_IN``; of fewer than
+``FEWEST`` it would be noise.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import numpy as np
 from covey.batching import Batch, collate
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
+from covey.processes import by_first
 from covey.types import Completion, Group, Problem, SamplingMask
 
 ONE_IN = 32
 """Of the first step's completions one in so many is kept: under 1 % of a step's time."""
-FEWEST, MOST = 2, 32
+FEWEST, MOST = 8, 32
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Drift:
 
     def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
         """`kl/start`, nats a completion; nothing before the first step is written down, or if it is gone."""
-        self.kept = self.kept or first_completions(self.folder / "rollouts" / "step_000000")
+        self.kept = self.kept or by_first(lambda: first_completions(self.folder / "rollouts" / "step_000000"))
         if self.kept is None:
             return {}
         now = learner.score(self.kept, temperature).logprobs

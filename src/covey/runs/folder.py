@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import json
-import math
 import os
 import re
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,14 +20,15 @@ import numpy as np
 
 from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage
+from covey.processes import first
 from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
-from covey.types import Group, SamplingMask, StepRewards
+from covey.runs.rollouts import ROLLOUT, or_null, rollout_arrays, rollout_rows
+from covey.types import Group
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
-ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 CHECKPOINT = re.compile(r"step_(\d{6,})")
-IN_CHECKPOINT = ("trainer.json", "optimizer.safetensors")
-"""Files that every checkpoint has, besides those of the model."""
+IN_CHECKPOINT = "trainer.json"
+"""A file that every checkpoint has, besides those of the model and the optimizer's."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +42,12 @@ class Logged:
 
 
 class RunFolder:
-    """Reads and writes one run folder; holds its lock while open."""
+    """Reads and writes one run folder; holds its lock while open. Of several processes the first writes."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.writes = path, first()
+        if not self.writes:
+            return
         folders = (path, path / "rollouts", path / "checkpoints")
         for folder in folders:
             make_folder(folder)
@@ -68,11 +68,14 @@ class RunFolder:
 
     def close(self) -> None:
         """Give the lock back."""
-        self._lock.close()
+        if self.writes:
+            self._lock.close()
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:
         """Add one JSON line to a stream. Non-finite numbers become null."""
-        line = json.dumps({k: _plain(v) for k, v in record.items()}, ensure_ascii=False)
+        if not self.writes:
+            return
+        line = json.dumps({k: or_null(v) for k, v in record.items()}, ensure_ascii=False)
         with (self.path / stream).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
@@ -156,43 +159,14 @@ class RunFolder:
         of filtered ones, which come after, are 0. ``seen`` is what updates saw of the tokens of the trained
         groups, by name, one completion after another; NaN for the filtered ones.
         """
-        groups = [*trained, *filtered]
-        if not groups:
-            return
-        name = self.path / "rollouts" / f"step_{step:06d}"
-        completions = [c for g in groups for c in g.completions]
-        none = [np.zeros(len(c.tokens)) for g in filtered for c in g.completions]
-        advantages = [*advantages, *none]
-        places = [(number, sample) for number, g in enumerate(groups) for sample in range(len(g.completions))]
-        lines = [
-            {
-                "step": step,
-                "group": number,
-                "sample": sample,
-                "trained": number < len(trained),
-                **_row(groups[number], sample),
-                "advantage": float(advantage[c.drawn].mean()) if c.length else 0.0,
-            }
-            for (number, sample), c, advantage in zip(places, completions, advantages, strict=True)
-        ]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        unseen = np.full(sum(len(c.tokens) for g in filtered for c in g.completions), np.nan, np.float32)
-        masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
-        kept = SamplingMask.join(masks)
-        all_drawn = all(c.sampled is None for c in completions)
-        arrays = _npz(
-            prompt_tokens=np.concatenate([g.prompt for g in groups]),
-            prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
-            tokens=np.concatenate([c.tokens for c in completions]),
-            ends=np.cumsum([len(c.tokens) for c in completions]),
-            logprobs=np.concatenate([c.logprobs for c in completions]),
-            advantages=np.concatenate(advantages).astype(np.float32),
-            **{name: np.concatenate([values, unseen]) for name, values in seen.items()},
-            **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
-            **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
-        )
-        write_file(name.with_suffix(".npz"), arrays)
-        write_file(name.with_suffix(".jsonl"), text)
+        if self.writes and (groups := [*trained, *filtered]):
+            unused = [c for g in filtered for c in g.completions]
+            every = [*advantages, *(np.zeros(len(c.tokens)) for c in unused)]
+            unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
+            values = {name: np.concatenate([own, unseen]) for name, own in seen.items()}
+            name = self.path / "rollouts" / f"step_{step:06d}"
+            write_file(name.with_suffix(".npz"), rollout_arrays(groups, every, values))
+            write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained)))
 
     def checkpoints(self) -> list[Path]:
         """Committed checkpoints, oldest first."""
@@ -218,11 +192,17 @@ def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
     complaints: list[str] = []
     for path in reversed(checkpoints(run)):
-        problem = damage(path, IN_CHECKPOINT)
+        problem = damage(path, (IN_CHECKPOINT, optimizer_file(path)))
         if problem is None:
             return path, complaints
         complaints.append(problem)
     return None, complaints
+
+
+def optimizer_file(checkpoint: Path) -> str:
+    """A file of a checkpoint with the optimizer's state: of one process, or the first part of several."""
+    parts = sorted((checkpoint / "optimizer").glob("*.safetensors"))
+    return str(parts[0].relative_to(checkpoint)) if parts else "optimizer.safetensors"
 
 
 def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
@@ -230,16 +210,28 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
 
     Raises CheckpointError naming the line that is none of a log.
     """
-    path = folder / stream
-    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
     records = []
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
-        if not line.strip():
-            continue  # it was damaged, and a resume has made it blank
-        if (record := _record(line)) is None:
-            raise CheckpointError(f"{path}:{number}: damaged. Put the file back, or remove this line")
+    for number, record in _lines(folder / stream):
+        if record is None:
+            raise CheckpointError(
+                f"{folder / stream}:{number}: damaged. Put the file back, or remove this line"
+            )
         records.append(record)
     return records
+
+
+def readable_stream(folder: Path, stream: str) -> tuple[list[dict[str, object]], int]:
+    """What can be read of a stream, and how many of its lines cannot."""
+    found = [record for _, record in _lines(folder / stream)]
+    return [record for record in found if record is not None], found.count(None)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
+    """The number of each whole line of a stream and its record; a resume has made damaged ones blank."""
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    for number, line in enumerate(whole.split(b"\n"), start=1):
+        if line.strip():
+            yield number, _record(line)
 
 
 def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
@@ -262,44 +254,3 @@ def _blanked(content: bytes) -> bytes:
     lines = content.removesuffix(b"\n").split(b"\n")
     readable = [line if _record(line) is not None else b" " * len(line) for line in lines]
     return (b"\n".join(readable) + b"\n")[-len(content) :] if content else b""
-
-
-def _row(group: Group, sample: int) -> dict[str, object]:
-    """What the log says of one completion."""
-    completion = group.completions[sample]
-    return {
-        "problem": group.problem.id,
-        "prompt": group.problem.prompt,
-        "completion": completion.text,
-        "finish": completion.finish,
-        "tokens": len(completion.tokens),
-        "version": completion.version,
-        "reward": _plain(float(group.rewards[sample])),
-        "components": {k: _plain(float(v[sample])) for k, v in group.components.items()},
-        "weights": dict(group.weights),
-        "steps": {name: _steps(own[sample]) for name, own in group.steps.items()},
-        "greedy_reward": _plain(group.greedy_reward),
-        "status": {k: v[sample].status for k, v in group.scores.items()},
-        "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
-    }
-
-
-def _steps(own: StepRewards) -> list[list[float]]:
-    """[first token, one after the last, reward] of each reasoning step."""
-    starts = (0, *(end + 1 for end in own.ends))
-    return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
-
-
-def _plain(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _npz(**arrays: np.ndarray) -> bytes:
-    # numpy stamps the time into its archives; a fixed one keeps reruns identical byte for byte.
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            buffer = io.BytesIO()
-            np.lib.format.write_array(buffer, array, allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), buffer.getvalue())
-    return file.getvalue()

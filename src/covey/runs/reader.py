@@ -13,7 +13,7 @@ from covey.config.schema import Config
 from covey.config.sources import read_yaml
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
-from covey.runs.folder import latest_checkpoint, read_stream
+from covey.runs.folder import latest_checkpoint
 
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """How a stage's record begins to name what an earlier stage has left."""
@@ -136,15 +136,6 @@ def read_environment(output: Path) -> dict[str, Any] | None:
     return read_record(
         path, dict[str, Any], "Put the file back, or remove it to continue without a comparison"
     )
-
-
-def read_findings(stage: Path) -> list[dict[str, Any]]:
-    """What a run has found so far, in the order it was said; it may be at work.
-
-    Each has `id`, `step`, `severity` (note, warning, severe), `sentence`, `remedy` (a config line), `advice`
-    and `evidence`: `step`, metrics by name and, where one shows it, `group`, `completion` and `token`.
-    """
-    return read_stream(stage, "findings.jsonl")
 
 
 def read_verdict(stage: Path) -> str:

@@ -1,9 +1,13 @@
-"""Reading a step of the rollout log: the rows at once, token arrays when they are asked for."""
+"""A step of the rollout log, written and read: a row a completion as JSONL, token arrays as npz."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping
+import math
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +16,13 @@ from typing import Any
 import numpy as np
 
 from covey.errors import CheckpointError, ConfigError
-from covey.runs.folder import ROLLOUT
+from covey.types import Completion, Group, SamplingMask, StepRewards
+
+ALWAYS = {"group", "sample", "trained", "problem", "prompt", "completion", "finish", "tokens"} | {
+    "reward", "advantage", "components", "weights", "greedy_reward"
+}  # fmt: skip
+"""What every row of the log has, and readers rely on."""
+ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class RolloutLog:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 return dict(archive)
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}). Put the file back") from None
 
     def of_completion(self, place: int) -> dict[str, np.ndarray]:
@@ -60,11 +70,121 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
     """The completions of a step. Raises ConfigError where there are none, CheckpointError for damage."""
     path = folder / "rollouts" / f"step_{step:06d}.jsonl"
     if not path.is_file():
-        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log")
+        logged = recorded_steps(folder)
+        there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
+        raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {there}")
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            raise CheckpointError(f"{path}:{number}: damaged. Put the file back") from None
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not row.keys() >= ALWAYS or not isinstance(row["group"], int):
+            raise CheckpointError(f"{path}:{number}: damaged. Put the file back")
+        rows.append(row)
+    if not rows:
+        raise CheckpointError(f"{path}: empty. Put the file back")
     return RolloutLog(path, tuple(rows))
+
+
+# --- writing ----------------------------------------------------------------------------------------
+
+
+def rollout_rows(step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray], trained: int) -> str:
+    """A line for each completion; ``advantages`` are theirs, (T,) each. The first ``trained`` groups were."""
+    found = iter(advantages)
+    rows = (
+        {
+            "step": step,
+            "group": number,
+            "sample": sample,
+            "trained": number < trained,
+            "dead": group.dead,
+            **_row(group, sample),
+            "advantage": _mean(next(found), completion),
+        }
+        for number, group in enumerate(groups)
+        for sample, completion in enumerate(group.completions)
+    )
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def rollout_arrays(
+    groups: Sequence[Group], advantages: Sequence[np.ndarray], seen: Mapping[str, np.ndarray]
+) -> bytes:
+    """The tokens of all completions, one after another, and what there is of each, as an npz archive."""
+    completions = [c for g in groups for c in g.completions]
+    masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
+    kept = SamplingMask.join(masks)
+    all_drawn = all(c.sampled is None for c in completions)
+    return _npz(
+        prompt_tokens=np.concatenate([g.prompt for g in groups]),
+        prompt_ends=np.cumsum([len(g.prompt) for g in groups]),
+        tokens=np.concatenate([c.tokens for c in completions]),
+        ends=np.cumsum([len(c.tokens) for c in completions]),
+        logprobs=np.concatenate([c.logprobs for c in completions]),
+        advantages=np.concatenate(advantages).astype(np.float32),
+        **seen,
+        **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
+        **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
+    )
+
+
+def or_null(value: object) -> object:
+    """A number as JSON has it: null where it is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _mean(advantage: np.ndarray, completion: Completion) -> float:
+    return float(advantage[completion.drawn].mean()) if completion.length else 0.0
+
+
+def _row(group: Group, sample: int) -> dict[str, object]:
+    """What the log says of one completion."""
+    completion = group.completions[sample]
+    return {
+        "problem": group.problem.id,
+        "prompt": group.problem.prompt,
+        "completion": completion.text,
+        "finish": completion.finish,
+        "tokens": len(completion.tokens),
+        "version": completion.version,
+        "reward": or_null(float(group.rewards[sample])),
+        "components": {k: or_null(float(v[sample])) for k, v in group.components.items()},
+        "weights": dict(group.weights),
+        "steps": {name: _steps(own[sample]) for name, own in group.steps.items()},
+        "greedy_reward": or_null(group.greedy_reward),
+        **_for_estimators(group, sample),
+        "status": {k: v[sample].status for k, v in group.scores.items()},
+        "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
+    }
+
+
+def _for_estimators(group: Group, sample: int) -> dict[str, object]:
+    """What the verdict says, and what a few estimators compare a reward with."""
+    found: dict[str, object] = {}
+    if group.verdict or len(group.components) < 2:
+        found["correct"] = bool(group.correct[sample])
+    if group.running_mean is not None:
+        found["running_mean"] = float(group.running_mean[sample])
+    if group.segments:
+        own = group.segments[sample]
+        found["segments"] = [[end, value] for end, value in zip(own.ends, own.values, strict=True)]
+    return found
+
+
+def _steps(own: StepRewards) -> list[list[float]]:
+    """[first token, one after the last, reward] of each reasoning step."""
+    starts = (0, *(end + 1 for end in own.ends))
+    return [[a, end + 1, value] for a, end, value in zip(starts, own.ends, own.values, strict=False)]
+
+
+def _npz(**arrays: np.ndarray) -> bytes:
+    # numpy stamps the time into its archives; a fixed one keeps reruns identical byte for byte.
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            buffer = io.BytesIO()
+            np.lib.format.write_array(buffer, array, allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), buffer.getvalue())
+    return file.getvalue()

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.calls import call
+from covey.models.alive import alive_bytes
 from covey.models.compiled import UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.ops import Heads
@@ -49,6 +50,12 @@ class CacheEngine:
         self.owners: list[int] = []
         self.lengths: list[int] = []
         self.logits: dict[int, Tensor] = {}
+
+    @property
+    def memory(self) -> int:
+        """Bytes of keys, values and what else is kept for sampling."""
+        kept = [v for v in vars(self.cache).values() if isinstance(v, Tensor)]
+        return alive_bytes((*kept, *(m.packed for m in self.decoder.linears)))
 
     def free_slots(self, running: int) -> int:
         """How many completions may be admitted now."""

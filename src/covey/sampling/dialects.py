@@ -49,6 +49,8 @@ class Dialect:
     """Reply -> completions. Raises ValidationError."""
     load: Callable[[AskServer, str, int], None]
     """Take the weights of a folder as a version. Raises Misbehaved."""
+    stamp: Callable[[object], object] = lambda _: None
+    """Reply -> what tells this start of the server, with these weights, from others; None: nothing does."""
     streams: bool = False
     """Whether it draws with the given random streams, and says which tokens could be drawn."""
 
@@ -72,6 +74,15 @@ class _Choice(BaseModel):
 
 class _Choices(BaseModel):
     choices: list[_Choice]
+
+
+class _Stamp(BaseModel):
+    instance: str = ""
+    version: int = 0
+
+
+def _covey_stamp(reply: object) -> object:
+    return _Stamp.model_validate(reply)
 
 
 def _read_choices(reply: object) -> list[Answer]:
@@ -168,6 +179,7 @@ class _Finish(BaseModel):
 
 
 class _Meta(BaseModel):
+    weight_version: str = ""
     finish_reason: _Finish
     output_token_logprobs: list[tuple[float, int, object]] = Field(min_length=1)
 
@@ -176,16 +188,23 @@ class _Generated(BaseModel):
     meta_info: _Meta
 
 
-def _read_generated(reply: object) -> list[Answer]:
+def _generated(reply: object) -> list[_Meta]:
     several = reply if isinstance(reply, list) else [reply]
-    found = [_Generated.model_validate(one).meta_info for one in several]
+    return [_Generated.model_validate(one).meta_info for one in several]
+
+
+def _sglang_stamp(reply: object) -> object:
+    return {meta.weight_version for meta in _generated(reply)}
+
+
+def _read_generated(reply: object) -> list[Answer]:
     return [
         Answer(
             [token for _, token, _ in meta.output_token_logprobs],
             [logprob for logprob, _, _ in meta.output_token_logprobs],
             meta.finish_reason.type,
         )
-        for meta in found
+        for meta in _generated(reply)
     ]
 
 
@@ -196,9 +215,9 @@ def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
         raise Misbehaved(f"/update_weights_from_disk answers {str(reply)[:200]}")
 
 
-COVEY = Dialect("covey", "/v1/completions", _covey_body, _read_choices, _covey_load, streams=True)
+COVEY = Dialect("covey", "/v1/completions", _covey_body, _read_choices, _covey_load, _covey_stamp, True)
 VLLM = Dialect("vLLM", "/v1/completions", _vllm_body, _read_choices, _vllm_load)
-SGLANG = Dialect("SGLang", "/generate", _sglang_body, _read_generated, _sglang_load)
+SGLANG = Dialect("SGLang", "/generate", _sglang_body, _read_generated, _sglang_load, _sglang_stamp)
 
 
 def recognize(ask: AskServer) -> tuple[Dialect, str]:

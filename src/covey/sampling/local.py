@@ -39,6 +39,8 @@ class LocalSampler:
     Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
     """
 
+    shares = True
+
     def __init__(
         self,
         policy: Policy,
@@ -51,6 +53,8 @@ class LocalSampler:
         self.faults = faults or Faults()
         self.on_fewer = on_fewer
         self.version = 0
+        self.most_memory = 0
+        """Bytes that sampling has taken at the most."""
 
     @property
     def bit_exact(self) -> bool:
@@ -110,6 +114,7 @@ class LocalSampler:
                     logits.append(engine.admit([r for r, _ in admitted]))
                 running.draw(torch.cat(logits))
             if ended := running.ended():
+                self.most_memory = max(self.most_memory, engine.memory)
                 finished = [running.completed(slot, finish, self.version) for slot, finish in ended.items()]
                 compaction = Compaction.after(ended, running.count)
                 running.evict(compaction)

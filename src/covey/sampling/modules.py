@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from covey.models.alive import alive_bytes
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 
@@ -23,6 +24,12 @@ class ModulesEngine:
         self.policy, self.prompts, self.slots = policy, prompts, slots
         self.rows: list[int] = []
         self.cache: Cache | None = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of keys and values."""
+        layers = self.cache.layers if self.cache is not None else ()
+        return alive_bytes(x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor))
 
     def free_slots(self, running: int) -> int:
         """All or none: a new batch starts when the last one is done."""

@@ -27,6 +27,7 @@ from covey.config.schema import Servers
 from covey.errors import ConfigError, SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, save_policy
+from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Dialect, Misbehaved, answers, recognize
@@ -46,6 +47,8 @@ PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
 """Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
+Asking = Callable[[str, object, str, float, int], object]
+"""How a server is reached: ``covey.web.ask``, or another way with its signature."""
 FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
 """What asking a server may raise."""
 
@@ -60,12 +63,14 @@ class RemoteServer:
     model: str = ""
     version: int | None = None
     """Of the weights it has proven to have."""
+    stamp: object = None
+    """What its replies bear since it proved that; another one is of another start, or of other weights."""
     lost: str = ""
     """Why it is left out; empty: it takes part."""
     tried: float = -TRY_AGAIN
     """When it was last looked for, on the monotonic clock."""
     spread: float | None = None
-    """Mean difference of log-probs when it came with the right weights, nats: its rounding."""
+    """Mean difference of log-probs when it first proved to have the right weights, nats: its rounding."""
 
 
 @dataclass
@@ -87,6 +92,8 @@ class _Pass:
 class RemoteSampler:
     """Samples on servers; ``covey.sampling.base.Sampler``."""
 
+    shares = False
+
     def __init__(
         self,
         policy: Policy,
@@ -96,9 +103,13 @@ class RemoteSampler:
         temperature: float,
         max_running: int,
         token: str = "",
+        asking: Asking = ask,
     ) -> None:
-        """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on."""
+        """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on;
+        ``asking`` is how a server is reached.
+        """
         self.policy, self.settings, self.folder, self.token = policy, servers, folder, token
+        self.asking = asking
         self.servers = [RemoteServer(url.rstrip("/")) for url in servers.url]
         self.temperature, self.max_running = temperature, max_running
         self.version = 0
@@ -114,7 +125,8 @@ class RemoteSampler:
     def bit_exact(self) -> bool:
         """Whether every server showed the policy's own bits when they were first asked; then all must."""
         if self._exact is None:
-            self._bring_up()
+            by_first(self._bring_up)
+            self._exact = by_first(lambda: self._exact)
         return bool(self._exact)
 
     def sync(self, weights: Weights) -> None:
@@ -208,23 +220,36 @@ class RemoteSampler:
     def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
         """A group from a server. One that is busy is asked again, until the time of a request is over."""
         assert server.dialect is not None, "it has answered"
-        ends = time.monotonic() + self.settings.timeout
+        until = time.monotonic() + self.settings.timeout
         body = server.dialect.body(request, params, server.model, self.policy.end_ids)
         pause = 0.1
         while True:
             try:
-                reply = self._ask(server, server.dialect.path, body, max(1.0, ends - time.monotonic()))
+                reply = self._ask(server, server.dialect.path, body, max(1.0, until - time.monotonic()))
             except HTTPError as error:
                 busy = error.code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-                if not busy or time.monotonic() + pause > ends:
+                if not busy or time.monotonic() + pause > until:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 5.0)
             else:
-                return answers(server.dialect, reply, request, params, self._vocabulary, self.policy.end_ids)
+                ends = self.policy.end_ids
+                found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
+                self._same(server, server.dialect.stamp(reply))
+                return found
+
+    def _same(self, server: RemoteServer, stamp: object) -> None:
+        """Whether it is still the server that has proven itself: it may have been restarted in between."""
+        if server.stamp is None:
+            server.stamp = stamp
+        if server.stamp != stamp:
+            raise Misbehaved(
+                f"since it proved to have version {self.version} it was started anew, or given other weights "
+                "by somebody else"
+            )
 
     def _ask(self, server: RemoteServer, path: str, body: object = None, timeout: float = QUICK) -> object:
-        return ask(server.url + path, body, self.token, timeout, MOST_BYTES)
+        return self.asking(server.url + path, body, self.token, timeout, MOST_BYTES)
 
     def _leave_out(self, server: RemoteServer, error: BaseException) -> None:
         if server.lost:
@@ -277,9 +302,7 @@ class RemoteSampler:
         new = server.dialect is None or bool(server.lost)
         if new:
             server.dialect, server.model = recognize(partial(self._ask, server))
-            off = self._off(server)
-            if off <= self._allowed(server):
-                server.spread = off if server.spread is None else server.spread
+            if not self._wrong(server):
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
@@ -309,10 +332,11 @@ class RemoteSampler:
         return bound if server.spread is None else min(bound, max(FLOAT32, 10 * server.spread))
 
     def _wrong(self, server: RemoteServer) -> str:
-        """What is wrong with a server's log-probs after it was given weights; empty: nothing."""
+        """What is wrong with a server's log-probs; empty: nothing."""
         allowed = self._allowed(server)
         off, at_one = self._off(server), 0.0
         if off <= allowed:
+            server.spread = off if server.spread is None else server.spread
             return ""
         if self.temperature not in (0.0, 1.0):
             at_one = self._off(server, scored_at=1.0)
@@ -328,7 +352,7 @@ class RemoteSampler:
 
     def _off(self, server: RemoteServer, scored_at: float | None = None) -> float:
         """Mean difference between a server's log-probs and the policy's, nats, over some completions."""
-        params = SamplingParams(PROBE_TOKENS, self.temperature)
+        params, server.stamp = SamplingParams(PROBE_TOKENS, self.temperature), None
         prompts, tokens, theirs = [], [], list[float]()
         for i, prompt in enumerate(self._probes):
             stream = key(self.version, "probe", server.url, i)

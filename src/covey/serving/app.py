@@ -10,7 +10,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +109,8 @@ class Service:
     """Asked of every caller, unless empty."""
     weights: Path | None = None
     """New weights are taken from folders in this one; None: from nowhere."""
+    instance: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Tells this start of the server from others: a trainer would not notice one between two requests."""
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -250,7 +252,14 @@ class Service:
         }
         body = {"id": f"covey-{secrets.token_hex(8)}", "object": kind, "created": int(time.time())}
         return JSONResponse(
-            {**body, "model": self.name, "version": version, "choices": choices, "usage": usage}
+            {
+                **body,
+                "model": self.name,
+                "instance": self.instance,
+                "version": version,
+                "choices": choices,
+                "usage": usage,
+            }
         )
 
 

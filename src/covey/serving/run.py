@@ -36,10 +36,7 @@ def serve_http(
     if weights is not None and not weights.is_dir():
         raise ConfigError(f"--weights {weights}: there is no such folder")
     listener = _listener(host, port)
-    loaded = load_config(None, settings, {"model": model})
-    torch.set_num_threads(loaded.config.threads or available_threads())
-    shared = SharedModel(load_policy(loaded), loaded.config.rollout.max_running)
-    service = Service(shared, name or Path(model).name, token, weights)
+    service = service_of(model, weights, name or Path(model).name, settings, token)
     shown = f"[{host}]" if ":" in host else host
     print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
     try:
@@ -49,6 +46,15 @@ def serve_http(
         pass
     finally:
         listener.close()
+
+
+def service_of(
+    model: str, weights: Path | None, name: str, settings: Sequence[str], token: str = ""
+) -> Service:
+    """A model, loaded and ready to answer. Raises ConfigError."""
+    loaded = load_config(None, settings, {"model": model})
+    torch.set_num_threads(loaded.config.threads or available_threads())
+    return Service(SharedModel(load_policy(loaded), loaded.config.rollout.max_running), name, token, weights)
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -7,6 +7,7 @@ remembered with forgetting, because the policy moves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,8 +17,13 @@ FORGETTING = 0.5
 """Weight of the newest pass rate in the remembered one."""
 UNTRIED = 0.5
 """Pass rate assumed of a problem that has not been tried."""
+SOLVED = 0.9
+"""Pass rate from which a problem counts as solved, as in ScaleRL, arXiv 2510.13786."""
 LEAST = 0.05
 """Every problem keeps this share of the largest weight, so that none is lost for good."""
+
+
+Memory: TypeAlias = Mapping[str, Sequence[float]]
 
 
 class Difficulty:
@@ -26,12 +32,20 @@ class Difficulty:
     def __init__(self, count: int) -> None:
         self.rates = np.full(count, UNTRIED)
         self.tried = np.zeros(count, dtype=np.int64)
+        self.solved = np.zeros(count, dtype=np.int64)
+        """How often in a row, up to now."""
 
     def update(self, index: int, pass_rate: float) -> None:
         """A group of problem ``index`` was scored."""
         weight = FORGETTING if self.tried[index] else 1.0
         self.rates[index] += weight * (pass_rate - self.rates[index])
         self.tried[index] += 1
+        self.solved[index] = self.solved[index] + 1 if pass_rate >= SOLVED else 0
+
+    def retired(self, after: int) -> np.ndarray:
+        """(problems,) bool: solved ``after`` times in a row, 0 for never; none if that leaves nothing."""
+        done = self.solved >= after if after else self.solved < 0
+        return done & ~done.all()
 
     def choose(self, stream: int, count: int, without: Sequence[int] = ()) -> list[int]:
         """Draw different problems, likelier near the frontier of a pass rate of one half.
@@ -53,17 +67,22 @@ class Difficulty:
         names = [f"difficulty/pass_rate_{b / buckets:.2f}_{(b + 1) / buckets:.2f}" for b in range(buckets)]
         return {
             "difficulty/tried": len(known) / len(self.rates),
+            "difficulty/solved": float((self.solved > 0).mean()),
             **dict(zip(names, shares.tolist(), strict=True)),
         }
 
-    def state(self) -> dict[str, tuple[float, int]]:
-        """As JSON: the problems tried, by number."""
-        return {str(i): (float(self.rates[i]), int(self.tried[i])) for i in np.flatnonzero(self.tried)}
+    def state(self) -> Memory:
+        """As JSON: the problems tried, by number: pass rate, times tried, times solved in a row."""
+        return {
+            str(i): (float(self.rates[i]), int(self.tried[i]), int(self.solved[i]))
+            for i in np.flatnonzero(self.tried)
+        }
 
-    def load(self, state: Mapping[str, tuple[float, int]]) -> None:
-        """Restore ``state``."""
-        for index, (rate, tried) in state.items():
-            self.rates[int(index)], self.tried[int(index)] = rate, int(tried)
+    def load(self, state: Memory) -> None:
+        """Restore ``state``; older ones have no third number."""
+        for name, (rate, tried, *solved) in state.items():
+            index = int(name)
+            self.rates[index], self.tried[index], self.solved[index] = rate, int(tried), sum(map(int, solved))
 
 
 def allocate(rates: Sequence[float], total: int, least: int = 2, most: int = 64) -> list[int]:

@@ -8,11 +8,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from torch import Tensor
+
+from covey.cluster.connect import release
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
 from covey.console import RunConsole, duration
-from covey.errors import CheckpointError, ConfigError, GuardStop, Stopped
+from covey.errors import (
+    RECORD,
+    CheckpointError,
+    ConfigError,
+    FolderBusy,
+    GuardStop,
+    Stopped,
+    as_error,
+    record_exit,
+)
 from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
@@ -26,7 +38,10 @@ from covey.learner.process import caller_restored
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.reward_model import is_reward_model
+from covey.models.sharded import whole_weights
 from covey.objective.preference import PREFERENCES
+from covey.parent import works_in
+from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
@@ -35,6 +50,8 @@ from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
 from covey.training.collect import KEEPS, kept
+from covey.training.memory import in_megabytes, measured
+from covey.training.order import MODELLESS, refuse_missing
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -47,8 +64,6 @@ LOOPS: Mapping[str, Callable[[Run], None]] = {
     "reward_model": reward_model.train,
     **dict.fromkeys(KEEPS, collect.train),
 }
-MODELLESS = (*KEEPS, "filter")
-"""Methods that make examples: the model they sample from goes on to the stage after them."""
 RESULT = "result.json"
 ACCURACY = re.compile("held_out/.+/accuracy")
 
@@ -92,10 +107,11 @@ def run_pipeline(
     Raises Stopped, with everything saved, if a stop was requested.
     """
     stages, results = loaded.stages(), list[Result]()
+    refuse_missing(stages)
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
-        done = _finished(placed, console)
+        done = by_first(lambda: _finished(placed, console))  # noqa: B023 - called at once
         if done is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
@@ -110,13 +126,31 @@ def run_pipeline(
     return results
 
 
+def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> list[Result]:
+    """``run_pipeline``, whose end is left in the run's folder unless it is a good one. Raises CoveyError."""
+    home = loaded.config.output
+    works_in(home)
+    try:
+        results = run_pipeline(loaded, console, stop, options)
+    except Exception as error:
+        known = as_error(error)
+        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
+            record_exit(home, known)
+        raise known from None
+    if (
+        environment_rank() == 0 and (home / RECORD).exists()
+    ):  # a finished run may lie where nothing can be written
+        (home / RECORD).unlink()
+    return results
+
+
 def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions) -> Result:
     if loaded.config.method != "filter":
         return run_stage(loaded, console, stop, options)
     folder = loaded.config.output
-    began, example = time.monotonic(), select(loaded, console)
+    began, example = time.monotonic(), by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
-    write_file(folder / RESULT, sealed(result.record()))
+    by_first(lambda: write_file(folder / RESULT, sealed(result.record())))
     return result
 
 
@@ -166,7 +200,8 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     final = output / (EXAMPLES if stage.config.method in MODELLESS else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
-    more = result.steps < train.steps and not (reached and train.stop_at == asked["stop_at"])
+    steps = 0 if stage.config.method == "filter" else train.steps  # it selects, and makes no step
+    more = result.steps < steps and not (reached and train.stop_at == asked["stop_at"])
     if not more and final.is_file():
         return replace(result, folder=output)
     if not more and final.is_dir():
@@ -221,7 +256,9 @@ def run_stage(
     run = set_up(loaded, console, stop, options)
     if config.method in MODELLESS:
         run.test_set = []  # the model stays as it is
-    (config.output / RESULT).unlink(missing_ok=True)  # of fewer steps, or of a model that is gone
+    by_first(
+        lambda: (config.output / RESULT).unlink(missing_ok=True)
+    )  # of fewer steps, of a model that is gone
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
@@ -257,17 +294,23 @@ def run_stage(
     finally:
         console.end()
         run.journal.close()
+        release()
 
 
 def finish_examples(run: Run) -> Result:
     """Write the examples of a stage that makes some, and its result."""
     folder = run.journal.folder.path
-    kept(run)
+    by_first(lambda: kept(run))
     seconds, example = run.journal.clock.total(), example_of([p.problem for p in run.train_set])
-    run.journal.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, None, example.template)
-    write_file(folder / RESULT, sealed(result.record()))
+    by_first(lambda: _conclude(run, result))
     return result
+
+
+def _conclude(run: Run, result: Result) -> None:
+    """Let the result be the last that is written."""
+    run.journal.folder.sync()
+    write_file(run.journal.folder.path / RESULT, sealed(result.record()))
 
 
 def ranked(run: Run) -> str:
@@ -285,24 +328,31 @@ def ranked(run: Run) -> str:
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
-    folder, config = run.journal.folder.path, run.loaded.config
+    folder = run.journal.folder.path
     if not run.state.updates:
         raise GuardStop(
             f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach: "
             f"{no_signal(run.journal.folder.read('metrics.jsonl'), settings_of(run.loaded))}"
         )
     run.learner.check_finite(str(folder / "final"))
+    critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
+    return by_first(lambda: _write_final(run, evaluations, critic))
+
+
+def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mapping[str, Tensor]) -> Result:
+    folder, config = run.journal.folder.path, run.loaded.config
     seconds = run.journal.clock.total()
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
     besides = ranked(run) or Trained.besides
     with committed_folder(folder / "final") as final:
-        save_policy(run.learner.policy, final)
+        save_policy(run.learner.policy.whole, final)
         if run.critic is not None:
-            run.critic.policy.model.save_pretrained(final / "critic")
+            run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
+    run.journal.say(f"memory, measured: {in_megabytes(measured(run))} MB")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     write_curve(
         folder / "curve.svg",
@@ -310,9 +360,8 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         run.journal.folder.read("metrics.jsonl"),
         run.journal.folder.read("evals.jsonl"),
     )
-    run.journal.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
-    write_file(folder / RESULT, sealed(result.record()))
+    _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 
+import numpy as np
 import torch
 
 from covey.advantage import with_advantages
@@ -110,6 +111,8 @@ def prepare(
     if learner.reference is not None and "ref_logprobs" in algorithm.needs:
         with learner.reference.active() as reference:
             batch = replace(batch, ref_logprobs=learner.score(batch, temperature, of=reference).logprobs)
+    if algorithm.nll:
+        batch = replace(batch, correct=torch.from_numpy(np.concatenate([g.correct for g in groups])))
     if "noise" in algorithm.needs:
         draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
         batch = replace(batch, noise=torch.from_numpy(draws).view(batch.mask.shape))

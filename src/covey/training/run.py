@@ -21,8 +21,10 @@ from covey.insight.watch import Watch
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
+from covey.models.sharded import own
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
+from covey.processes import by_first, first
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rollout import Position, sampling_params
@@ -102,7 +104,7 @@ class Run:
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
         norm = learner.step(learning_rate(step, learner.train)) if math.isfinite(loss) else math.nan
-        faults.in_weights(learner.optimizer.masters)
+        faults.in_weights([own(m.detach()) for m in learner.optimizer.masters[:1]])
         if not math.isfinite(norm):
             norm, name = math.nan, f"step_{step:06d}_{self.state.guards.bad_updates}"
             record = {"step": step, "loss": str(loss), "optimizer_step": learner.version}
@@ -131,6 +133,8 @@ class Run:
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
         """Say what goes wrong, each thing once in a run."""
+        if not first():
+            return
         for finding in self.watch.after(step, metrics, groups):
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
 
@@ -176,7 +180,7 @@ class Run:
 
     def evaluation_at(self, step: int) -> Evaluation:
         """Held-out accuracy at this step, measured now or found in the log of an earlier try."""
-        for record in self.journal.folder.read("evals.jsonl"):
+        for record in by_first(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
         self.journal.console.doing("evaluating")
@@ -220,7 +224,7 @@ class Run:
     def restore(self) -> bool:
         """Go back to the newest good checkpoint; False where there is none. Raises CheckpointError."""
         journal = self.journal
-        checkpoint, complaints = newest_checkpoint(journal.folder, self.options.strict)
+        checkpoint, complaints = by_first(lambda: newest_checkpoint(journal.folder, self.options.strict))
         for complaint in complaints:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
         logged = Logged()
@@ -229,7 +233,7 @@ class Run:
             self.state, logged = saved.state, saved.logged
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
-        self._rewind(logged)
+        by_first(lambda: self._rewind(logged))
         return checkpoint is not None
 
     def _rewind(self, logged: Logged) -> None:

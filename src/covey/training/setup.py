@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.cluster.judges import placed_link
+from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config
+from covey.config.schema import Config, Servers
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
@@ -16,13 +18,13 @@ from covey.kernels.build import processor
 from covey.kernels.calls import follow
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
-from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.learner.process import set_process
-from covey.models.load import device_memory, load_policy
+from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
+from covey.processes import by_first, first, together
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.runs.atomic import write_file
@@ -36,14 +38,16 @@ from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
-from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.remote import TOKEN, Asking, RemoteSampler
 from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
 from covey.trackers import check_tracker
+from covey.training.memory import measured, plan_memory
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
+from covey.web import ask
 
 
 def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:
@@ -72,12 +76,12 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     run = Run(
         loaded=loaded,
         learner=Learner(policy, config.train, reference, head=policy.value, pace=pace),
-        sampler=_sampler(policy, config, train_set, options),
+        sampler=_sampler(policy.whole, config, train_set, options),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
         held_out=held_out,
-        journal=Journal(RunFolder(config.output), console, Clock(policy.device)),
+        journal=Journal(together(lambda: RunFolder(config.output)), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
@@ -127,7 +131,10 @@ def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
     if source.examples and (not named or config.method == "reward_model"):
         return Rewards(())
     around = options.faults.around
-    return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    if config.launch.ray is not None:
+        rewards.link = partial(placed_link, config.launch.ray)
+    return rewards
 
 
 def connect(run: Run) -> None:
@@ -142,6 +149,11 @@ def connect(run: Run) -> None:
         run.journal.say(f"out of memory: continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
+    def when_lost(tokens: int) -> None:
+        path = run.journal.folder.path
+        record = {**(read_environment(path) or {}), "micro_tokens": {"configured": wanted, "planned": tokens}}
+        write_file(path / "env.json", sealed(record))
+
     def on_fewer(running: int) -> None:
         run.journal.console.fewer_running(running)
         run.journal.event(run.state.step, "out of memory", running=running)
@@ -150,9 +162,12 @@ def connect(run: Run) -> None:
         run.journal.say(what, "yellow")
         run.journal.event(run.state.step, "sampling server", because=what)
 
-    run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
-    if run.critic is not None:
-        run.critic.before_micro_batch, run.critic.when_halved = before_micro_batch, when_halved
+    run.journal.clock.alive = partial(measured, run)
+    wanted = run.loaded.config.train.tokens_per_micro_batch
+    for learner in (run.learner, run.critic):
+        if learner is not None:
+            learner.before_micro_batch, learner.when_halved = before_micro_batch, when_halved
+            learner.when_lost = when_lost
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
     if isinstance(run.sampler, RemoteSampler):
@@ -175,45 +190,20 @@ def follow_products(config: Config) -> None:
 
 
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
-    """Servers where the config names some, else this process."""
+    """Servers where the config names some or Ray places them, else this process."""
     rollout = config.rollout
-    if rollout.sampler is None:
+    asking: Asking = ask
+    sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
+    if sampler is None:
         return LocalSampler(policy, rollout.max_running, options.faults)
-    sampler, probes = rollout.sampler, [p.tokens for p in prompts]
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
-    return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
-
-
-def plan_memory(run: Run) -> dict[str, int]:
-    """Report the memory forecast and pick a micro-batch size that fits. Returns bytes per component.
-
-    Micro-batch size affects rounding, so a resumed run keeps the size it started with.
-    """
-    config, learner = run.loaded.config, run.learner
-    device = learner.policy.device
-    shape, there = shape_of(learner.policy), device_memory(device)
-    copied = learner.reference is not None and learner.reference.has_weights
-    models = 1 + copied + (run.critic is not None)
-    program = program_bytes(device, shape.parameters * shape.number * models)
-    longest = max(len(p.tokens) for p in run.train_set)
-    critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
-    expect = partial(forecast, shape, config, longest, reference=copied, program=program, critic=critic)
-    wanted = config.train.tokens_per_micro_batch
-    before = (read_environment(config.output) or {}).get("micro_tokens", {})
-    again = before.get("configured") == wanted
-    tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
-    learner.micro_tokens = tokens
-    if run.critic is not None:
-        run.critic.micro_tokens = tokens
-    roles = expect(tokens)
-    total = sum(roles.values())
-    parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
-    style = "" if total <= there else "yellow"
-    run.journal.say(f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({parts})", style)
-    if tokens < wanted:
-        why = "had no room when the run began" if again else "does not fit in memory"
-        run.journal.say(f"train.tokens_per_micro_batch {wanted} {why}; using {tokens}", "yellow")
-    return roles
+    if config.launch.samplers and first():  # who asks for all of them
+        placed = PlacedSamplers(policy, config, folder)
+        sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
+    probes = [p.tokens for p in prompts]
+    return RemoteSampler(
+        policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token, asking
+    )
 
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
@@ -232,7 +222,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             "planned": run.learner.micro_tokens,
         },
     }
-    differences = found_differences(loaded, bool(folder.checkpoints()), now)
+    differences = by_first(lambda: found_differences(loaded, bool(folder.checkpoints()), now))
     harmful = [d for d in differences if d.verdict != "safe"]
     if harmful and options.strict:
         raise CheckpointError(
@@ -245,8 +235,9 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
             journal.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
-    write_file(folder.path / "config.yaml", resolved_yaml(loaded))
-    write_file(folder.path / "env.json", sealed(now))
-    if options.start:
-        write_file(options.home / START, sealed(options.start))
-    (folder.path / RECORD).unlink(missing_ok=True)
+    if first():
+        write_file(folder.path / "config.yaml", resolved_yaml(loaded))
+        write_file(folder.path / "env.json", sealed(now))
+        if options.start:
+            write_file(options.home / START, sealed(options.start))
+        (folder.path / RECORD).unlink(missing_ok=True)

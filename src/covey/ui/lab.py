@@ -16,13 +16,15 @@ from torch import Tensor
 from covey.errors import ConfigError
 from covey.estimates import chance_of_dead
 from covey.objective.advantages import centered, standard_deviation
-from covey.objective.algorithms import AXES, PRESETS, Algorithm
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.axes import AXES
 from covey.objective.bound import Bound, bind, data_names, setting_defaults
 from covey.objective.credit import prefix_tree, prefix_values, process_zscore
 from covey.objective.data import GroupData, KLData, LossInputs
 from covey.objective.diagnostics import gradient_coefficient
 from covey.objective.loss import policy_loss, policy_values
 from covey.objective.reductions import Totals
+from covey.objective.value import gae
 from covey.rng import key, uniforms
 from covey.types import StepRewards
 
@@ -191,7 +193,7 @@ def steps_tool(*, rewards: Annotated[str, Field(max_length=400)]) -> ToolAnswer:
 
 @validate_call
 def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length=2000)]) -> ToolAnswer:
-    """Completions as words, separated by |: the value of each prefix and the credit where they part."""
+    """Completions as words, separated by |: the value of each prefix, and credit by it and by a critic."""
     words = [text.split() for text in texts.split("|")]
     if len(words) != len(rewards) or not all(words):
         raise ConfigError(f"texts: {len(rewards)} completions with words are due, separated by |")
@@ -199,10 +201,14 @@ def prefixes_tool(*, rewards: RewardList, texts: Annotated[str, Field(max_length
     longest = max(map(len, words))
     ids = torch.tensor([[number[w] for w in row] + [-1] * (longest - len(row)) for row in words])
     values = torch.tensor(rewards, dtype=torch.float64)
+    known, there = prefix_values(values, ids), ids >= 0
+    last = torch.tensor([len(row) - 1 for row in words])
+    paid = torch.zeros_like(known[:, 1:]).scatter(1, last[:, None], values[:, None])
     return {
         "words": words,
-        "values": prefix_values(values, ids).tolist(),
-        "credit": prefix_tree(values, ids, ids >= 0).tolist(),
+        "values": known.tolist(),
+        "critic": gae(paid, known[:, :-1], there).tolist(),
+        "credit": prefix_tree(values, ids, there).tolist(),
         "outcome": centered(values).tolist(),
     }
 

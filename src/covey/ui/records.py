@@ -131,7 +131,12 @@ def run_verdict(evals: Sequence[Record], seconds: float) -> Record | None:
 
 
 def _seconds(timings: Sequence[Record]) -> float:
-    return sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/") and v is not None)
+    return sum(
+        v
+        for lap in timings
+        for k, v in lap.items()
+        if k.startswith("seconds/") and isinstance(v, float | int)
+    )
 
 
 def listed_runs(runs: Runs) -> list[Record]:
@@ -140,27 +145,28 @@ def listed_runs(runs: Runs) -> list[Record]:
 
 
 def _row(name: str, folder: Path) -> Record:
-    row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder)}
+    row: Record = {"run": name, "state": run_state(folder), "changed": _changed(folder), "model": ""}
     try:
-        settings: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
+        return row | _known(folder)
     except CoveyError as error:
         return row | {"error": str(error)}
+
+
+def _known(folder: Path) -> Record:
+    """What is known of a run beside its state. Raises CoveyError where its files are damaged."""
+    settings: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
-        return row | {"error": "its config.yaml is not that of a run"}
+        raise ConfigError("its config.yaml is not that of a run")
     streams = tuple(
         (n, (folder / f"{n}.jsonl").stat().st_size if (folder / f"{n}.jsonl").exists() else 0)
         for n in ("metrics", "evals", "timings")
     )
-    return (
-        row
-        | _facts(folder, streams)
-        | {
-            "method": settings["method"],
-            "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
-            "model": str(settings.get("model")),
-            "steps": settings["train"].get("steps"),
-        }
-    )
+    return _facts(folder, streams) | {
+        "method": settings["method"],
+        "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
+        "model": str(settings.get("model")),
+        "steps": settings["train"].get("steps"),
+    }
 
 
 @lru_cache(maxsize=512)
@@ -174,7 +180,7 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     return {
         "done": metrics[-1]["step"] + 1 if metrics else 0,
         "course": course[::every],
-        "greedy": [e["greedy"] for e in evals],
+        "greedy": [e.get("greedy") for e in evals],
         "seconds": _seconds(timings),
         "verdict": run_verdict(evals, _seconds(timings)),
     }
@@ -191,7 +197,9 @@ def run_page(name: str, folder: Path) -> Record:
     except CoveyError as error:
         notes.append(str(error))
     remarks: list[Record] = []
+    verdict = None
     try:
+        verdict = run_verdict(read["evals"], _seconds(read["timings"]))
         remarks = [vars(r) for r in explain_run(folder)[-1]]
     except CoveyError as error:
         notes.append(str(error))
@@ -204,7 +212,7 @@ def run_page(name: str, folder: Path) -> Record:
         "folder": str(folder),
         "state": now,
         "settings": settings,
-        "verdict": run_verdict(read["evals"], _seconds(read["timings"])),
+        "verdict": verdict,
         "duration": duration(_seconds(read["timings"])),
         "remarks": remarks,
         "notes": list(dict.fromkeys(notes)),
@@ -265,10 +273,10 @@ def _written(value: object) -> str:
 
 
 def step_page(folder: Path, number: int) -> Record:
-    """The groups of a step, what matters first: mixed ones by their spread, then those that tie."""
+    """The groups of a step, what matters first: those that teach by their spread, then the dead."""
     log = read_rollouts(folder, number)
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
-    groups.sort(key=lambda g: (not g["trained"], g["spread"] == 0, -g["spread"], g["group"]))
+    groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
     return {"step": number, "logged": recorded_steps(folder), "groups": groups}
 
 
@@ -287,7 +295,8 @@ def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
         "truncated": sum(r["finish"] == "length" for r in rows),
         "spread": 0.0 if tied else float(known.std()),
         "mean": float(known.mean()) if len(known) else None,
-        "dead": tied,
+        "dead": rows[0].get("dead", tied),
+        "pushed": any(r["advantage"] for r in rows),
         "texts": len(texts),
     }
 

@@ -7,7 +7,7 @@ const known = (name, text) => [name, text];
 const CHARTS = [
   ["Reward", [known("reward/mean", "training"), known("held-out:reward", "held-out")]],
   ["Accuracy", [known("accuracy", "training"), known("held-out:greedy", "held-out, greedy"), known("held-out:pass@1", "held-out, sampled")], percent],
-  ["Groups that tie", [known("groups/dead_incorrect", "all incorrect"), known("groups/dead_correct", "all correct"), known("groups/dead", "all dead")], percent],
+  ["Dead groups", [known("groups/dead_incorrect", "all incorrect"), known("groups/dead_correct", "all correct"), known("groups/dead", "all")], percent],
   ["Rewards by function", /^reward\/[^/]+\/mean$/],
   ["Length of completions, tokens", [known("length/correct", "correct"), known("length/incorrect", "incorrect")]],
   ["Truncated completions", [known("length/truncated", "truncated")], percent],
@@ -15,7 +15,8 @@ const CHARTS = [
   ["KL to the reference, nats per token", [known("kl/token_k3", "k3"), known("kl/token_k1", "k1")]],
   ["Tokens that the clip silenced", [known("clip/low", "at the lower bound"), known("clip/high", "at the upper bound"), known("clip/zero_gradient", "no gradient at all")], (v) => percent(v, 1)],
   ["Importance ratio", [known("ratio/q01", "1 %"), known("ratio/q50", "median"), known("ratio/q99", "99 %")]],
-  ["Gradient by pass rate of the problem", /^gradient_share\//, percent],
+  ["Gradient by pass rate of the problem", /^gradient_share\/pass_rate_/, percent],
+  ["Gradient moved elsewhere", [known("gradient_share/overweight", "to very easy or hard prompts, by the std"), known("gradient_share/shared_prefix", "blame on what good siblings say too")], percent],
   ["Problems by pass rate", /^(difficulty|curriculum)\//],
   ["Gradient norm", [known("optimizer/grad_norm", "norm")]],
   ["Signs of reflection per completion", [known("text/reflection/correct", "correct"), known("text/reflection/incorrect", "incorrect")]],
@@ -89,7 +90,7 @@ export function curves(source) {
       grid.append(host);
       plots.push(new window.uPlot({
         width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
-        scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(low ?? 0, high === low || high === null ? (low ?? 0) + 1 : high, 0.06, true) } }, legend: { live: true },
+        scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(low ?? 0, high === low || high === null ? (low ?? 0) + 1 : high, 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
         axes: [axis(colours, (v) => fmt(v, 0), 30), axis(colours, show ?? ((v) => fmt(v, 2)), 56)],
         series: [{ label: "step" }, ...made],
       }, values, host));

@@ -51,7 +51,7 @@ export function seconds(total) {
 
 // --- text that a model wrote ------------------------------------------------------------------------
 
-const HIDDEN = /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 
 // Text nodes only; what would act or hide (escapes, marks of direction, no-width characters) is shown by number.
 export function written(text) {

@@ -54,31 +54,34 @@ function contents(now) {
 // --- the first page: what a dead group is, in a minute -----------------------------------------------
 
 function first() {
-  const cards = held.guides.find((g) => g.id === "cards");
+  const cards = held.guides.find((g) => g.id === "cards"), given = cards.looks[0].ask;
   const said = h("p", { class: "lead live", "aria-live": "polite" });
   const host = h("div");
-  VIEWS.cards(host, { ...cards.looks[0].ask }, {
-    guide: cards, plain: true, drawn: (a, state) => {
-      const right = state.rewards.filter((r) => r > 0.5).length, of = state.rewards.length;
-      const z = a.estimators.find((e) => e.name === "group_zscore").advantages;
-      const up = Math.max(...z), down = Math.min(...z);
-      said.replaceChildren(...(a.dead
-        ? [h("b", {}, right ? "All correct. " : "All incorrect. "), "Nobody did better than the others, so every advantage is 0 and this group teaches nothing. It is ", h("b", {}, "dead"), "."]
-        : [`${right} of ${of} are correct. Compared with their siblings, the correct ones get `, num(up, 2, true), " and become likelier, the incorrect ones get ", num(down, 2, true), " and become less likely."]));
-    },
-  });
+  const drawn = (a, state) => {
+    const right = state.rewards.filter((r) => r > 0.5).length, of = state.rewards.length;
+    const z = a.estimators.find((e) => e.name === "group_zscore").advantages;
+    said.replaceChildren(...(a.dead
+      ? [h("b", {}, right ? "All correct. " : "All incorrect. "), "Nobody did better than the others, so every advantage is 0: a ", h("b", {}, "dead group"), "."]
+      : [`${right} of ${of} are correct. Compared with their siblings, the correct ones get `, num(Math.max(...z), 2, true), " and become likelier, the incorrect ones get ", num(Math.min(...z), 2, true), " and become less likely."]));
+  };
+  const show = (rewards) => VIEWS.cards(host, { ...given, rewards }, { guide: cards, plain: true, drawn });
+  const set = (text, rewards) => h("button", { type: "button", onclick: () => show(rewards) }, text);
   const odds = h("div");
+  show(given.rewards);
   VIEWS.odds(odds, { p: "0.2", size: "8" }, { plain: true });
   return h("div", {},
     h("h1", {}, "Dead groups in a minute"),
+    h("p", { class: "lead" }, "GRPO trains a language model by comparison. It samples a group of answers to one question, lets a program check each of them, and makes those likelier that did better than their siblings."),
     h("ol", { class: "minute" },
-      h("li", {}, h("h2", {}, "One question, six answers"),
-        h("p", {}, "GRPO asks the model the same question several times and lets a program check each answer. It compares each answer with the others. Click the cards."),
+      h("li", {}, h("h2", {}, "One question, six answers"), h("blockquote", {}, cards.prompt),
+        h("p", {}, "The large number on a card is the answer's ", h("b", {}, "advantage"), ": how far its reward lies above the group's mean or below it, in standard deviations. Blue becomes likelier, orange less likely. Click a card to turn its answer over."),
         host, said),
-      h("li", {}, h("h2", {}, "Now make them all correct"),
-        h("p", {}, "Click until all six are the same, whichever way. The bars vanish: without a difference inside the group there is nothing to learn, on a problem that is too easy as on one that is too hard.")),
+      h("li", {}, h("h2", {}, "Now make them all alike"),
+        h("div", { class: "tools" }, set("All correct", "1,1,1,1,1,1"), set("All incorrect", "0,0,0,0,0,0"), set("Four of six", given.rewards)),
+        h("p", {}, "The bars vanish. Without a difference inside the group there is nothing to learn, and its answers were sampled for nothing: on a problem that is too easy as on one that is too hard.")),
       h("li", {}, h("h2", {}, "How often that happens"),
-        h("p", {}, "It depends on how often the model solves the problem, and on how many completions a group has. Problems that it solves about half of the time teach the most."), odds)),
+        h("p", {}, "It depends on how often the model solves the problem, and on how many answers a group has. Problems that it solves about half of the time teach the most."), odds,
+        h("p", { class: "muted" }, "Before a run, ", h("code", {}, "covey preview"), " measures it on your model and your problems, and says which group size, temperature or data would help."))),
     h("p", { class: "next" }, h("a", { class: "button", href: "#/lab/guide/tickets" }, "Walk through an example"), " ", isStatic() ? null : h("a", { href: "#/lab/bench" }, "or set your own rewards")));
 }
 

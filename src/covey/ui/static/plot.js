@@ -12,16 +12,18 @@ function ticks(low, high, count = 5) {
 }
 
 // series: [{name, tone, xs, ys, dash}]; marks: [{x, y, tone}]
-export function lines({ label, series, marks = [], x: xLabel = "", y: yLabel = "", xRange, yRange, width = 560, height = 260, show = (v) => fmt(v, 2) }) {
+export function lines({ label, series, marks = [], x: xLabel = "", y: yLabel = "", xRange, yRange, width = 720, height = 260, show = (v) => fmt(v, 2) }) {
   width = Math.max(300, Math.min(width, document.documentElement.clientWidth - 40));
-  const pad = { left: 56, right: 14, top: yLabel ? 28 : 12, bottom: xLabel ? 40 : 24 };
   const xs = series.flatMap((s) => s.xs), ys = series.flatMap((s) => s.ys).filter((v) => v !== null);
   const [x0, x1] = xRange ?? [Math.min(...xs), Math.max(...xs)];
   let [y0, y1] = yRange ?? [Math.min(...ys, 0), Math.max(...ys, 0)];
-  if (y1 - y0 < 1e-9) y1 = y0 + 1;
+  if (!(y1 > y0)) y1 = y0 + 1;
+  const room = Math.max(...ticks(y0, y1).map((v) => show(v).length));
+  const pad = { left: Math.max(48, 7 * room + 12), right: 14, top: yLabel ? 28 : 12, bottom: xLabel ? 40 : 24 };
   const X = (v) => pad.left + ((v - x0) / (x1 - x0 || 1)) * (width - pad.left - pad.right);
   const Y = (v) => height - pad.bottom - ((Math.min(Math.max(v, y0), y1) - y0) / (y1 - y0)) * (height - pad.top - pad.bottom);
   const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "plot" });
+  node.style.maxWidth = `${width}px`;
   for (const v of ticks(y0, y1)) {
     node.append(svg("line", { class: v === 0 ? "axis" : "rule", x1: pad.left, x2: width - pad.right, y1: Y(v), y2: Y(v) }),
       svg("text", { x: pad.left - 8, y: Y(v) + 4, "text-anchor": "end" }, show(v)));

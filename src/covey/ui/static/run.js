@@ -25,7 +25,7 @@ export async function runPage(name) {
       tile("step", total ? `${done} / ${total}` : `${done}`, run.duration),
       ...(last("reward/mean") === undefined ? [tile("loss", fmt(last("loss"), 3), `began at ${fmt(first("loss"), 3)}`)] : [
         tile("reward", fmt(last("reward/mean"), 3), `began at ${fmt(first("reward/mean"), 3)}`),
-        tile("correct", ...share("accuracy")), tile("groups that tie", ...share("groups/dead")), tile("truncated", ...share("length/truncated")),
+        tile("correct", ...share("accuracy")), tile("dead groups", ...share("groups/dead")), tile("truncated", ...share("length/truncated")),
         tile("entropy", fmt(last("entropy/sampled"), 2), `began at ${fmt(first("entropy/sampled"), 2)} nats`)]),
     ].filter(Boolean));
     found.replaceChildren(...findings(run, name));

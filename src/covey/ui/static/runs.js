@@ -38,7 +38,7 @@ function row(run, pick) {
     h("div", { class: "pills" }, run.state === "finished" ? null : statePill(run.state), verdictPill(run.verdict)),
     spark(run.course ?? [], "The course of the reward, or of the loss"),
     h("dl", { class: "facts" },
-      fact("steps", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held-out, greedy", held), fact("time", run.error ? "–" : seconds(run.seconds))));
+      fact("steps", run.error ? "–" : `${run.done} / ${run.steps}`), fact("held out", held), fact("time", run.error ? "–" : seconds(run.seconds))));
 }
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", { class: "num" }, value));
@@ -60,8 +60,8 @@ export async function compare(a, b) {
         : h("p", { class: "muted" }, found.why_not)),
     h("section", {}, h("h2", {}, "Settings that differ"), changed),
     h("section", {}, h("h2", {}, "Curves"), charts.node),
-    h("section", {}, h("h2", {}, "The same problems in both"), found.problems.length
-      ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["problem", `mean reward, ${a}`, `mean reward, ${b}`].map((t) => h("th", {}, written(t))))),
+    h("section", {}, h("h2", {}, "The same problems in both", h("span", { class: "count num" }, found.problems.length || "")), found.problems.length
+      ? h("div", { class: "wide scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["problem", `mean reward, ${a}`, `mean reward, ${b}`].map((t) => h("th", {}, written(t))))),
         h("tbody", {}, found.problems.map((p) => h("tr", {}, h("th", { scope: "row" }, written(p.problem)), ["a", "b"].map((k) => h("td", {}, link(at("run", k === "a" ? a : b, "step", p[k].step, "group", p[k].group), num(p[k].mean)), h("span", { class: "muted" }, `  step ${p[k].step}`))))))))
       : h("p", { class: "muted" }, "No problem was sampled in both.")));
   return { title: "Compared", node, leave: charts.leave, shown: charts.draw };

@@ -22,16 +22,16 @@ export async function stepPage(run, number) {
   const node = h("div", {},
     crumbs(link("#/", "Runs"), link(at("run", run), written(run)), `step ${number}`),
     h("div", { class: "title" }, h("h1", {}, `Step ${number}`), h("span", { class: "space" }), place(run, number, logged)),
-    h("p", { class: "lead" }, `${groups.length} groups: ${mixed.length} teach, ${tied.length} tie${left.length ? `, ${left.length} left out by the filter` : ""}.`),
+    h("p", { class: "lead" }, `${groups.length} groups: ${mixed.length} teach, ${tied.length} ${tied.length === 1 ? "is" : "are"} dead${left.length ? `, ${left.length} left out by the filter` : ""}.`),
     part("Groups that teach", "The widest spread of rewards first.", mixed),
-    part("Groups that tie", "Equal rewards have no advantage: nothing was learned from these.", tied),
+    part("Dead groups", tied.some((g) => g.pushed) ? "Their rewards are equal. This estimator compares with something else than the group, and trains on them all the same." : "Their rewards are equal, so every advantage is 0: nothing was learned from these.", tied),
     part("Left out by the filter", "They have a signal, but the algorithm did not train on them.", left));
   return { title: `${run}, step ${number}`, node };
 }
 
 function tile(run, step, g, low, high) {
   return h("article", { class: `group ${g.dead ? "dead" : ""}` },
-    h("a", { class: "cover", href: at("run", run, "step", step, "group", g.group), "aria-label": `Group ${g.group}, ${g.dead ? "tied" : `mean reward ${fmt(g.mean, 2)}`}` }, h("bdi", {}, written(lastLine(g.prompt)))),
+    h("a", { class: "cover", href: at("run", run, "step", step, "group", g.group), "aria-label": `Group ${g.group}, ${g.dead ? "dead" : `mean reward ${fmt(g.mean, 2)}`}` }, h("bdi", {}, written(lastLine(g.prompt)))),
     h("div", { class: "cells", "aria-hidden": "true" }, g.rewards.map((r) => h("i", { class: r === null ? "none" : "", title: r === null ? "not scored" : fmt(r, 2), vars: { "--part": r === null ? 0 : (r - low) / (high - low || 1) } }))),
     h("footer", {}, g.dead ? h("span", { class: "pill tied" }, tie(g)) : h("span", {}, "mean ", num(g.mean, 2), " ± ", num(g.spread, 2)),
       h("span", { class: "muted" }, g.dead ? why(g) : [g.truncated ? `${g.truncated} truncated` : "", g.texts < g.rewards.length ? `${g.texts} texts` : ""].filter(Boolean).join(", "))));
@@ -52,7 +52,7 @@ export async function groupPage(run, step, number) {
   const node = h("div", {},
     crumbs(link("#/", "Runs"), link(at("run", run), written(run)), link(at("run", run, "step", step), `step ${step}`), `group ${number}`),
     h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(g.order[i - 1], "‹ before", "The group before"), go(g.order[i + 1], "next ›", "The next group"))),
-    g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)}, so every advantage is 0 (${why(g)}).`)
+    g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)} (${why(g)})${g.pushed ? ". This estimator compares with something else than the group, so there are advantages all the same." : ", so every advantage is 0."}`)
       : h("p", { class: "lead" }, "Mean reward ", num(g.mean), ", spread ", num(g.spread), g.trained ? "." : "; the filter left this group out."),
     h("section", {}, h("h2", {}, "Prompt"), prompt(g.prompt)),
     h("section", {}, h("div", { class: "title" }, h("h2", {}, "Completions", h("span", { class: "count num" }, g.completions.length)), h("span", { class: "space" }), g.completions.length > 1 && g.completions.length <= 64 ? h("a", { class: "button", href: bench }, "Open this group in the lab") : null),

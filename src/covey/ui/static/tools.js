@@ -6,7 +6,7 @@ import { bar, lines } from "./plot.js";
 const csv = (text) => (text ?? "").split(",").filter((x) => x.trim()).map(Number);
 const NAMES = {
   group_zscore: "GRPO", group_centered: "Dr. GRPO", leave_one_out: "RLOO", reward: "REINFORCE", leave_one_out_zscore: "leave-one-out z-score",
-  length_weighted: "OPO", mean_normalized: "MaxRL", component_zscore: "GDPO", component_leave_one_out: "GDPO, leave-one-out", greedy_baseline: "ReMax",
+  length_weighted: "OPO", mean_normalized: "MaxRL", component_zscore: "GDPO", component_leave_one_out: "GDPO, leave-one-out", greedy_baseline: "ReMax", pass_at_k: "pass@k",
 };
 
 // --- a group ------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ const slidersFace = {
       const gain = h("span", { class: "gain" });
       return { gain, node: h("div", { class: "row" }, slider({ label: `completion ${i + 1}`, value: r, min, max, step, change: (v) => { state.rewards[i] = v; update(); } }), gain) };
     });
-    top.replaceChildren(h("div", { class: "rows" }, rows.map((r) => r.node)));
+    top.replaceChildren(h("div", { class: `rows ${rows.length > 12 ? "many" : ""}` }, rows.map((r) => r.node)));
     return (advantages) => {
       const largest = Math.max(...advantages.map(Math.abs), 1e-12);
       rows.forEach(({ gain }, i) => gain.replaceChildren(num(advantages[i], 3, true), bar(advantages[i], largest)));
@@ -116,10 +116,17 @@ function estimators(answer, state, focus, chosen, choose) {
   const table = h("div", { class: "wide" }, h("table", { class: "estimators" },
     h("thead", {}, h("tr", {}, h("th", {}, "estimator"), few ? state.rewards.map((r, j) => h("th", { class: j === i ? "now" : "" }, h("button", { type: "button", class: "plain", "aria-pressed": String(j === i), title: "Put this completion's numbers into the formulas", onclick: () => choose(j) }, `${j + 1}: r = ${fmt(r, 2)}`))) : h("th", {}, "advantages, first to last"))),
     h("tbody", {}, shown.map((e) => h("tr", { class: e.name === focus ? "now" : "" }, h("th", { scope: "row" }, NAMES[e.name] ?? e.name, h("code", {}, e.name)),
-      few ? e.advantages.map((a, j) => h("td", { class: j === i ? "now" : "" }, num(a, 3, true), bar(a, largest))) : h("td", {}, h("div", { class: "histogram", title: "from −largest to +largest" }, e.advantages.map((a) => h("i", { class: tone(a), vars: { "--part": Math.abs(a) / largest }, "data-value": a })))))))));
+      few ? e.advantages.map((a, j) => h("td", { class: j === i ? "now" : "" }, num(a, 3, true), bar(a, largest))) : spread(e.advantages))))));
   const formulas = shown.filter((e) => e.formula).map((e) => h("div", { class: "formula" }, h("b", {}, NAMES[e.name] ?? e.name),
     h("code", {}, e.formula), h("code", { class: "with" }, substituted(e, i), " = ", num(e.advantages[i], 4, true))));
   return [h("h2", {}, "Every estimator on this group"), table, h("h2", {}, `The formulas, with the numbers of completion ${i + 1}`), h("div", { class: "formulas" }, formulas)];
+}
+
+// Too many for a column each: bars to their own scale, and from where to where they go.
+function spread(advantages) {
+  const low = Math.min(...advantages), high = Math.max(...advantages), largest = Math.max(-low, high, 1e-12);
+  return h("td", {}, h("div", { class: "histogram" }, advantages.map((a) => h("i", { class: tone(a), vars: { "--part": Math.abs(a) / largest }, "data-value": a }))),
+    h("span", { class: "small" }, num(low, 3, true), " to ", num(high, 3, true)));
 }
 
 function substituted(estimator, i) {
@@ -201,7 +208,7 @@ const odds = simple("odds", [
     h("div", { class: "tile" }, h("h3", {}, "dead groups"), h("strong", { class: "num", "data-value": a.dead }, percent(a.dead, 1)), h("span", { class: "muted" }, "p^G + (1 − p)^G")),
     h("div", { class: "tile" }, h("h3", {}, "of 64 groups, live"), h("strong", { class: "num", "data-value": a.live }, fmt(a.live, 1)), h("span", { class: "muted" }, "the others are sampled for nothing")),
     h("div", { class: "tile" }, h("h3", {}, "cost of a live group"), h("strong", { class: "num", "data-value": a.cost ?? "" }, a.cost === null ? "∞" : `× ${fmt(a.cost, 2)}`), h("span", { class: "muted" }, "if dead ones are replaced"))),
-  lines({ label: "Chance of a dead group over p", series: [{ name: `G = ${state.size}`, tone: "a", xs: a.rates, ys: a.curve }], marks: [{ x: Number(state.p), y: a.dead, tone: "a" }], x: "p, how often the model solves the problem", y: "dead", yRange: [0, 1], show: (v) => percent(v) }),
+  lines({ label: "Chance of a dead group over p", series: [{ name: `G = ${state.size}`, tone: "a", xs: a.rates, ys: a.curve }], marks: [{ x: Number(state.p), y: a.dead, tone: "a" }], x: "p, how often the model solves the problem", y: "chance of a dead group", yRange: [0, 1], show: (v) => percent(v) }),
   ...(plain ? [] : [h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "G"), a.by_size.map((s) => h("th", {}, String(s.size))))), h("tbody", {}, h("tr", {}, h("th", { scope: "row" }, "dead"), a.by_size.map((s) => h("td", {}, h("span", { class: "num", "data-value": s.dead }, percent(s.dead, 1))))))))]),
 ]);
 
@@ -215,8 +222,8 @@ const gate = simple("gate", [
   return [
     h("p", { class: "lead" }, "The clip pushes this token with ", num(clip.push, 3, true), ". ", clip.push === 0 ? h("span", { class: "pill tied" }, "clipped: no gradient") : h("span", { class: "pill good" }, "its gradient passes")),
     h("div", { class: "two" },
-      lines({ label: "What the token adds to the objective", series: [{ name: "", tone: "a", xs: a.ratios, ys: clip.gains }], marks: [{ x: ratio, y: clip.gain, tone: "a" }], x: "ratio", y: "gain" }),
-      lines({ label: "How hard it is pushed", series: [{ name: "", tone: "b", xs: a.ratios, ys: clip.pushes }], marks: [{ x: ratio, y: clip.push, tone: "b" }], x: "ratio", y: "push, the derivative by log π" })),
+      lines({ label: "What the token adds to the objective", series: [{ name: "", tone: "a", xs: a.ratios, ys: clip.gains }], marks: [{ x: ratio, y: clip.gain, tone: "a" }], x: "ratio", y: "gain", width: 420 }),
+      lines({ label: "How hard it is pushed", series: [{ name: "", tone: "b", xs: a.ratios, ys: clip.pushes }], marks: [{ x: ratio, y: clip.push, tone: "b" }], x: "ratio", y: "push, the derivative by log π", width: 420 })),
     h("h2", {}, "Every clip rule at this ratio"),
     h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["rule", "push", ""].map((t) => h("th", {}, t)))), h("tbody", {}, a.rules.map((r) => h("tr", { class: r.name === "clip" ? "now" : "" }, h("th", { scope: "row" }, h("code", {}, r.name)), h("td", {}, num(r.push, 3, true)), h("td", { class: "muted small" }, r.says))))))];
 });
@@ -276,13 +283,14 @@ function prefixes(host, query, { drawn }) {
   const out = h("div", { class: "answer" });
   const receive = latest((a) => {
     const rewards = csv(state.rewards);
-    const painted = (kind, value) => h("section", {}, h("h3", {}, kind), h("div", { class: "phrases" }, a.words.map((words, i) => h("p", {},
+    const painted = (kind, value, signed = true) => h("section", {}, h("h3", {}, kind), h("div", { class: "phrases" }, a.words.map((words, i) => h("p", {},
       h("button", { type: "button", class: `chip ${rewards[i] > 0.5 ? "right" : "wrong"}`, onclick: () => { const all = [...rewards]; all[i] = rewards[i] > 0.5 ? 0 : 1; state.rewards = all.join(","); update(); } }, rewards[i] > 0.5 ? "✓ safe" : "✗ unsafe"),
-      words.map((w, t) => { const v = value(i, t); return h("span", { class: `word ${v >= 0 ? "up" : "down"}`, vars: { "--part": Math.min(Math.abs(v), 1) } }, w, h("small", {}, num(v, 2, true))); })))));
+      words.map((w, t) => { const v = value(i, t); return h("span", { class: `word ${v >= 0 ? "up" : "down"}`, vars: { "--part": Math.min(Math.abs(v), 1) } }, w, h("small", {}, num(v, 2, signed))); })))));
     out.replaceChildren(
       painted("What plain GRPO gives each word: one number for the completion", (i) => a.outcome[i]),
-      painted("The value of the text up to each word: mean reward of those who share it", (i, t) => a.values[i][t + 1]),
-      painted("Credit by prefix: the change of that value", (i, t) => a.credit[i][t]));
+      painted("The value of the text up to each word: mean reward of those who share it", (i, t) => a.values[i][t + 1], false),
+      painted("Credit by prefix: the change of that value", (i, t) => a.credit[i][t]),
+      painted("What PPO gives with a critic that knows these values", (i, t) => a.critic[i][t]));
     drawn?.(a, state, state);
   }, (error) => out.replaceChildren(failure(error)));
   const update = () => receive(ask("lab/prefixes", state));

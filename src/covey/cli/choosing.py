@@ -1,0 +1,76 @@
+"""Commands that choose: settings, by trying them; a method, by what there is to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from covey.cli.commands import PLAIN, Json, Manner, Settings, _print, _tell, app
+
+
+@app.command(name="sweep")
+def command_sweep(
+    config: Path,
+    *settings: Settings,
+    sets: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    seeds: int = 1,
+    manner: Manner = PLAIN,
+    as_json: Json = False,
+) -> int:
+    """Train with every combination of some settings, and say which is best and how sure that is.
+
+    Each is an ordinary run in a folder below --output, named by its settings. The same command again goes on
+    where it was interrupted and makes the runs that failed once more. Exit code 1 if any failed.
+
+    :param config: A YAML file.
+    :param sets: A setting and its values, as train.lr=1e-4,2e-4; may be repeated.
+    :param seeds: Runs of each combination, with seeds that all combinations share.
+    """
+    from covey.config.grid import planned_runs
+    from covey.config.start import Start
+    from covey.fault_injection import Faults
+
+    grid, faults = planned_runs(Start(config, settings), sets or (), seeds), Faults(manner.inject)
+    _tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
+    from covey.console import RunConsole
+    from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
+    from covey.signals import StopSignal
+    from covey.sweep import sweep
+
+    with StopSignal(manner.max_minutes).listening() as stop:
+        plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)
+    lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
+    _print(as_json, sweep_record(plan, failed), lines)
+    return int(bool(failed))
+
+
+@app.command(name="recommend")
+def command_recommend(
+    *,
+    verifier: bool = False,
+    pairs: int = 0,
+    judged: int = 0,
+    steps: bool = False,
+    worked: int = 0,
+    budget: Literal["tight", "ample"] = "tight",
+    parameters: float = 0.0,
+    memory: float = 0.0,
+    as_json: Json = False,
+) -> int:
+    """Say which method suits what you have, why, and what each takes in memory; with a config to begin from.
+
+    :param verifier: A program can say whether an answer is correct.
+    :param pairs: Pairs of answers, one preferred.
+    :param judged: Answers judged good or bad, each alone.
+    :param steps: Single steps of answers are labelled, or a program can judge them.
+    :param worked: Worked answers to imitate.
+    :param budget: What may be spent: ample allows a reward model and a critic.
+    :param parameters: Of the model, in billions.
+    :param memory: Of the device, in GB.
+    """
+    from covey.insight.lanes import Have, recommend
+
+    _print(as_json, *recommend(Have(worked, pairs, judged, verifier, steps, budget), parameters, memory))
+    return 0

@@ -1,0 +1,1 @@
+"""Where processes of a run are placed: samplers, reward workers and trainers on a Ray cluster."""

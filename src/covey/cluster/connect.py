@@ -1,0 +1,108 @@
+"""A Ray cluster to work on: one that is there, or this machine's own for as long as the process lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covey.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+MESSAGES = 100 << 20
+"""Bytes of shared memory for what actors and the run say to each other."""
+_placed: list[ActorHandle] = []
+"""What this process has placed and not released."""
+
+
+def connect_ray(address: str) -> None:
+    """Join the cluster at ``address``; `auto`: the one this machine belongs to, else start one here.
+
+    Raises ConfigError.
+    """
+    _take_token()
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("launch.ray needs ray: pip install 'covey[ray]'") from None
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
+    with _own_signals():
+        try:
+            ray.init(address=address, **_QUIET)
+        except ConnectionError as error:
+            if address != "auto":
+                raise ConfigError(f"launch.ray: no Ray cluster answers at {address}: {said(error)}") from None
+            ray.init(address="local", include_dashboard=False, object_store_memory=MESSAGES, **_QUIET)
+        except Exception as error:
+            if not type(error).__module__.startswith("ray.") and not isinstance(
+                error, RuntimeError | ValueError
+            ):
+                raise
+            raise ConfigError(
+                f"launch.ray: {address} does not let this process in: {said(error)}. The cluster's token is "
+                "looked for in RAY_AUTH_TOKEN or the file RAY_AUTH_TOKEN_PATH"
+            ) from None
+
+
+_QUIET: Mapping[str, object] = {"log_to_driver": False, "configure_logging": False}
+
+
+def _take_token() -> None:
+    """A token for the processes of a cluster that is started here, unless there is one already.
+
+    Ray would make one too, but keep it in the home folder; and it reads this once, when it is imported.
+    """
+    os.environ["RAY_AUTH_MODE"] = "token"
+    known = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not known and not (Path.home() / ".ray" / "auth_token").exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Signals mean afterwards what they meant before: Ray takes SIGTERM for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def keep(actor: ActorHandle) -> ActorHandle:
+    """An actor that is released with the others."""
+    _placed.append(actor)
+    return actor
+
+
+def release() -> None:
+    """End all that this process has placed."""
+    while _placed:
+        end(_placed.pop())
+
+
+def end(actor: ActorHandle) -> None:
+    """End an actor for good, whatever it is doing."""
+    import ray
+
+    with contextlib.suppress(Exception):  # it is gone, or the cluster is
+        ray.kill(actor, no_restart=True)
+
+
+def said(error: BaseException) -> str:
+    """What Ray says of a failure, in a line: its first, and its last, which has the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"

@@ -1,0 +1,79 @@
+"""Reward workers that Ray places: a user's function in a process of its own, on whichever node has room."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+
+from covey.cluster.connect import connect_ray, end, keep, said
+from covey.errors import RewardError
+from covey.rewards.serving import CallReply, CallRequest, UserSetup
+from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Failed, Link, Lost
+
+
+class RewardHost:
+    """The actor: it holds one process that can be killed, as a run without Ray does."""
+
+    def __init__(self, setup: UserSetup) -> None:
+        self.link = Link(setup)
+
+    def ready(self) -> None:
+        """It answers when the user's file is imported."""
+
+    def ask(self, message: CallRequest) -> tuple[CallReply | None, str]:
+        """What the function said; or nothing, and how its process has ended."""
+        try:
+            return self.link.ask(message).result(), ""
+        except Failed as error:
+            return None, str(error)
+
+
+class PlacedLink:
+    """To an actor what ``Link`` is to a process."""
+
+    def __init__(self, setup: UserSetup) -> None:
+        """Raises RewardError if the user's file cannot be imported there."""
+        import ray
+        from ray.exceptions import RayError
+
+        self.gone: str | None = None
+        kind = ray.remote(RewardHost).options(
+            num_cpus=0.5, max_concurrency=ASYNC_CALLS, scheduling_strategy="SPREAD"
+        )
+        self.actor = keep(kind.remote(setup))
+        try:
+            ray.get(self.actor.ready.remote(), timeout=IMPORT_SECONDS)
+        except (RayError, TimeoutError) as error:
+            raise RewardError(f"reward {setup['reward']}: not placed by Ray: {said(error)}") from None
+
+    def ask(self, message: CallRequest) -> Future[CallReply]:
+        """Send a request; its answer will be there. Raises Failed if the process has ended."""
+        if self.gone is not None:
+            raise Failed(self.gone)
+        answer = Future[CallReply]()
+        self.actor.ask.remote(message).future().add_done_callback(partial(self._arrived, answer))
+        return answer
+
+    def _arrived(self, answer: Future[CallReply], reply: Future[tuple[CallReply | None, str]]) -> None:
+        error = reply.exception()
+        if error is not None:
+            self.gone = self.gone or said(error)
+            answer.set_exception(Lost(self.gone))
+            return
+        found, why = reply.result()
+        if found is None:
+            self.close(why)
+            answer.set_exception(Failed(why))
+        else:
+            answer.set_result(found)
+
+    def close(self, why: str) -> None:
+        """Kill the process; whoever waits is told."""
+        self.gone = self.gone or why
+        end(self.actor)
+
+
+def placed_link(address: str, setup: UserSetup) -> PlacedLink:
+    """A worker's process on the cluster at ``address``."""
+    connect_ray(address)
+    return PlacedLink(setup)

@@ -1,0 +1,142 @@
+"""The processes that train together, placed by Ray: each a child of an actor, with torchrun's environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from covey.cluster.connect import connect_ray, end, keep, said
+from covey.config.schema import Config
+from covey.errors import ConfigError
+from covey.parent import LAUNCHER
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+LOOK, PLACING = 20.0, 120.0
+"""Seconds for an actor to answer before its node counts as lost; and for all to have room."""
+
+
+class RankHost:
+    """The actor: one process, what it prints, and what it ends with."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.printed: tuple[list[bytes], list[bytes]] = ([], [])
+        self.readers: list[threading.Thread] = []
+
+    def place(self) -> tuple[str, int]:
+        """The node's address, and a port of it that nobody listens on."""
+        import ray
+
+        with socket.create_server(("", 0)) as taken:
+            return ray.util.get_node_ip_address(), int(taken.getsockname()[1])
+
+    def start(self, command: list[str], folder: str, environment: dict[str, str]) -> None:
+        """Begin."""
+        own = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+        told = {**environment, **own, LAUNCHER: str(os.getpid())}
+        self.process = subprocess.Popen(  # noqa: S603 - the command that the user gave
+            command,
+            cwd=folder,
+            env=told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for stream, into in zip((self.process.stdout, self.process.stderr), self.printed, strict=True):
+            assert stream is not None
+            self.readers.append(threading.Thread(target=self._read, args=(stream, into), daemon=True))
+            self.readers[-1].start()
+
+    @staticmethod
+    def _read(stream: IO[bytes], into: list[bytes]) -> None:
+        while part := os.read(stream.fileno(), 1 << 16):
+            into.append(part)
+
+    def look(self) -> tuple[int | None, bytes, bytes]:
+        """The exit code, None while it runs, and what it has printed since the last look."""
+        assert self.process is not None
+        code = self.process.poll()
+        for reader in self.readers if code is not None else ():
+            reader.join(5.0)
+        out, err = (b"".join(into.pop(0) for _ in range(len(into))) for into in self.printed)
+        return code, out, err
+
+    def send(self, number: int) -> None:
+        """Pass a signal on."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+class PlacedRank:
+    """To such an actor what ``subprocess.Popen`` is to a process; what it prints is printed here."""
+
+    def __init__(self, actor: ActorHandle) -> None:
+        self.actor = actor
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code; that of SIGKILL where the node is gone."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        if self.code is None:
+            try:
+                self.code, out, err = ray.get(self.actor.look.remote(), timeout=LOOK)
+            except (RayActorError, TimeoutError) as error:
+                self.code, out, err = -signal.SIGKILL, b"", f"a node is lost: {said(error)}\n".encode()
+            for stream, text in ((sys.stdout, out), (sys.stderr, err)):
+                if text:
+                    stream.write(text.decode(errors="replace"))
+                    stream.flush()
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        """Pass a signal on."""
+        self.actor.send.remote(number)
+
+    def kill(self) -> None:
+        """End the process with its actor."""
+        self.code = -signal.SIGKILL if self.code is None else self.code
+        end(self.actor)
+
+
+def place_ranks(config: Config, command: Sequence[str]) -> list[PlacedRank]:
+    """Start the command as often as processes train together. Raises ConfigError where there is no room."""
+    import ray
+    from ray.exceptions import RayError
+
+    assert config.launch.ray is not None
+    connect_ray(config.launch.ray)
+    count, there = config.launch.processes, ray.cluster_resources()
+    each = {"num_cpus": config.threads or 1, "num_gpus": int(config.device != "cpu" and "GPU" in there)}
+    kind = ray.remote(RankHost).options(**each, max_concurrency=4)
+    actors = [keep(kind.remote()) for _ in range(count)]
+    try:
+        places = ray.get([a.place.remote() for a in actors], timeout=PLACING)
+    except (RayError, TimeoutError) as error:
+        for actor in actors:
+            end(actor)
+        raise ConfigError(
+            f"launch.processes: no room on the Ray cluster for {count} with {each['num_cpus']} CPUs and "
+            f"{each['num_gpus']} GPUs each, it has {there.get('CPU', 0):g} and {there.get('GPU', 0):g} "
+            f"({said(error)})"
+        ) from None
+    address, port = places[0]
+    shared = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    shared["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # the first of them places samplers
+    on_node, seen = Counter(ip for ip, _ in places), Counter[str]()
+    for rank, (actor, (ip, _)) in enumerate(zip(actors, places, strict=True)):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(seen[ip]), "LOCAL_WORLD_SIZE": str(on_node[ip])}
+        seen[ip] += 1
+        ray.get(actor.start.remote(list(command), str(Path.cwd()), {**shared, **own}))
+    return [PlacedRank(actor) for actor in actors]

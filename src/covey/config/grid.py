@@ -1,0 +1,137 @@
+"""A config under several settings and seeds: which runs that are, checked before the first begins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from covey.config.load import Loaded, resolved
+from covey.config.start import Start
+from covey.errors import ConfigError
+
+MOST_RUNS = 1000
+LONGEST_NAME = 150
+OWN_KEYS = {
+    "seed": "use --seeds N, which gives every combination the same N seeds",
+    "output": "the folders below --output have their names from the settings",
+}
+
+
+class Choice(NamedTuple):
+    """A setting and the values it takes in a sweep, as they were written."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+class Planned(NamedTuple):
+    """A run of a sweep before it is made."""
+
+    cell: tuple[str, ...]
+    seed: int
+    start: Start
+    loaded: Loaded
+
+    @property
+    def folder(self) -> Path:
+        """Where it is made."""
+        return self.loaded.config.output
+
+
+def choices(texts: Sequence[str]) -> list[Choice]:
+    """`key=value,value` each. Raises ConfigError for what is no choice."""
+    found = list[Choice]()
+    for text in texts:
+        key, equals, rest = text.partition("=")
+        key = key.strip().removeprefix("--").replace("-", "_")
+        if not key or not equals:
+            raise ConfigError(f"--set {text!r}: expected a setting and its values, as train.lr=1e-4,2e-4")
+        values = tuple(_shown(piece) for piece in pieces(rest))
+        if "" in values:
+            raise ConfigError(f"--set {text!r}: a value is missing. Write {key}=first,second")
+        if twice := [v for n, v in enumerate(values) if v in values[:n]]:
+            raise ConfigError(f"--set {text!r}: {twice[0]} is there twice")
+        if key in OWN_KEYS:
+            raise ConfigError(f"--set {text!r}: {OWN_KEYS[key]}")
+        if any(key == other.key for other in found):
+            raise ConfigError(f"--set {key} is given twice; write all of its values in one, as {key}=1,2")
+        found.append(Choice(key, values))
+    return found
+
+
+def pieces(text: str) -> list[str]:
+    """Values between commas; those within brackets and quotes do not separate.
+
+    >>> pieces("1e-4, 2e-4"), pieces("[0.9,0.95],[0.9,0.99]"), pieces("'a,b',c")
+    (['1e-4', '2e-4'], ['[0.9,0.95]', '[0.9,0.99]'], ["'a,b'", 'c'])
+    """
+    found, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "[{(") - (letter in ")}]")
+        if letter == "," and not depth and not quote:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [piece.strip() for piece in found]
+
+
+def _shown(text: str) -> str:
+    """A number as it is named, however it was written; any other value as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return short if float(short := f"{value:g}") == value else repr(value)
+
+
+class Grid(NamedTuple):
+    """All runs of a sweep."""
+
+    home: Path
+    keys: tuple[str, ...]
+    runs: list[Planned]
+
+
+def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
+    """Every combination with every seed, its config checked. Raises ConfigError."""
+    chosen = choices(sets)
+    base = start.load().config
+    cells = list(product(*(c.values for c in chosen)))
+    if seeds < 1 or len(cells) * seeds > MOST_RUNS:
+        raise ConfigError(
+            f"--seeds {seeds} with {len(cells)} combinations: at least 1 seed, and at most {MOST_RUNS:,} runs"
+        )
+    runs, known = list[Planned](), dict[str, Path]()
+    for cell, seed in product(cells, range(base.seed, base.seed + seeds)):
+        settings = [f"--{c.key}={value}" for c, value in zip(chosen, cell, strict=True)]
+        folder = base.output / _folder_name(chosen, cell, seed)
+        own = start.changed((*settings, f"--seed={seed}", f"--output={folder}"))
+        loaded = own.load()
+        runs.append(Planned(cell, seed, own, loaded))
+        resolutions = [{**resolved(stage), "output": None} for stage in loaded.stages()]
+        same = json.dumps(resolutions, default=str, sort_keys=True)
+        if (other := known.setdefault(same, folder)) != folder:
+            raise ConfigError(f"{other.name} and {folder.name} are the same run; leave one of them out")
+    return Grid(base.output, tuple(c.key for c in chosen), runs)
+
+
+def _folder_name(chosen: Sequence[Choice], cell: Sequence[str], seed: int) -> str:
+    """The settings as a folder's name: the last word of each key where that tells them apart."""
+    ends = [c.key.rpartition(".")[2] for c in chosen]
+    keys = [c.key if ends.count(end) > 1 else end for c, end in zip(chosen, ends, strict=True)]
+    named = [(key, re.sub(r"[^\w.+-]+", "_", value)) for key, value in zip(keys, cell, strict=True)]
+    name = ",".join(f"{key}={value}" for key, value in (*named, ("seed", seed)))
+    if any(value != slug for value, (_, slug) in zip(cell, named, strict=True)) or len(name) > LONGEST_NAME:
+        digest = hashlib.sha256("\0".join(cell).encode()).hexdigest()[:8]
+        name = f"{name[:LONGEST_NAME]},{digest},seed={seed}"
+    return name

@@ -1,0 +1,126 @@
+"""What a completion is worth on its way: cut it, sample continuations from the cuts, score these.
+
+The value of a beginning is the mean reward of completions that go on from it (VinePPO, SPO), under the policy
+that sampled it. Nothing of a continuation is trained on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from covey.prompts import Prompted
+from covey.rewards.contract import token_ends
+from covey.rewards.steps import split, token_spans
+from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
+from covey.types import Completion, Group, StepRewards
+
+BANDS = 8
+"""Continuations with about as many tokens left are sampled together, under one of so many limits."""
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+ScoreAll: TypeAlias = Callable[[Sequence[Prompted], Sequence[Request], Sampler, SamplingParams], list[Group]]
+"""Samples requests and judges what comes, on however many processes."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place in a completion after which it is sampled anew."""
+
+    group: int
+    sample: int
+    end: int
+    """The last token that is kept."""
+
+
+class Continued:
+    """A sampler whose completions are those that had begun, with what it samples from there."""
+
+    def __init__(self, sampler: Sampler, begun: Mapping[int, tuple[Completion, int]], decode: Decode) -> None:
+        """``begun``: first stream of a request -> the completion it goes on with, its last token kept."""
+        self.sampler, self.begun, self.decode = sampler, begun, decode
+        self.version, self.shares, self.bit_exact = sampler.version, sampler.shares, sampler.bit_exact
+
+    def sync(self, weights: Weights) -> None:
+        """As the sampler."""
+        self.sampler.sync(weights)
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """Yield whole completions as their ends are sampled."""
+        for request, sample, tail in self.sampler.sample(requests, params):
+            whole, end = self.begun[requests[request].streams[0]]
+            tokens = np.concatenate([whole.tokens[: end + 1], tail.tokens])
+            logprobs = np.concatenate([whole.logprobs[: end + 1], tail.logprobs])
+            text = self.decode(tokens.tolist())
+            yield Sampled(request, sample, Completion(tokens, logprobs, text, tail.finish, tail.version))
+
+
+def with_segments(
+    groups: Sequence[Group],
+    settings: Mapping[str, Any],
+    sampler: Sampler,
+    params: SamplingParams,
+    decode: Decode,
+    stream: Callable[[Cut, int], int],
+    score: ScoreAll,
+) -> list[Group]:
+    """Groups with the value after each segment but the last of every completion.
+
+    ``settings`` are those of ``credit.segment_difference``; ``stream`` gives the key of a continuation by
+    cut and number. A cut whose continuations nobody could judge is left out.
+    """
+    cuts = [
+        Cut(g, s, end)
+        for g, group in enumerate(groups)
+        for s, completion in enumerate(group.completions)
+        if group.scorable[s]
+        for end in cut_places(completion, settings["split_by"], settings["most"], params.max_tokens, decode)
+    ]
+    together: dict[int, list[Cut]] = defaultdict(list)
+    for cut in cuts:
+        together[(params.max_tokens - cut.end - 1) * BANDS // params.max_tokens].append(cut)
+    found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    for band in sorted(together, reverse=True):
+        alike, problems, requests, begun = together[band], [], [], {}
+        for cut in alike:
+            group, whole = groups[cut.group], groups[cut.group].completions[cut.sample]
+            prompt = np.concatenate([group.prompt, whole.tokens[: cut.end + 1]])
+            streams = [stream(cut, n) for n in range(settings["continuations"])]
+            problems.append(Prompted(group.problem, prompt))
+            requests.append(Request(prompt, streams))
+            begun[streams[0]] = (whole, cut.end)
+        limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
+        judged = score(problems, requests, Continued(sampler, begun, decode), limit)
+        for cut, group in zip(alike, judged, strict=True):
+            if group.scorable.any():
+                value = float(group.rewards[group.scorable].mean())
+                found[cut.group, cut.sample][cut.end] = value
+    return [
+        replace(group, segments=tuple(_segments(found[g, s]) for s in range(len(group.completions))))
+        for g, group in enumerate(groups)
+    ]
+
+
+def _segments(values: Mapping[int, float]) -> StepRewards:
+    ends = sorted(values)
+    return StepRewards([values[end] for end in ends], ends)
+
+
+def cut_places(completion: Completion, split_by: str, most: int, limit: int, decode: Decode) -> list[int]:
+    """The last tokens of a completion's segments, its own last token excepted; at most ``most`` segments."""
+    length = len(completion.tokens)
+    if split_by == "tokens":
+        size = max(-(-limit // most), 1)
+        return list(range(size - 1, length - 1, size))
+    if split_by == "unlikely":
+        rare = np.argsort(completion.logprobs[1:], kind="stable")[: most - 1]
+        return sorted(int(place) for place in rare)  # the token after the cut is the rare one
+    spans = split(completion.text, split_by)  # type: ignore[arg-type]
+    ends = token_ends(completion.tokens.tolist(), decode)
+    places = sorted({b - 1 for a, b in token_spans(spans, ends) if b > a and b < length})
+    if len(places) < most:
+        return places
+    return [places[i] for i in np.linspace(0, len(places), most, endpoint=False)[1:].astype(int)]

@@ -1,0 +1,194 @@
+"""What a sweep has shown: its cells with intervals, each less the first on the same seeds and problems."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from covey.console import duration
+from covey.estimates import Estimate, Evaluation, over_seeds
+from covey.insight.chart import Line, Panel, chart
+from covey.insight.stages import in_columns, points
+from covey.runs.atomic import write_file
+from covey.runs.folder import read_numbers, read_stream
+from covey.runs.reader import read_environment, stages_in
+
+RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
+MEASURED = ("greedy", "sampled")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One choice of values, and the folder of its run for each seed."""
+
+    values: tuple[str, ...]
+    folders: Mapping[int, Path]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The runs of a sweep, made or not."""
+
+    home: Path
+    keys: tuple[str, ...]
+    cells: Sequence[Cell]
+
+
+class Ended(NamedTuple):
+    """A run that has ended: its last held-out answers, and what they were given to."""
+
+    rates: Mapping[str, np.ndarray]
+    """`greedy` and `sampled` by problem, (n,)."""
+    of: object
+    """Alike where the problems are, and what is correct."""
+    seconds: float
+    stage: Path
+
+
+class Row(NamedTuple):
+    """What a cell came to."""
+
+    cell: Cell
+    ended: Mapping[int, Ended]
+    found: Mapping[str, Estimate]
+    change: Mapping[str, Estimate]
+    """Less the first cell, where their seeds and problems are the same."""
+
+
+def rows_of(sweep: Sweep) -> list[Row]:
+    """Every cell that has a run that has ended with held-out answers."""
+    rows, first = list[Row](), dict[int, Ended]()
+    for cell in sweep.cells:
+        known = {seed: _ended(folder) for seed, folder in cell.folders.items()}
+        ended = {seed: run for seed, run in known.items() if run is not None}
+        first = first or ended
+        both = [s for s in ended if s in first and ended[s].of == first[s].of]
+        sizes = {len(run.rates["greedy"]) for run in ended.values()}
+        if len(sizes) != 1:
+            continue
+        found, change = {}, {}
+        for name in MEASURED:
+            found[name] = over_seeds(np.stack([run.rates[name] for run in ended.values()]))
+            if both and ended is not first:
+                gaps = [ended[s].rates[name] - first[s].rates[name] for s in both]
+                change[name] = over_seeds(np.stack(gaps), -1.0)
+        rows.append(Row(cell, ended, found, change))
+    return rows
+
+
+def _ended(folder: Path) -> Ended | None:
+    stage = (stages_in(folder) or [folder])[-1]
+    evals = read_stream(stage, "evals.jsonl")
+    if not evals or not (stage / "result.json").exists():
+        return None
+    last = Evaluation.from_record(evals[-1])
+    timings = read_numbers(stage, "timings.jsonl")
+    seconds = sum(v for lap in timings for name, v in lap.items() if name.startswith("seconds/"))
+    rates = {"greedy": last.greedy.astype(float), "sampled": last.pass_rate}
+    return Ended(rates, ((read_environment(stage) or {}).get("data"), last.verdict), seconds, stage)
+
+
+def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
+    """A sweep as JSON."""
+    return {
+        "folder": str(sweep.home),
+        "settings": list(sweep.keys),
+        "cells": [
+            {
+                "settings": dict(zip(sweep.keys, row.cell.values, strict=True)),
+                "runs": {seed: str(folder) for seed, folder in row.cell.folders.items()},
+                "ended": list(row.ended),
+                **{name: asdict(estimate) for name, estimate in row.found.items()},
+                "less_first": {name: asdict(estimate) for name, estimate in row.change.items()} or None,
+                "seconds": float(np.mean([run.seconds for run in row.ended.values()])),
+            }
+            for row in rows_of(sweep)
+        ],
+        "failed": {str(folder): why for folder, why in failed.items()},
+    }
+
+
+def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
+    """A sweep as a table for people, and what it says."""
+    rows = rows_of(sweep)
+    if not rows:
+        yield "no run has ended with held-out problems: nothing to compare"
+    head = [*sweep.keys, "seeds", "greedy", "sampled", "sampled, less the first", "a run"]
+    table = [head]
+    for row in rows:
+        change = points(row.change["sampled"]) if row.change else "-"
+        took = duration(float(np.mean([run.seconds for run in row.ended.values()])))
+        cells = [*row.cell.values, str(len(row.ended)), *(str(row.found[n]) for n in MEASURED), change, took]
+        table.append(cells)
+    yield from in_columns(table) if rows else ()
+    if len(rows) > 1:
+        yield _best(sweep, rows)
+    if any(len(row.ended) == 1 for row in rows):
+        yield "of one seed: another may differ by more than these intervals say (--seeds 3)"
+    for folder, why in failed.items():
+        yield f"failed: {folder.name}: {why.partition('. ')[0]}"
+
+
+def _best(sweep: Sweep, rows: Sequence[Row]) -> str:
+    """Which cell is best, and whether the first is surely worse."""
+    best = max(rows, key=lambda row: row.found["sampled"].value)
+    name = ", ".join(f"{k} {v}" for k, v in zip(sweep.keys, best.cell.values, strict=True))
+    if best is rows[0]:
+        return f"none is better than the first, {name}"
+    if not best.change:
+        return f"best: {name}"
+    sure = "" if best.change["sampled"].low > 0 else "; that it is better than the first may be chance"
+    return f"best: {name}{sure}"
+
+
+def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
+    """Write the table as JSON and the chart into the sweep's folder."""
+    write_file(sweep.home / RECORD_NAME, json.dumps(sweep_record(sweep, failed), indent=1) + "\n")
+    if rows := rows_of(sweep):
+        write_file(sweep.home / CHART_NAME, sweep_chart(sweep, rows))
+
+
+def sweep_chart(sweep: Sweep, rows: Sequence[Row]) -> str:
+    """Held-out accuracy over each setting, a line for each choice of the others, and over the training."""
+    panels = [
+        _over(sweep, rows, n)
+        for n, key in enumerate(sweep.keys)
+        if len({row.cell.values[n] for row in rows}) > 1
+    ]
+    panels.append(Panel("training, sampled", [_course(row) for row in rows], unit=" %", bounds=(0, 100)))
+    title = f"{sweep.home.name}: held-out accuracy, sampled, with 95 % intervals"
+    return chart(panels, title, across=2, wide=300, high=200, title=title)
+
+
+def _over(sweep: Sweep, rows: Sequence[Row], place: int) -> Panel:
+    marks = list(dict.fromkeys(row.cell.values[place] for row in rows))
+    others = dict.fromkeys(_without(row.cell.values, place) for row in rows)
+    lines = []
+    for other in others:
+        own = [row for row in rows if _without(row.cell.values, place) == other]
+        found = [row.found["sampled"] for row in own]
+        x = [float(marks.index(row.cell.values[place])) for row in own]
+        value, low, high = ([100 * getattr(e, end) for e in found] for end in ("value", "low", "high"))
+        lines.append(Line(", ".join(other), x, value, low, high))
+    return Panel(sweep.keys[place], lines, sweep.keys[place], " %", (0, 100), marks=marks)
+
+
+def _without(values: Sequence[str], place: int) -> tuple[str, ...]:
+    return (*values[:place], *values[place + 1 :])
+
+
+def _course(row: Row) -> Line:
+    """Accuracy of the sampled groups of a cell over the steps, in the mean of its seeds."""
+    seen = dict[float, list[float]]()
+    for run in row.ended.values():
+        for metrics in read_numbers(run.stage, "metrics.jsonl"):
+            if metrics.get("accuracy") is not None:
+                seen.setdefault(metrics["step"] + 1, []).append(100 * metrics["accuracy"])
+    return Line(
+        ", ".join(row.cell.values) or "all seeds", list(seen), [float(np.mean(v)) for v in seen.values()]
+    )

@@ -1,0 +1,179 @@
+"""`covey recommend`: which method for what there is to learn from, and what each takes in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal, NamedTuple, TypedDict
+
+import yaml
+
+from covey.errors import ConfigError
+from covey.insight.stages import in_columns
+
+KEPT = ("weights", "gradient", "optimizer", "reference", "critic", "reward_models")
+"""What is in memory between steps, whatever the batch."""
+FLOAT32 = 4
+FEW = 500
+"""Pairs or judged answers; from fewer little is learned that holds elsewhere."""
+SHARE = 0.8
+"""Of a device's memory; the rest is for activations, sampling and the program."""
+
+
+@dataclass(frozen=True)
+class Have:
+    """What a user has. Counts are rows of a file."""
+
+    worked: int = 0
+    """Worked answers to imitate."""
+    pairs: int = 0
+    """Answers in pairs, one preferred."""
+    judged: int = 0
+    """Answers judged good or bad, each alone."""
+    verifier: bool = False
+    """A program that says whether an answer is correct."""
+    steps: bool = False
+    """Labels, or a program, for single steps of an answer."""
+    budget: Literal["tight", "ample"] = "tight"
+
+    def has(self, what: str) -> bool:
+        """Whether there is what a lane asks for in its `when`."""
+        combined = {"feedback": bool(self.pairs or self.judged), "ample": self.budget == "ample"}
+        return combined[what] if what in combined else bool(getattr(self, what))
+
+
+class Lane(NamedTuple):
+    """A way to train, as `lanes.yaml` has it."""
+
+    name: str
+    needs: str
+    when: list[str]
+    memory: str
+    because: str
+    config: str
+
+
+class LaneRow(TypedDict):
+    """A lane in the table of an answer."""
+
+    lane: str
+    needs: str
+    have: bool
+    memory: dict[str, float]
+    times_weights: float
+    gigabytes: float | None
+    fits: bool | None
+
+
+@cache
+def lanes() -> list[Lane]:
+    """All of them; the first that a user can take is the one to take."""
+    text = (files("covey") / "insight" / "lanes.yaml").read_text(encoding="utf-8")
+    return [Lane(**entry) for entry in yaml.safe_load(text)]
+
+
+@cache
+def measured_memory() -> Mapping[str, Mapping[str, float]]:
+    """Lane -> role -> multiples of the policy's weights in float32: what `benchmarks/lanes.py` measured."""
+    return yaml.safe_load((files("covey") / "insight" / "lane_memory.yaml").read_text(encoding="utf-8"))
+
+
+def kept_multiple(lane: str) -> float:
+    """Everything that is kept between steps, in multiples of the policy's weights."""
+    return sum(measured_memory()[lane][role] for role in KEPT)
+
+
+def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, object], list[str]]:
+    """The lane for what there is, and all lanes with their memory. As JSON, and for people.
+
+    ``parameters`` of the model in billions and ``memory`` of the device in GB; 0: not known. Raises
+    ConfigError for numbers that cannot be, and where there is nothing to learn from.
+    """
+    for name, value in {**vars(have), "parameters": parameters, "memory": memory}.items():
+        if not isinstance(value, str) and not 0 <= value <= 1e12:
+            raise ConfigError(f"--{name} {value}: at least 0")
+    taken = next((lane for lane in lanes() if all(map(have.has, lane.when))), None)
+    if taken is None:
+        raise ConfigError(
+            "nothing to learn from. Say what there is: --verifier, --pairs N, --judged N, --steps, --worked N"
+        )
+    rows = [_row(lane, have, parameters, memory) for lane in lanes()]
+    advice = [*_advice(have, taken), *_on_memory(rows[lanes().index(taken)], parameters, memory)]
+    record: dict[str, object] = {
+        "recommended": taken.name,
+        "because": taken.because,
+        "advice": advice,
+        "config": taken.config,
+        "lanes": rows,
+    }
+    return record, list(_lines(taken, advice, rows))
+
+
+def _row(lane: Lane, have: Have, parameters: float, memory: float) -> LaneRow:
+    multiple = kept_multiple(lane.memory)
+    gigabytes = multiple * FLOAT32 * parameters
+    return {
+        "lane": lane.name,
+        "needs": lane.needs,
+        "have": all(map(have.has, lane.when)),
+        "memory": {role: measured_memory()[lane.memory][role] for role in KEPT},
+        "times_weights": round(multiple, 2),
+        "gigabytes": round(gigabytes, 2) if parameters else None,
+        "fits": gigabytes <= SHARE * memory if parameters and memory else None,
+    }
+
+
+def _advice(have: Have, taken: Lane) -> Iterator[str]:
+    if have.worked and taken.when != ["worked"]:
+        yield (
+            "begin with your worked answers, as a stage with method: sft: what is never sampled is never "
+            "reinforced"
+        )
+    if have.verifier and have.pairs:
+        yield "your pairs first: SFT, then a stage with method: dpo, then the reinforcement"
+    if have.verifier and have.budget == "tight":
+        yield (
+            "cheaper: rejection sampling, which samples once; `covey preview` says beforehand what a step "
+            "costs"
+        )
+    for name, count in {"pairs": have.pairs, "judged answers": have.judged}.items():
+        if 0 < count < FEW and not have.verifier:
+            yield f"{count} {name} are few: below {FEW} little is learned that holds elsewhere"
+    if taken.when == ["pairs"]:
+        yield "with --budget ample: a reward model and PPO, which explore beyond the pairs"
+
+
+def _on_memory(row: LaneRow, parameters: float, memory: float) -> Iterator[str]:
+    if row["fits"] is not False:
+        return
+    lora = kept_multiple("lora") * FLOAT32 * parameters
+    fits = "fits" if lora <= SHARE * memory else "does not fit either: take a smaller model"
+    yield (
+        f"{row['gigabytes']} GB do not fit into {memory:g} GB with room to work; adapters "
+        f"(lora: {{rank: 16}}) take about {lora:.1f} GB, which {fits}"
+    )
+
+
+def _lines(taken: Lane, advice: list[str], rows: list[LaneRow]) -> Iterator[str]:
+    yield f"{taken.name}: {taken.because}"
+    yield from (f"- {line}" for line in advice)
+    yield ""
+    yield from (f"    {line}" for line in taken.config.splitlines())
+    yield ""
+    sized = any(row["gigabytes"] is not None for row in rows)
+    roles = [role.replace("_", " ") for role in KEPT]
+    table = [["lane", "needs", "you have it", *roles, "together", *(["GB"] if sized else [])]]
+    for row in rows:
+        size = f"{row['gigabytes']}{' (too much)' if row['fits'] is False else ''}"
+        table.append([
+            row["lane"], row["needs"], "yes" if row["have"] else "no",
+            *(f"{row['memory'][role]:g}" for role in KEPT), f"{row['times_weights']:g}",
+            *([size] if sized else []),
+        ])  # fmt: skip
+    yield from in_columns(table)
+    yield (
+        "memory in multiples of the policy's weights in float32, measured (docs/lanes.md); activations and "
+        "sampling come on top"
+    )

@@ -1,0 +1,194 @@
+"""How other frameworks compute an algorithm of the same name: the conventions in which they differ.
+
+Read in their sources, at the versions named; docs/algorithms/dialects.md is the table of differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from covey.objective import advantages, credit, penalties, ratios, reductions, surrogates
+from covey.objective.algorithms import PRESETS, Algorithm
+from covey.objective.bound import AnyBound, Bound, bind
+from covey.objective.penalties import KL
+
+Axes = Mapping[str, Any]
+"""Axes of an algorithm, by name."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One framework's readings."""
+
+    read: str
+    """What was read."""
+    conventions: Mapping[Callable[..., object], AnyBound]
+    """A function -> what the framework computes in its place."""
+    kl: KL
+    """Its KL where none is said: estimator, place, gradient, bound."""
+    algorithms: Mapping[str, Axes]
+    """Preset -> the axes in which the framework's own defaults differ, beside the conventions."""
+
+    def convention(self, function: Callable[..., object], settings: Axes) -> AnyBound:
+        """A function with settings as the framework computes it; the conventions win over the settings."""
+        found = self.conventions.get(function, Bound(function))
+        kept = settings if found.function is function else {}
+        return Bound(found.function, {**kept, **found.settings})
+
+    def algorithm(self, name: str) -> Algorithm:
+        """A preset as the framework computes it. Raises KeyError for one that was not read there."""
+        preset, own = PRESETS[name], self.algorithms[name]
+        axes: dict[str, object] = {
+            f.name: self.convention(value.function, value.settings)
+            for f in fields(preset)
+            if isinstance(value := getattr(preset, f.name), Bound)
+        }
+        if preset.kl is not None:
+            axes["kl"] = replace(preset.kl, gradient=self.kl.gradient, bound=self.kl.bound)
+            if preset.kl.place == "reward":
+                axes["kl"] = replace(preset.kl, bound=self.kl.bound)
+        return replace(preset, **{**axes, **own}, paper=f"{preset.paper} As {self.read} computes it.")
+
+
+def _by_function(functions: Iterable[AnyBound]) -> dict[Callable[..., object], AnyBound]:
+    return {bound.function: bound for bound in functions}
+
+
+def _as_is(*names: str) -> dict[str, Axes]:
+    """Presets to which nothing but the conventions applies."""
+    return {name: {} for name in names}
+
+
+_BY_TOKEN: Axes = {"kl": None, "reduce": bind(reductions.token_mean)}
+_CLIP = bind(surrogates.clip, clip_low=0.2, clip_high=0.2)
+_PLAIN_LOGPROB = bind(surrogates.cispo, cap=1.0, floor=1.0)
+"""-A log pi, whose gradient is that of the ratio of 1."""
+
+_TRL = Framework(
+    read="TRL 1.16.0",
+    conventions=_by_function(
+        (
+            bind(advantages.group_zscore, ddof=1, eps=1e-4),
+            bind(advantages.component_zscore, ddof=1, eps=1e-4),
+            bind(advantages.batch_std, of="rewards", ddof=1, eps=1e-4),
+            bind(advantages.sample_zscore, ddof=1, eps=1e-4),
+            bind(reductions.sequence_mean, rows="all"),
+            bind(reductions.sequence_sum, rows="all"),
+            bind(reductions.constant_length, rows="all"),
+        )
+    ),
+    kl=KL(bind(penalties.k3), gradient="ratio"),
+    algorithms={
+        "grpo": _BY_TOKEN,
+        "rloo": {
+            "ratio": bind(ratios.response),
+            "surrogate": _CLIP,
+            "reduce": bind(reductions.sequence_mean, rows="all"),
+        },
+        **_as_is("dr_grpo", "dapo", "lite_ppo", "gspo", "luspo", "gmpo"),
+        **_as_is("cispo", "sapo", "vespo", "gdpo", "intellect_2"),
+    },
+)
+
+_VERL_CLIP = bind(surrogates.clip, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
+_VERL_LOSS: Axes = {**_BY_TOKEN, "ratio": bind(ratios.token), "surrogate": _VERL_CLIP}
+_VERL = Framework(
+    read="verl 0.9.1",
+    conventions=_by_function(
+        (
+            bind(advantages.group_zscore, ddof=1, eps=1e-6, single="reward"),
+            bind(advantages.group_centered, single="reward"),
+            bind(advantages.leave_one_out, single="reward"),
+            bind(advantages.length_weighted, single="reward"),
+            bind(advantages.component_zscore, ddof=1, eps=1e-6, single="reward"),
+            bind(advantages.token_zscore, ddof=1, eps=1e-8, floor=0.0),
+            bind(advantages.valid_group_scale, of="rewards"),
+            bind(surrogates.clip, dual_clip=3.0),
+            bind(reductions.sequence_mean, eps=1e-8),
+        )
+    ),
+    kl=KL(bind(penalties.k3), bound=10.0),
+    algorithms={
+        "grpo": _BY_TOKEN,
+        **dict.fromkeys(("rloo", "remax", "opo"), _VERL_LOSS),
+        "reinforce_pp": {**_VERL_LOSS, "advantage": bind(credit.discounted_return, gamma=1.0)},
+        "reinforce_pp_baseline": _VERL_LOSS,
+        "gpg": {"ratio": bind(ratios.token), "surrogate": _PLAIN_LOGPROB},
+        "gdpo": {"whiten": bind(advantages.token_zscore, ddof=1, eps=1e-8)},
+        "gspo": {
+            "ratio": bind(ratios.sequence_token),
+            "surrogate": bind(surrogates.clip, clip_low=3e-4, clip_high=4e-4),
+        },
+        "cispo": {"surrogate": bind(surrogates.cispo, cap=1.2, floor=0.8)},
+        **_as_is("dr_grpo", "dapo", "sapo", "dro", "dual_clip"),
+    },
+)
+
+_OPENRLHF_KL = KL(bind(penalties.k1), coef=0.01, place="reward", bound=10.0)
+_OPENRLHF_LOSS: Axes = {
+    "ratio": bind(ratios.token),
+    "surrogate": _CLIP,
+    "reduce": bind(reductions.token_mean),
+    "kl": _OPENRLHF_KL,
+}
+_OPENRLHF_WHITEN = bind(advantages.token_zscore, ddof=0, eps=0.0, floor=1e-8)
+_OPENRLHF_REINFORCE: Axes = {
+    **_OPENRLHF_LOSS,
+    "advantage": bind(credit.discounted_return, gamma=1.0),
+    "whiten": _OPENRLHF_WHITEN,
+}
+_OPENRLHF = Framework(
+    read="OpenRLHF 0.11.2",
+    conventions=_by_function(
+        (
+            bind(advantages.group_zscore, ddof=1, eps=1e-9),
+            _OPENRLHF_WHITEN,
+            bind(reductions.sequence_mean, eps=1e-8),
+        )
+    ),
+    kl=_OPENRLHF_KL,
+    algorithms={
+        **dict.fromkeys(("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"), _OPENRLHF_LOSS),
+        **dict.fromkeys(("reinforce", "reinforce_pp"), _OPENRLHF_REINFORCE),
+        **_as_is("dapo", "gspo"),
+    },
+)
+
+_NEMO_KL = KL(bind(penalties.k3), coef=0.01, gradient="score", bound=10.0)
+_NEMO_MEAN = bind(reductions.token_mean, eps=1e-8)
+_NEMO: Axes = {"kl": _NEMO_KL, "reduce": _NEMO_MEAN}
+_NEMO_RL = Framework(
+    read="NeMo-RL 0.7.0",
+    conventions={
+        advantages.group_zscore: bind(advantages.leave_one_out_zscore, eps=1e-6),
+        advantages.group_centered: bind(advantages.leave_one_out),
+        advantages.component_zscore: bind(advantages.component_leave_one_out, eps=1e-6),
+        **_by_function(
+            (
+                bind(advantages.sample_zscore, ddof=1, eps=0.0),
+                bind(advantages.token_zscore, ddof=0, eps=0.0, floor=1e-8),
+                _NEMO_MEAN,
+                bind(reductions.sequence_mean, eps=1e-8),
+            )
+        ),
+    },
+    kl=_NEMO_KL,
+    algorithms={
+        **dict.fromkeys(("grpo", "gdpo"), _NEMO),
+        "rloo": {**_NEMO, "ratio": bind(ratios.token), "surrogate": _PLAIN_LOGPROB},
+        "reinforce_pp": _NEMO,
+        "reinforce_pp_baseline": {**_NEMO, "advantage": bind(advantages.group_centered)},
+        "cispo": {**_NEMO, "surrogate": bind(surrogates.cispo, cap=1.2, floor=0.8)},
+        **_as_is("dapo", "gspo"),
+    },
+)
+
+DIALECTS: Mapping[str, Framework] = {
+    "trl-1.16": _TRL,
+    "verl-0.9.1": _VERL,
+    "openrlhf-0.11": _OPENRLHF,
+    "nemo-rl-0.7": _NEMO_RL,
+}
+"""name -> what the framework does."""

@@ -1,0 +1,193 @@
+"""The loss of one completion, axis by axis, once more: (T,) in, (T,) out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from covey.proof.formulas import AxisSettings, Row
+
+FAR = 20.0
+"""Log-ratios are bounded here, as the documentation of the ratios says."""
+
+
+def value_loss_of_row(values: Tensor, row: Row, clip: float | None) -> Tensor:
+    """(V - R)^2 / 2, or that of V within ``clip`` of where it was, whichever is larger. (T,)."""
+    near = values if clip is None else row.values + (values - row.values).clamp(-clip, clip)
+    return torch.maximum((values - row.targets) ** 2, (near - row.targets) ** 2) / 2
+
+
+def ratio(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+    """pi / pi_old, at the level of the axis."""
+    moved = (logprobs - row.old).clamp(-FAR, FAR)
+    if name == "on_policy":
+        return (logprobs - logprobs.detach()).exp()
+    if name == "token":
+        return moved.exp()
+    if name == "response":
+        return moved.sum().clamp(-FAR, FAR).exp().expand_as(moved)
+    if name == "geometric_clipped":
+        bound = s["clip_log"]
+        moved = torch.where(row.advantage > 0, moved.clamp(max=bound), moved.clamp(min=-bound))
+        return moved.mean().exp().expand_as(moved)
+    mean_ratio = moved.mean().exp().expand_as(moved)
+    if name == "sequence":
+        return mean_ratio
+    if name == "sequence_token":
+        return mean_ratio.detach() * logprobs.exp() / logprobs.detach().exp()
+    raise KeyError(name)
+
+
+def surrogate(name: str, rho: Tensor, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+    """The loss of each token before weights; what is under .detach() is a weight on log pi."""
+    advantage, up = row.advantage, row.advantage > 0
+    if name == "unclipped":
+        return -rho * advantage
+    if name == "clip":
+        gain = torch.minimum(rho * advantage, rho.clamp(1 - s["clip_low"], 1 + s["clip_high"]) * advantage)
+        if s["dual_clip"] is not None:
+            gain = torch.where(advantage < 0, torch.maximum(gain, s["dual_clip"] * advantage), gain)
+        return -gain
+    if name == "cispo":
+        return -rho.detach().clamp(s["floor"], s["cap"]) * advantage * logprobs
+    if name == "sapo":
+        tau = torch.where(up, s["tau_up"], s["tau_down"]).double()
+        return -4 / tau * torch.sigmoid(tau * (rho - 1)) * advantage
+    if name == "vespo":
+        k = torch.where(advantage >= 0, s["k_up"], s["k_down"]).double()
+        lam = torch.where(advantage >= 0, s["lam_up"], s["lam_down"]).double()
+        return -(rho.detach() ** k * (lam * (1 - rho.detach())).exp()) * advantage * logprobs
+    moved = (logprobs - row.old).clamp(-FAR, FAR)
+    if name == "dro":
+        return s["beta"] / 2 * moved**2 - advantage * logprobs
+    if name == "group_classification":
+        return _group_classification(logprobs, row, s["tau"])
+    if name == "kl_on_selected":
+        return -rho * advantage + s["coef"] * moved.abs() * row.marked
+    return _divergence_mask(name, logprobs, row, s)
+
+
+def _divergence_mask(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+    """DPPO: nothing where the token's probability has moved too far on the side of its advantage."""
+    now, before = logprobs.detach().exp(), row.old.exp()
+    weight = (now / before).clamp(max=s["cap"])
+    if name == "divergence_mask_tv":
+        outward = (now - before) * row.advantage.sign() > s["threshold"]
+    elif name == "divergence_mask_kl":
+        p, q = before.clamp(max=1 - 1e-6), now.clamp(max=1 - 1e-6)
+        distance = p * (before / now).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+        outward = ((q - p) * row.advantage > 0) & (distance > s["threshold"])
+    else:
+        raise KeyError(name)
+    return -torch.where(outward, 0.0, weight) * row.advantage * logprobs
+
+
+def _group_classification(logprobs: Tensor, row: Row, tau: float) -> Tensor:
+    """log(1 + sum of e^(-+ mean log-ratio / tau)) of each class of the group, the others held fixed. REAL."""
+    own, sign = (logprobs - row.old).clamp(-FAR, FAR).mean(), float(row.advantage.sum().sign())
+    loss = torch.zeros((), dtype=torch.float64)
+    for side in (1.0, -1.0):
+        others = math.fsum(math.exp(-side * m / tau) for x, m in row.siblings if x == side)
+        mine = (-side * own / tau).exp() if sign == side else torch.zeros(())
+        loss = loss + (1 + others + mine).log()
+    return loss.expand_as(logprobs)
+
+
+def divergence(name: str, d: Tensor) -> Tensor:
+    """Estimators of KL(pi || ref) from d = log pi - log ref."""
+    bounded = d.clamp(min=-FAR)
+    table = {"k1": d, "k2": d**2 / 2, "k3": (-bounded).exp() - 1 + bounded, "absolute": d.abs()}
+    return table[name]
+
+
+def correction(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+    """The importance correction for a sampler that disagrees with the trainer. Detached."""
+    gap = (row.old - row.sampled).clamp(-FAR, FAR)
+    level = gap.sum().expand_as(gap).clamp(-FAR, FAR) if s.get("level") == "sequence" else gap
+    if name == "truncated":
+        return level.exp().clamp(max=s["cap"])
+    if name == "masked":
+        return torch.where((level.exp() >= s["low"]) & (level.exp() <= s["high"]), level.exp(), 0.0)
+    if name == "decoupled":
+        return gap.exp()
+    if name == "geometric_mask":
+        inside = s["low"] <= float(gap.mean().exp()) <= s["high"]
+        return torch.full_like(gap, float(inside))
+    if name == "off_policy_mask":
+        moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
+        drop = float(-(gap + moved).mean()) > s["delta"] and float(row.advantage.sum()) < 0
+        return torch.full_like(gap, float(not drop))
+    raise KeyError(name)
+
+
+def multiplier(name: str, logprobs: Tensor, row: Row, s: AxisSettings) -> Tensor:
+    """Factors on the policy term of each token. Detached."""
+    if name == "selected_only":
+        return row.marked.double()
+    if name == "unselected_only":
+        return 1 - row.marked.double()
+    if name == "unlikely_only":
+        return (row.old.exp() < s["below"]).double()
+    if name == "future_influence":
+        moved = (logprobs.detach() - row.old).clamp(-FAR, FAR)
+        decay, running, later = 0.5 ** (1 / s["half_life"]), 0.0, row.drawn[-1]
+        influence = torch.zeros_like(moved)
+        for t in reversed(range(len(moved))):
+            own, distance = float(moved[t]), later - row.drawn[t]
+            later = row.drawn[t]
+            running = decay**distance * running + (own if math.exp(own) <= s["outlier"] else 0.0)
+            factor = min(max(math.exp(running), s["low"]), s["high"])
+            risky = float(row.advantage[t]) < 0 and math.exp(own) > s["safety"]
+            influence[t] = min(factor, 1.0) if risky else factor
+        return influence
+    raise KeyError(name)
+
+
+def marks(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
+    """Which tokens of an optimizer step are singled out, from what was known when it began."""
+    if name == "top_entropy":
+        return _largest([row.old_entropy for row in rows], None, s["share"])
+    logprobs, advantage = (torch.cat([getattr(row, x) for row in rows]) for x in ("old", "advantage"))
+    every = [(row.advantage - advantage.mean()) * (row.old - logprobs.mean()) for row in rows]
+    if name == "top_covariance":
+        return _largest(every, None, s["share"])
+    if name == "random_covariant":
+        band = [(c >= s["low"]) & (c <= s["high"]) for c in every]
+        return _largest([row.noise for row in rows], band, s["share"])
+    raise KeyError(name)
+
+
+def _largest(values: Sequence[Tensor], among: Sequence[Tensor] | None, share: float) -> list[Tensor]:
+    """The ``share`` of all tokens with the largest values, at least one; equal ones at the border all.
+
+    Siblings have the same entropy at their first token; float64 may part them in the sixteenth digit.
+    """
+    among = among or [torch.ones_like(v, dtype=torch.bool) for v in values]
+    candidates = sorted(torch.cat([v[a] for v, a in zip(values, among, strict=True)]).tolist(), reverse=True)
+    count = min(max(round(share * sum(map(len, values))), int(share > 0)), len(candidates))
+    if count == 0:
+        return [torch.zeros_like(a) for a in among]
+    return [a & (v >= candidates[count - 1] - 1e-9) for v, a in zip(values, among, strict=True)]
+
+
+def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: AxisSettings) -> float:
+    """How much one token of this completion weighs in the loss of the optimizer step."""
+    trained = [r for r in step if r.trained]
+    count = len(step) if s.get("rows") == "all" else len(trained)
+    if name == "token_mean":
+        return 1 / (sum(len(r.drawn) for r in trained) + s["eps"])
+    if name == "sequence_mean":
+        return 1 / (count * (len(row.drawn) + s["eps"]))
+    if name == "sequence_sum":
+        return 1 / count
+    if name == "constant_length":
+        return 1 / (count * (s["length"] or max_tokens))
+    if name == "token_sum":
+        return 1.0
+    if name == "prompt_mean":
+        siblings = sum(len(r.drawn) for r in trained if r.group == row.group)
+        return 1 / (len({r.group for r in trained}) * siblings)
+    raise KeyError(name)

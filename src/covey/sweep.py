@@ -1,0 +1,78 @@
+"""`covey sweep`: the runs of a grid of settings, one after the other; each is an ordinary run.
+
+The folders have their names from the settings, so the same command goes on where it was interrupted: a run
+that has ended is not repeated, one that was interrupted is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from covey.config.grid import Grid, Planned
+from covey.console import RunConsole
+from covey.errors import RECORD, ConfigError, CoveyError, Stopped
+from covey.fault_injection import Faults
+from covey.insight.cells import Cell, Sweep, write_sweep
+from covey.runs.reader import read_verdict, stages_in
+from covey.signals import StopSignal
+from covey.training.pipeline import RESULT, run_in_folder
+from covey.training.run import RunOptions
+
+
+def cells_of(grid: Grid) -> Sweep:
+    """The grid cell by cell. Raises ConfigError where its folder is a run's."""
+    if (grid.home / "config.yaml").exists() or stages_in(grid.home):
+        raise ConfigError(
+            f"{grid.home} holds a run, and a sweep has its runs in folders below. Choose another --output"
+        )
+    cells = [
+        Cell(cell, {run.seed: run.folder for run in grid.runs if run.cell == cell})
+        for cell in dict.fromkeys(run.cell for run in grid.runs)
+    ]
+    return Sweep(grid.home, grid.keys, cells)
+
+
+def sweep(
+    grid: Grid, console: RunConsole, stop: StopSignal, strict: bool, faults: Faults
+) -> tuple[Sweep, dict[Path, str]]:
+    """Make the runs that are left, and write what there is to `sweep.json` and `sweep.svg` after each.
+
+    -> its cells, and why runs failed, by folder: the others are made all the same. Raises Stopped.
+    """
+    plan, runs, failed = cells_of(grid), grid.runs, dict[Path, str]()
+    for number, run in enumerate(_failed_last(runs), start=1):
+        console.say(f"run {number} of {len(runs)}: {run.folder.name}")
+        began = time.time()
+        try:
+            stop.check()
+            options = RunOptions(strict, False, run.start.record(), run.folder, faults)
+            results = run_in_folder(run.loaded, console, stop, options)
+        except Stopped as stopped:
+            done = number - 1 - len(failed)
+            raise Stopped(
+                f"{stopped}. {done} of {len(runs)} runs have ended; give the same command again to go on"
+            ) from None
+        except CoveyError as error:
+            failed[run.folder] = str(error)
+            console.say(f"{run.folder.name} failed: {error}", "red")
+        else:
+            if (results[-1].folder / RESULT).stat().st_mtime < began:
+                console.say(f"has ended before: {read_verdict(results[-1].folder)}")
+        write_sweep(plan, failed)
+    return plan, failed
+
+
+def _failed_last(runs: Iterable[Planned]) -> list[Planned]:
+    """Runs that failed before come last: one that ends the whole process must not keep others waiting."""
+
+    def failed(run: Planned) -> bool:
+        try:
+            record = json.loads((run.folder / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(record, dict) and record.get("exit_code") != Stopped.code
+
+    return sorted(runs, key=failed)

@@ -1,0 +1,86 @@
+"""A run's memory by what it is for: forecast before the first step, then measured in its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from covey.learned import reward_model_bytes
+from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
+from covey.models.alive import alive_bytes
+from covey.models.load import device_memory
+from covey.processes import gather, on_this_machine
+from covey.runs.reader import read_environment
+from covey.sampling.local import LocalSampler
+from covey.training.run import Run
+
+TRAINED = ("weights", "gradient", "optimizer")
+"""What a model that learns keeps between its steps."""
+
+
+def plan_memory(run: Run) -> dict[str, int]:
+    """Report the memory forecast and pick a micro-batch size that fits. Returns bytes per component.
+
+    Micro-batch size affects rounding, so a resumed run keeps the size it started with.
+    """
+    config, learner = run.loaded.config, run.learner
+    device = learner.policy.device
+    shape, there = shape_of(learner.policy.whole), device_memory(device) // on_this_machine(device.type)
+    copied = learner.reference is not None and learner.reference.has_weights
+    models = 1 + copied + (run.critic is not None)
+    program = program_bytes(device, shape.parameters * shape.number * models)
+    critic = sum(p.numel() for p in run.critic.policy.parameters) if run.critic else 0
+    answered = [e for e in (*run.train_set, *run.held_out) if e.answers]
+    asked = asked_of(
+        config,
+        [len(p.tokens) for p in run.train_set],
+        [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
+    )
+    judges = reward_model_bytes(run.rewards)
+    expect = partial(
+        forecast, shape, config, asked, reference=copied, program=program, critic=critic, judges=judges
+    )
+    wanted = config.train.tokens_per_micro_batch
+    before = (read_environment(config.output) or {}).get("micro_tokens", {})
+    again = before.get("configured") == wanted
+    tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
+    tokens = min(gather(tokens))
+    learner.micro_tokens = tokens
+    if run.critic is not None:
+        run.critic.micro_tokens = tokens
+    roles = expect(tokens)
+    total = sum(roles.values())
+    style = "" if total <= there else "yellow"
+    run.journal.say(
+        f"memory: about {total / 1e6:,.0f} MB of {there / 1e6:,.0f} ({in_megabytes(roles)})", style
+    )
+    if tokens < wanted:
+        why = "had no room when the run began" if again else "does not fit in memory"
+        run.journal.say(f"train.tokens_per_micro_batch {wanted} {why}; using {tokens}", "yellow")
+    return roles
+
+
+def in_megabytes(roles: Mapping[str, int]) -> str:
+    """Bytes by what they are for, what takes next to nothing left out.
+
+    >>> in_megabytes({"weights": 3_200_000, "critic": 0})
+    'weights 3'
+    """
+    return ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
+
+
+def measured(run: Run) -> dict[str, int]:
+    """Bytes that the run's tensors really take, by what they are for; of what comes and goes the most so far.
+
+    ``activations`` is what a forward pass leaves for its backward pass, of the policy or of its critic.
+    """
+    own, reference = run.learner.alive(), run.learner.reference
+    critic = run.critic.alive() if run.critic is not None else dict.fromkeys(own, 0)
+    return {
+        **{name: own[name] for name in TRAINED},
+        "reference": alive_bytes(reference.state().values()) if reference is not None else 0,
+        "critic": sum(critic[name] for name in TRAINED),
+        "reward models": reward_model_bytes(run.rewards),
+        "activations": max(own["activations"], critic["activations"]),
+        "sampling": run.sampler.most_memory if isinstance(run.sampler, LocalSampler) else 0,
+    }

@@ -1,0 +1,137 @@
+"""A run on a Ray cluster of two simulated nodes, of which one is killed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.train.test_runs import fingerprint, metrics_of
+
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="ray is not installed: pip install 'covey[ray]'"
+)
+REWARDS = """
+import os, pathlib
+def varied(completion):
+    pathlib.Path({folder!r}, os.environ.get("RAY_RAYLET_PID", "none")).touch()
+    return len(completion) + sum(map(ord, completion)) % 7
+"""
+RUN: dict[str, Any] = {
+    "data": {"task": "last_digit", "train_size": 64, "test_size": 16},
+    "rewards": ["rewards.py:varied"],
+    "rollout": {"group_size": 4, "prompts_per_step": 4, "max_tokens": 12},
+    "algorithm": "grpo",
+    "train": {"steps": 8, "lr": 1e-3, "save_every": 2},
+    "eval": {"problems": 8, "samples": 2},
+    "threads": 1,
+}
+
+
+class TwoNodes:
+    """The cluster, and what can be done to it."""
+
+    def __init__(self, token: Path) -> None:
+        token.write_text(secrets.token_hex(32))
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        script = Path(__file__).with_name("two_nodes.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), "3"],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self.process.stdout.readline().strip()
+
+    def tell(self, what: str) -> None:
+        self.process.stdin.write(f"{what}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def covey(self, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "covey", *map(str, arguments)]
+        return subprocess.Popen(
+            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
+    made = TwoNodes(tmp_path / "token")
+    with made.process:  # its end is that of its input
+        yield made
+
+
+def write(folder: Path, **settings: Any) -> Path:
+    (folder / "seen").mkdir(parents=True)
+    (folder / "rewards.py").write_text(REWARDS.format(folder=str(folder / "seen")))
+    (folder / "run.yaml").write_text(yaml.safe_dump({**RUN, **settings}))
+    return folder / "run.yaml"
+
+
+def wait_for(what: Callable[[], bool], run: subprocess.Popen[str], seconds: float = 240.0) -> None:
+    ends = time.monotonic() + seconds
+    while not what():
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < ends, "it takes too long"
+        time.sleep(0.1)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_node_is_killed_in_the_middle_and_the_run_ends_with_the_same_bits(
+    nodes: TwoNodes, tmp_path: Path
+) -> None:
+    alone = nodes.covey("train", write(tmp_path / "alone"), "--output", tmp_path / "alone/run")
+    said, _ = alone.communicate(timeout=300)
+    assert alone.returncode in (0, 1), said
+    output = tmp_path / "placed/run"
+    placed = ["--launch.ray", nodes.address, "--launch.samplers", 2, "--rollout.sampler.timeout", 60]
+    run = nodes.covey("train", write(tmp_path / "placed"), "--output", output, *placed)
+    wait_for(lambda: (output / "metrics.jsonl").exists() and len(metrics_of(output)) > 1, run)
+    nodes.tell("kill")
+    said, _ = run.communicate(timeout=400)
+    assert run.returncode in (0, 1), said
+    assert "is left out" in (output / "events.jsonl").read_text(), said
+    assert fingerprint(output) == fingerprint(tmp_path / "alone/run")
+    nodes_seen = {p.name for p in (tmp_path / "placed/seen").iterdir()}
+    assert nodes_seen, "rewards were scored"
+    assert "none" not in nodes_seen, "and by actors"
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_trainers_on_both_nodes_begin_again_when_one_is_killed(nodes: TwoNodes, tmp_path: Path) -> None:
+    """Two processes take two CPUs each, so that each node of three has one; then both fit nowhere else."""
+    config = write(tmp_path / "whole", threads=2, launch={"processes": 2})
+    whole = nodes.covey("train", config, "--output", tmp_path / "whole/run")
+    said, _ = whole.communicate(timeout=400)
+    assert whole.returncode in (0, 1), said
+    output = tmp_path / "placed/run"
+    config = write(tmp_path / "placed", threads=2, launch={"processes": 2, "ray": nodes.address})
+    run = nodes.covey("train", config, "--output", output)
+    wait_for(lambda: (output / "metrics.jsonl").exists() and len(metrics_of(output)) > 2, run)
+    nodes.tell("kill")
+    nodes.tell("add")
+    said, _ = run.communicate(timeout=600)
+    assert run.returncode in (0, 1), said
+    assert "going on from the last checkpoint (restart 1 of 3)" in said
+    assert fingerprint(output) == fingerprint(tmp_path / "whole/run")

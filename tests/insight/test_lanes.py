@@ -1,0 +1,89 @@
+"""Which method for what there is: the explainers' cases, configs that load, memory as it was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from covey.cli import main
+from covey.config.load import load_config
+from covey.errors import ConfigError
+from covey.insight.lanes import KEPT, Have, kept_multiple, lanes, measured_memory, recommend
+
+
+@pytest.mark.parametrize(
+    ("have", "name"),
+    [
+        ({"pairs": 5000, "budget": "tight"}, "DPO"),
+        ({"pairs": 5000, "budget": "ample"}, "reward model, then PPO"),
+        ({"verifier": True}, "GRPO (dapo)"),
+        ({"verifier": True, "pairs": 5000, "budget": "ample"}, "GRPO (dapo)"),
+        ({"verifier": True, "steps": True}, "process rewards"),
+        ({"steps": True}, "process reward model, then GRPO"),
+        ({"judged": 900}, "KTO"),
+        ({"judged": 900, "budget": "ample"}, "reward model, then PPO"),
+        ({"worked": 100}, "SFT"),
+    ],
+)
+def test_what_there_is_decides(have: dict, name: str) -> None:
+    assert recommend(Have(**have), 0, 0)[0]["recommended"] == name
+
+
+def test_every_config_loads(tmp_path: Path) -> None:
+    for lane in lanes():
+        (tmp_path / "lane.yaml").write_text(lane.config)
+        for stage in load_config(tmp_path / "lane.yaml").stages():
+            assert stage.config.data.train or stage.config.data.examples, lane.name
+        assert lane.memory in measured_memory()
+
+
+def test_memory_is_that_of_the_models_that_a_lane_keeps() -> None:
+    """In float32 a trained model keeps weights, gradient and two moments; a reference its weights alone."""
+    for name in ("grpo", "dr_grpo", "ppo_network", "ppo_reward_model", "dpo", "rejection_sampling", "lora"):
+        assert set(KEPT) <= set(measured_memory()[name])
+    assert kept_multiple("dr_grpo") == pytest.approx(4, abs=0.05)
+    assert kept_multiple("grpo") == pytest.approx(5, abs=0.05)
+    assert kept_multiple("ppo_network") == pytest.approx(9, abs=0.1)
+    assert kept_multiple("ppo_reward_model") == pytest.approx(10, abs=0.1)
+    assert kept_multiple("dpo") == pytest.approx(4, abs=0.05)
+    assert 1 < kept_multiple("lora") < 2.5
+
+
+def test_what_does_not_fit_is_said_with_what_would() -> None:
+    record, lines = recommend(Have(pairs=600), 1.5, 24)
+    (row,) = [r for r in record["lanes"] if r["lane"] == "DPO"]
+    assert row["gigabytes"] == pytest.approx(4 * 4 * 1.5, rel=0.02)
+    assert row["fits"] is False
+    assert any("lora" in line for line in lines)
+    assert recommend(Have(pairs=600), 0.5, 24)[0]["lanes"][4]["fits"] is True
+
+
+def test_advice_beside_it() -> None:
+    said = " ".join(recommend(Have(verifier=True, pairs=50, worked=10), 0, 0)[0]["advice"])
+    assert "method: sft" in said
+    assert "method: dpo" in said
+    assert "are few" in recommend(Have(pairs=50), 0, 0)[0]["advice"][0]
+
+
+@pytest.mark.parametrize(
+    ("have", "size", "says"),
+    [
+        ({}, 0.0, "nothing to learn from"),
+        ({"pairs": -1}, 0.0, "--pairs -1"),
+        ({"pairs": 1}, -2.0, "--parameters"),
+    ],
+)
+def test_nonsense_is_refused(have: dict, size: float, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        recommend(Have(**have), size, 0)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recommend", "--pairs", "5000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommended"] == "DPO"
+    assert main(["recommend", "--verifier"]) == 0
+    assert "algorithm: dapo" in capsys.readouterr().out
+    assert main(["recommend"]) == 2
+    assert "--verifier" in capsys.readouterr().err

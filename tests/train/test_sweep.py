@@ -1,0 +1,157 @@
+"""Sweeps: what is refused beforehand, runs that are ordinary, what an interruption and a failure cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from tests.train.test_runs import StopAt
+
+import covey
+from covey.cli import main
+from covey.config.grid import Grid, planned_runs
+from covey.config.start import Start
+from covey.console import RunConsole
+from covey.errors import ConfigError, Stopped
+from covey.estimates import over_seeds
+from covey.fault_injection import Faults
+from covey.insight.cells import rows_of, sweep_lines
+from covey.sweep import cells_of, sweep
+
+CONFIG = {
+    "model": "tiny",
+    "method": "sft",
+    "data": {"task": "last_digit", "train_size": 32, "test_size": 8},
+    "rollout": {"max_tokens": 8},
+    "train": {"steps": 2, "lr": 1e-3, "batch_size": 4, "save_every": 1},
+    "eval": {"problems": 8, "samples": 1},
+    "guards": {"bad_updates": 1},
+}
+
+
+def written(folder: Path, **more: object) -> Path:
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump({**CONFIG, "output": str(folder / "out"), **more}))
+    return file
+
+
+def grid(folder: Path, *sets: str, seeds: int = 1) -> Grid:
+    return planned_runs(Start(written(folder)), sets, seeds)
+
+
+@pytest.mark.parametrize(
+    ("sets", "seeds", "says"),
+    [
+        (["train.lrr=1,2"], 1, "did you mean train.lr"),
+        (["train.lr"], 1, "expected a setting and its values"),
+        (["=1"], 1, "expected a setting and its values"),
+        (["train.lr="], 1, "a value is missing"),
+        (["train.lr=1e-4,,2e-4"], 1, "a value is missing"),
+        (["train.lr=1e-4,0.0001"], 1, "0.0001 is there twice"),
+        (["train.lr=1e-4", "train.lr=2e-4"], 1, "given twice"),
+        (["train.lr=1e-4,2e-4", "learning_rate=1e-4"], 1, "are the same run"),
+        (["train.lr=-1,1"], 1, "greater than or equal to 0"),
+        (["train.lr=nan,1"], 1, "finite number"),
+        (["rollout.group_size=4,many"], 1, "valid integer"),
+        (["seed=1,2"], 1, "use --seeds N"),
+        (["output=a,b"], 1, "named by|names from"),
+        (["train.lr=1,2"], 0, "at least 1 seed"),
+        (["train.lr=1,2"], 501, "at most 1,000 runs"),
+    ],
+)
+def test_nonsense_is_refused_before_the_first_run(
+    tmp_path: Path, sets: list[str], seeds: int, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        grid(tmp_path, *sets, seeds=seeds)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_are_named_by_their_settings(tmp_path: Path) -> None:
+    found = grid(tmp_path, "train.lr=1e-4,2e-4", "train.betas=[0.9,0.95],[0.9,0.99]", seeds=2)
+    assert len(found.runs) == 8
+    names = [run.folder.name for run in found.runs]
+    assert names[0].startswith("lr=0.0001,betas=_0.9_0.95_,")
+    assert names[0].endswith("seed=0")
+    assert len(set(names)) == 8
+    assert {run.loaded.config.train.betas for run in found.runs} == {(0.9, 0.95), (0.9, 0.99)}
+    two = grid(tmp_path, "train.steps=3", "eval.problems=3", "train.lr=0.5").runs[0].folder.name
+    assert two == "steps=3,problems=3,lr=0.5,seed=0"
+    same_end = [
+        r.folder.name for r in grid(tmp_path, "algorithm.kl.coef=0.1", "algorithm.entropy.coef=0.2").runs
+    ]
+    assert same_end == ["algorithm.kl.coef=0.1,algorithm.entropy.coef=0.2,seed=0"]
+    long = grid(tmp_path, f"model={'x' * 300},{'x' * 299}y").runs
+    assert len({run.folder.name for run in long}) == 2
+    assert max(len(run.folder.name) for run in long) < 250
+
+
+def test_a_folder_with_a_run_in_it_is_not_swept(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.yaml").write_text("model: tiny\n")
+    with pytest.raises(ConfigError, match="holds a run"):
+        cells_of(grid(tmp_path, "train.lr=1,2"))
+
+
+def test_a_failed_run_is_said_and_ended_ones_are_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", str(written(tmp_path)), "--set", "train.lr=1e30,1e-3", "--seeds", "2"]
+    assert main([*command, "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert [cell["settings"] for cell in record["cells"]] == [{"train.lr": "0.001"}]
+    assert record["cells"][0]["ended"] == [0, 1]
+    assert len(record["failed"]) == 2
+    assert all("not finite" in why for why in record["failed"].values())
+    ended = [tmp_path / "out" / f"lr=0.001,seed={seed}" / "result.json" for seed in (0, 1)]
+    stamps = [file.stat().st_mtime_ns for file in ended]
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    order = [line.partition(": ")[2] for line in said.splitlines() if line.startswith("run ")]
+    assert order == [f"lr={lr},seed={s}" for lr in ("0.001", "1e+30") for s in (0, 1)]  # failed ones last
+    assert said.count("has ended before") == 2
+    assert [file.stat().st_mtime_ns for file in ended] == stamps
+    assert "failed: lr=1e+30,seed=0" in said
+    assert (tmp_path / "out" / "sweep.svg").read_text().startswith("<svg")
+
+
+def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) -> None:
+    plan, quiet = grid(tmp_path, "train.lr=1e-3,2e-3"), RunConsole(quiet=True)
+    counter = StopAt()
+    elsewhere = Start(written(tmp_path), ("--output", str(tmp_path / "whole")))
+    sweep(planned_runs(elsewhere, ("train.lr=1e-3,2e-3",), 1), quiet, counter, False, Faults())
+    with pytest.raises(Stopped, match="of 2 runs have ended; give the same command again"):
+        sweep(plan, quiet, StopAt(counter.checks // 2), False, Faults())
+    found, failed = sweep(plan, quiet, StopAt(), False, Faults())
+    assert not failed
+    assert [len(row.ended) for row in rows_of(found)] == [1, 1]
+    covey.train(written(tmp_path), quiet=True, train={"lr": 2e-3}, output=str(tmp_path / "alone"))
+    weights = [
+        (tmp_path / name / "final" / "model.safetensors").read_bytes()
+        for name in ("whole/lr=0.002,seed=0", "out/lr=0.002,seed=0", "alone")
+    ]
+    assert weights[0] == weights[1] == weights[2]
+    said = "\n".join(sweep_lines(found, {}))
+    assert "of one seed" in said
+    assert "points [" in said
+
+
+def test_the_interval_of_seeds_and_problems() -> None:
+    """Seeds with means .4, .5 and .6: Student's part is 4.303 * .1 / sqrt(3) = .2484."""
+    values = np.zeros((3, 400))
+    for seed, correct in enumerate((160, 200, 240)):
+        values[seed, :correct] = 1
+    estimate = over_seeds(values)
+    by_problem = np.concatenate([values.mean(0), [0, 1, 0, 1]])
+    half = np.hypot(4.303 * 0.1 / np.sqrt(3), 1.959964 * by_problem.std(ddof=1) / np.sqrt(404))
+    assert estimate.value == pytest.approx(0.5)
+    assert estimate.high - estimate.low == pytest.approx(2 * half)
+    assert 2 * half == pytest.approx(2 * 0.2484, rel=0.03)  # the seeds differ by more than problems do
+    alone = over_seeds(values[:1])
+    assert alone.high - alone.low < estimate.high - estimate.low
+    change = over_seeds(values[1:] - values[:2], -1.0)  # both seeds gain 10 points on the same problems
+    assert change.value == pytest.approx(0.1)
+    assert change.low > 0
