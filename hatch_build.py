@@ -1,8 +1,8 @@
 """Compiled operations for the wheel: one library for each of `kernels/compiler.LEVELS` that can be made here.
 
-`python -m build --wheel` and `pip wheel .` run this. Libraries of this machine's processors need gcc, those of
-arm64 aarch64-linux-gnu-gcc (`apt-get install gcc-aarch64-linux-gnu`). What cannot be made is left out and said:
-a user's compiler does it on first use, or torch does the work.
+`python -m build --wheel` and `pip wheel .` run this. For processors like this machine's it needs gcc, for
+arm64 aarch64-linux-gnu-gcc (`apt-get install gcc-aarch64-linux-gnu`). What cannot be made is left out and
+said; a user's compiler does it on first use, or torch does the work.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from transformers import (
     Glm4Config,
     GlmConfig,
     GPT2Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -27,6 +28,7 @@ from transformers import (
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -97,9 +99,21 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "olmo2": Olmo2Config(**WIDE),
     "olmo3": Olmo3Config(**WIDE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
     "gemma2": Gemma2Config(**SMALL, head_dim=8),
+    "qwen3_moe": Qwen3MoeConfig(
+        **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    ),
+    "gpt_oss": GptOssConfig(
+        **SMALL,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
 }
-OURS = tuple(name for name in CONFIGS if name not in ("gpt2", "gemma2"))
-OTHERS = ("gpt2", "gemma2")
+OTHERS = ("gpt2", "gemma2", "qwen3_moe", "gpt_oss")
+OURS = tuple(name for name in CONFIGS if name not in OTHERS)
 EXACT = (
     "llama",
     "qwen3",

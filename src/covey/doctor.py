@@ -108,9 +108,10 @@ def kernels() -> Diagnosis:
             )
             for dtype, kinds in found.trial.rates.items()
         )
-        said = f"{found.instructions}, {found.origin}. Products, GFLOP/s of covey to torch's, one thread: {rates}"
+        said = f"{found.instructions}, {found.origin}"
+        said += f". Products, one thread, GFLOP/s of covey to torch's: {rates}"
         if unequal := sorted({name for name in found.trial.differs.values() if name}):
-            said += f". Last bits of sampling and training differ, so log-probs are made anew: {unequal}"
+            said += f". Sampling and training differ in last bits: {unequal}; old log-probs are made anew"
             return Diagnosis("kernels", "WARN", said, "name another compiler, as CC=clang")
         return Diagnosis("kernels", "OK", said)
     if os.environ.get(build.OFF):

@@ -55,7 +55,7 @@ def test_shared_prompts_of_ragged_groups_score_like_single_sequences(name: str) 
     assert row == len(scores)
 
 
-@pytest.mark.parametrize("name", [*OURS, "gpt2"])
+@pytest.mark.parametrize("name", [*OURS, *OTHERS])
 def test_gradient_is_that_of_single_sequences(name: str) -> None:
     policy = policy_of(name)
     prompts, answers = random_prompts(5, 8), [random_prompts(6, 3, seed=1), random_prompts(4, seed=2)]
@@ -77,7 +77,7 @@ def test_unknown_architectures_caps_and_activations_are_not_ours() -> None:
         assert not supported(sharpened(other))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral_window", "olmo3", "glm"])
+@pytest.mark.parametrize("name", ["gemma3", "mistral_window", "olmo3", "glm", *OTHERS])
 def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> None:
     """Decoding has its own form of windows, rotary tables and scales."""
     policy = policy_of(name)

@@ -27,6 +27,8 @@ from covey.sampling.graphs import Replayed, Step, cuda_recorder
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that go through the model at once."""
+LEAST_SAVED = 32
+"""Tokens that have to be saved for the beginning that prompts share to be computed apart."""
 ROUNDING = 64
 """Cache lengths are multiples of this, so that vectors may read past the last token and kernels find
 aligned rows."""
@@ -104,7 +106,13 @@ class CacheEngine:
 
     def _prefill(self, requests: list[int]) -> None:
         prompts = [self.prompts[r] for r in requests]
-        packed = pack(prompts, [[] for _ in prompts]).to(self.policy.device)
+        shared = shared_tokens(prompts)
+        if shared:  # as a prompt, what follows as its completions, of which the last token is not read
+            packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
+        else:
+            packed = pack(prompts, [[] for _ in prompts])
+        own = packed.sequences.spans[1 if shared else 0 :, 2:].tolist()
+        packed = packed.to(self.policy.device)
         rotations, ops = self.decoder.rotations(packed.positions), self.decoder.ops
         attentions = self.decoder.attentions(packed.sequences)
         layers: list[tuple[Tensor, Tensor]] = []
@@ -115,12 +123,23 @@ class CacheEngine:
             return attentions[heads.window](q, k, v, heads.factor).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
-        ends = np.cumsum([len(p) for p in prompts])
-        logits = self.policy.head(hidden[torch.from_numpy(ends - 1).to(hidden.device)])
-        for r, prompt, end, first in zip(requests, prompts, ends, logits, strict=True):
-            span = slice(end - len(prompt), end)
-            self.cache.add_prompt(r, [(k[span], v[span]) for k, v in layers])
+        last = torch.tensor([start + length - 1 for start, length in own], device=hidden.device)
+        for r, (start, length), first in zip(requests, own, self.policy.head(hidden[last]), strict=True):
+            places = torch.cat((torch.arange(shared), torch.arange(start, start + length))).to(hidden.device)
+            self.cache.add_prompt(r, [(k[places], v[places]) for k, v in layers])
             self.logits[r] = first
+
+
+def shared_tokens(prompts: Sequence[np.ndarray]) -> int:
+    """How many tokens all prompts begin with, a system prompt say; 0 where few would be saved.
+
+    >>> shared_tokens([np.arange(40), np.arange(50)]), shared_tokens([np.arange(9), np.arange(9)])
+    (39, 0)
+    """
+    most = min(map(len, prompts)) - 1
+    alike = np.logical_and.reduce([p[:most] == prompts[0][:most] for p in prompts])
+    count = most if alike.all() else int(alike.argmin())
+    return count if count * (len(prompts) - 1) >= LEAST_SAVED else 0
 
 
 def _rounded(count: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -67,7 +67,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
-    for note in unseen_by_model(policy, [*source.train, *source.test], config):
+    for note in (*slower(policy), *unseen_by_model(policy, [*source.train, *source.test], config)):
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
@@ -172,6 +172,15 @@ def connect(run: Run) -> None:
         run.sampler.on_fewer = on_fewer
     if isinstance(run.sampler, RemoteSampler):
         run.sampler.say, run.sampler.waiting = servers_changed, run.stop.check
+
+
+def slower(policy: Policy) -> Iterator[str]:
+    """What it costs that a model is not computed by our own forward, as measured on a CPU."""
+    if policy.decoder is None:
+        yield (
+            f"note: {policy.model.config.model_type} runs through its Hugging Face modules: rollouts take "
+            "about 3 times as long as in covey's own forward, updates 4 times (docs/performance.md#models)"
+        )
 
 
 def follow_products(config: Config) -> None:
