@@ -1,6 +1,7 @@
-"""The README's pictures, from a finished demo: `make demo`, then `python docs/pictures.py`.
+"""The README's pictures, from a finished demo: `make demo`, then `python docs/pictures.py [RUN]`.
 
-Copies the learning curve, and draws the live panel as it stood after half of the steps.
+Copies the learning curve, and draws the live panel as it stood after half of the steps. Takes some seconds.
+RUN is the folder of a finished run of method rl; runs/demo/2-rl by default.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from covey.console import RunConsole, Shown
 from covey.insight.show import spoken_prompt
 from covey.metrics import console_facts, worries
 from covey.runs.folder import read_numbers
-from covey.runs.rollouts import RolloutLog, read_rollouts
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 IMAGES = Path(__file__).parent / "images"
 
 
 def main(run: Path) -> None:
     """Write demo.svg and panel.svg."""
+    if not (run / "curve.svg").is_file() or len(recorded_steps(run)) < 2:
+        raise SystemExit(f"{run}: no finished run with its completions; `make demo` makes one")
     IMAGES.mkdir(exist_ok=True)
     shutil.copy(run / "curve.svg", IMAGES / "demo.svg")
     rows, times, evals = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings", "evals"))
-    half = len(rows) // 2
+    half = max(1, len(rows) // 2)
+    shown = min(recorded_steps(run), key=lambda step: abs(step - (half - 1)))  # old steps may be gone
     terminal = Console(
         record=True, width=118, height=30, force_terminal=True, file=io.StringIO(), highlight=False
     )
@@ -36,7 +40,7 @@ def main(run: Path) -> None:
     for number, (metrics, lap) in enumerate(zip(rows[:half], times, strict=False), start=1):
         console.step(number, metrics["reward/mean"], console_facts(metrics, lap), worries(metrics))
     console.recall(rows[:half], [e for e in evals if e["step"] <= half])
-    console.examples = most_mixed(read_rollouts(run, half - 1))
+    console.examples = most_mixed(read_rollouts(run, shown))
     console.started -= sum(v for lap in times[:half] for k, v in lap.items() if k.startswith("seconds/"))
     console.console = terminal
     console.sampling(181, 256)
@@ -49,7 +53,8 @@ def main(run: Path) -> None:
 def most_mixed(log: RolloutLog) -> tuple[str, Shown, Shown]:
     """The prompt, the best and the worst completion of the group whose rewards differ the most."""
     groups = ([log.rows[place] for place in places] for places in log.groups.values())
-    ordered = [sorted(rows, key=lambda r: r["reward"]) for rows in groups]
+    known = ([row for row in rows if row["reward"] is not None] for rows in groups)
+    ordered = [sorted(rows, key=lambda r: r["reward"]) for rows in known if rows]
     worst, *_, best = max(ordered, key=lambda rows: rows[-1]["reward"] - rows[0]["reward"])
     shown = [Shown(row["reward"], row["completion"]) for row in (best, worst)]
     return spoken_prompt(best["prompt"]), shown[0], shown[1]

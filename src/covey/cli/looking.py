@@ -22,7 +22,7 @@ def command_preview(
 ) -> int:
     """Say before a run whether it can learn, with which group size, and at what cost; nothing is trained.
 
-    Ctrl-C shows what there is by then. Exit code 1 if every group ties, 130 after Ctrl-C.
+    Ctrl-C shows what there is by then. Exit code 1 if every group is dead, 130 after Ctrl-C.
 
     :param config: A YAML file.
     :param groups: Problems that are sampled.
@@ -77,7 +77,7 @@ def command_plan(
     :param price: Of an hour of one device.
     :param preview: What `covey preview --json` printed: lengths and dead groups are taken from there.
     :param length: Mean tokens of a completion; otherwise rollout.max_tokens, the worst case.
-    :param dead: The fraction of groups that tie.
+    :param dead: The fraction of groups that are dead: all rewards equal.
     """
     loaded = _load(config, settings, as_json)
     from covey.insight.devices import device_named

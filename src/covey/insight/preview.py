@@ -91,7 +91,7 @@ class Preview:
         return np.array([c.finish == "length" for g in self.measured.groups for c in g.completions])
 
     def dead(self, size: int) -> Estimate:
-        """The fraction of groups of this size that would tie."""
+        """The fraction of groups of this size that would be dead."""
         return dead_share(self.counts, size)
 
     @property
@@ -202,7 +202,9 @@ class Preview:
         groups, temperature = self.measured.groups, self.stage.config.rollout.temperature
         best = min(self.others, key=lambda t: self._of(t)[1].value, default=temperature)
         if best in self.others and self._fewer_dead(best).high < 0:
-            found = f"{self.dead(self.now)} of the groups tie, at temperature {best:g} {self._of(best)[1]}"
+            found = (
+                f"{self.dead(self.now)} of the groups are dead, at temperature {best:g} {self._of(best)[1]}"
+            )
             return Advice(found, f"rollout.temperature {best:g}")
         entropy, copies = sampled_entropy(groups), sum(_same_text(g) for g in groups if g.dead)
         solved = float(np.mean([g.pass_rate for g in groups])) > 0.95
@@ -219,7 +221,7 @@ class Preview:
             return None
         groups = self.measured.groups
         rate = float(np.mean([g.pass_rate for g in groups]))
-        found = f"{now} of the groups of {self.now} tie"
+        found = f"{now} of the groups of {self.now} are dead"
         enough = [n for n in SIZES_TOLD if n > self.now and self.dead(n).value <= MOST_DEAD]
         if enough and self.word != "no":
             fewer = f"{found}; of groups of {enough[0]} {self.dead(enough[0])}"
@@ -287,7 +289,7 @@ class Preview:
             f"{len(groups)} problems, {len(self.lengths)} completions"
             + (f", stopped before all {self.measured.asked}" if self.measured.stopped else "")
         )
-        yield f"can it learn? {self.word}: {self.dead(self.now)} of the groups of {self.now} would tie"
+        yield f"can it learn? {self.word}: {self.dead(self.now)} of the groups of {self.now} would be dead"
         yield ""
         rates = np.array([g.pass_rate for g in groups])
         yield f"pass rate {_pass_rate(groups)}, by problem:"
