@@ -14,8 +14,8 @@ from typing import Literal
 
 from covey.insight.devices import DEVICES
 from covey.insight.fleet import Fleet
-from covey.insight.plan import Job, step_seconds
-from covey.insight.sizes import SIZES
+from covey.insight.plan import StepWork, step_seconds
+from covey.insight.sizes import MODEL_SIZES
 from presets import RESULTS
 
 MICRO = 16_384
@@ -40,7 +40,7 @@ class Published:
     size: str
     device: str
     fleet: Fleet
-    job: Job
+    job: StepWork
     role: str = ""
     """What is assumed, or that the plan's constants come from it."""
 
@@ -53,52 +53,52 @@ FITTED = "gave the constants"
 ROWS = (
     Published(
         PRIME, "Qwen3-0.6B, all weights, sequences of 16K, 1 H100", "updating", 16_384 / 11_900, "0.6B", H100,
-        Fleet(), Job(1, 1, 1, 0, 16_384, 16_384, 1), FITTED,
+        Fleet(), StepWork(1, 1, 1, 0, 16_384, 16_384, 1), FITTED,
     ),
     Published(
         PRIME, "Qwen3-4B, LoRA, sequences of 16K, 1 H100", "updating", 16_384 / 6_200, "4B", H100,
-        Fleet(), Job(1, 1, 1, 0, 16_384, 16_384, 1), f"{FITTED}; all weights are counted",
+        Fleet(), StepWork(1, 1, 1, 0, 16_384, 16_384, 1), f"{FITTED}; all weights are counted",
     ),
     Published(
         "vLLM 0.19, Qwen3-0.6B (kvcached's benchmark)", "512 tokens in, 128 out, 1,000 requests, 1 H100",
-        "sampling", 1000 / 94.9, "0.6B", H100, Fleet(), Job(1000, 1, 1, 512, 128, 128, 256),
+        "sampling", 1000 / 94.9, "0.6B", H100, Fleet(), StepWork(1000, 1, 1, 512, 128, 128, 256),
         "256 at once",
     ),
     Published(
         NEMO, "Llama 3.1 8B, 2,048 samples of 1,060 tokens (4,096 at most), 16 H100", "step", 97.7, "8B",
         H100,
-        Fleet(16), Job(2048, 2048, 32, 100, 960, 3996, 256, scored=2), "prompts of 100, groups of 32",
+        Fleet(16), StepWork(2048, 2048, 32, 100, 960, 3996, 256, scored=2), "prompts of 100, groups of 32",
     ),
     Published(
         NEMO, "the same, one step off-policy, 1,129 tokens", "the longer of both", 74.6, "8B", H100,
-        Fleet(8, 8), Job(2048, 2048, 32, 100, 1029, 3996, 256, scored=2), "half of the devices sample",
+        Fleet(8, 8), StepWork(2048, 2048, 32, 100, 1029, 3996, 256, scored=2), "half of the devices sample",
     ),
     Published(
         NEMO, "Qwen3-32B, 2,048 samples of 3,206 tokens (4,096 at most), 32 H100", "step", 393, "32B", H100,
-        Fleet(32), Job(2048, 2048, 32, 100, 3106, 3996, 256, scored=2), "prompts of 100, groups of 32",
+        Fleet(32), StepWork(2048, 2048, 32, 100, 3106, 3996, 256, scored=2), "prompts of 100, groups of 32",
     ),
     Published(
         NEMO, "the same, one step off-policy, 3,207 tokens, 64 H100", "the longer of both", 215, "32B", H100,
-        Fleet(32, 32), Job(2048, 2048, 32, 100, 3107, 3996, 256, scored=2), "half of the devices sample",
+        Fleet(32, 32), StepWork(2048, 2048, 32, 100, 3107, 3996, 256, scored=2), "half of the devices sample",
     ),
     Published(
         "verl, quickstart log", "Qwen2.5-0.5B, 256 samples, 1 GPU", "sampling", 22.2, "0.5B", "a100",
-        Fleet(), Job(256, 256, 1, 100, 160, 512, 256), "an A100, 160 tokens of 512 at most",
+        Fleet(), StepWork(256, 256, 1, 100, 160, 512, 256), "an A100, 160 tokens of 512 at most",
     ),
     Published(
         "verl, quickstart log", "the same, reference and policy", "updating", 24.6, "0.5B", "a100",
-        Fleet(), Job(256, 256, 1, 100, 160, 512, 256, scored=2), "an A100, 160 tokens of 512 at most",
+        Fleet(), StepWork(256, 256, 1, 100, 160, 512, 256, scored=2), "an A100, 160 tokens of 512 at most",
     ),
     Published(
         AREAL, "R1-Distill-Qwen-1.5B, synchronous, 1,000 updates in 41.0 h, 128 H800", "step", 590, "1.5B",
         H100,
-        Fleet(128), Job(8192, 8192, 16, 200, 8000, 27_000, 256, scored=1),
+        Fleet(128), StepWork(8192, 8192, 16, 200, 8000, 27_000, 256, scored=1),
         "8,000 tokens, 512 groups of 16, four updates a step",
     ),
     Published(
         AREAL, "R1-Distill-Qwen-7B, synchronous, 1,000 updates in 57.7 h, 192 H800", "step", 831, "7B",
         H100,
-        Fleet(192), Job(8192, 8192, 16, 200, 7000, 27_000, 256, scored=1),
+        Fleet(192), StepWork(8192, 8192, 16, 200, 7000, 27_000, 256, scored=1),
         "7,000 tokens, 512 groups of 16, four updates a step",
     ),
 )  # fmt: skip
@@ -106,7 +106,7 @@ ROWS = (
 
 def predicted(row: Published) -> float:
     """Seconds."""
-    size = SIZES[row.size]
+    size = MODEL_SIZES[row.size]
     shape = size.shape(None)
     sampling, updating = step_seconds(shape, size.tied, DEVICES[row.device], row.fleet, row.job, MICRO)
     if row.what == "step":

@@ -12,7 +12,7 @@ import pytest
 from covey.cli import main
 from covey.insight.devices import DEVICES, device_named
 from covey.insight.plan import seconds
-from covey.insight.sizes import SIZES
+from covey.insight.sizes import MODEL_SIZES
 from covey.models.policy import save_policy
 from tests.conftest import policy_of
 
@@ -168,4 +168,4 @@ def test_a_model_larger_than_a_device_is_sampled_over_several(config: Path, caps
 
 @pytest.mark.parametrize(("size", "billions"), [("0.5B", 0.494), ("7B", 7.62), ("8B", 8.03), ("70B", 70.6)])
 def test_sizes_have_the_parameters_that_their_models_have(size: str, billions: float) -> None:
-    assert SIZES[size].shape(None).parameters == pytest.approx(billions * 1e9, rel=5e-3)
+    assert MODEL_SIZES[size].shape(None).parameters == pytest.approx(billions * 1e9, rel=5e-3)

@@ -21,7 +21,7 @@ from covey.parent import LAUNCHER
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-LOOK, PLACING = 20.0, 120.0
+NODE_ANSWERS, PLACING = 20.0, 120.0
 """Seconds for an actor to answer before its node counts as lost; and for all to have room."""
 
 
@@ -91,7 +91,7 @@ class PlacedRank:
 
         if self.code is None:
             try:
-                self.code, out, err = ray.get(self.actor.look.remote(), timeout=LOOK)
+                self.code, out, err = ray.get(self.actor.look.remote(), timeout=NODE_ANSWERS)
             except (RayActorError, TimeoutError) as error:
                 self.code, out, err = -signal.SIGKILL, b"", f"a node is lost: {said(error)}\n".encode()
             for stream, text in ((sys.stdout, out), (sys.stderr, err)):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 SCHEME = "ray:"
-LOOK = 5.0
+SHORT_ANSWER = 5.0
 """Seconds for an answer that takes no work; one that is being started again has none for longer."""
 _numbers = itertools.count(1)
 
@@ -139,7 +139,7 @@ class PlacedSamplers:
 
         name, slash, path = url.partition("/")
         data = None if body is None else json.dumps(body).encode()
-        patience = min(timeout, LOOK) if timeout == QUICK else timeout
+        patience = min(timeout, SHORT_ANSWER) if timeout == QUICK else timeout
         reply = self.actors[name].answer.remote(slash + path, data)
         try:
             status, text = ray.get(reply, timeout=patience)

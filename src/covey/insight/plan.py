@@ -18,7 +18,7 @@ from covey.errors import ConfigError
 from covey.insight.devices import BACKWARD, Device
 from covey.insight.fleet import ALONE, Fleet
 from covey.insight.forecast import Forecast, Workload, evaluations_of
-from covey.insight.sizes import LETTERS, SIZES
+from covey.insight.sizes import LETTERS, MODEL_SIZES
 from covey.learner.memory import Shape, asked_of, forecast, planned_tokens, shape_of
 from covey.models.load import skeleton
 from covey.prompts import encode, texts_of
@@ -83,7 +83,7 @@ def seconds(device: Device, sampling: Demand, updating: Demand, over: int = 1) -
     )
 
 
-class Job(NamedTuple):
+class StepWork(NamedTuple):
     """What a step asks for, whoever does it."""
 
     completions: float
@@ -102,7 +102,7 @@ class Job(NamedTuple):
 
 
 def step_seconds(
-    shape: Shape, tied: bool, device: Device, fleet: Fleet, job: Job, micro_tokens: int
+    shape: Shape, tied: bool, device: Device, fleet: Fleet, job: StepWork, micro_tokens: int
 ) -> tuple[float, float]:
     """Of sampling and of an update on so many devices. A trainer computes while weights are on their way."""
     device, (copies, over) = device.for_size(shape.parameters), fleet.copies(shape, device)
@@ -220,7 +220,7 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
     tokens = planned_tokens(expect(asked), shape, config, device.memory)
     if sum(expect(tokens).values()) > device.memory:
         tokens = asked  # nothing that is smaller helps
-    job = Job(
+    job = StepWork(
         load.completions,
         load.trained,
         rollout.group_size,
@@ -253,7 +253,7 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
 def _read(stage: Loaded, source: Source) -> tuple[Shape, bool, list[int]]:
     """The model's shape, whether its embeddings are tied, and the lengths of prompts in tokens."""
     config, first = stage.config, source.train[:READ]
-    if isinstance(config.model, str) and (size := SIZES.get(config.model)):
+    if isinstance(config.model, str) and (size := MODEL_SIZES.get(config.model)):
         return size.shape(config.lora), size.tied, [len(str(p.prompt)) // LETTERS + 1 for p in first]
     policy = skeleton(stage, texts_of(source, config))
     tied = bool(policy.model.config.tie_word_embeddings)

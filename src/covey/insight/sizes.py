@@ -11,7 +11,7 @@ LETTERS = 4
 """Characters of a token, nearly, where there is no tokenizer to ask."""
 
 
-class Size(NamedTuple):
+class ModelSize(NamedTuple):
     """What a published config says."""
 
     like: str
@@ -47,15 +47,15 @@ class Size(NamedTuple):
         )
 
 
-SIZES = {
-    "0.5B": Size("Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151_936, tied=True),
-    "0.6B": Size("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151_936, tied=True),
-    "1.5B": Size("Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151_936, tied=True),
-    "3B": Size("Qwen2.5-3B", 36, 2048, 16, 2, 128, 11_008, 151_936, tied=True),
-    "4B": Size("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151_936, tied=True),
-    "7B": Size("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18_944, 152_064),
-    "8B": Size("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14_336, 128_256),
-    "14B": Size("Qwen2.5-14B", 48, 5120, 40, 8, 128, 13_824, 152_064),
-    "32B": Size("Qwen2.5-32B", 64, 5120, 40, 8, 128, 27_648, 152_064),
-    "70B": Size("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28_672, 128_256),
+MODEL_SIZES = {
+    "0.5B": ModelSize("Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151_936, tied=True),
+    "0.6B": ModelSize("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151_936, tied=True),
+    "1.5B": ModelSize("Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151_936, tied=True),
+    "3B": ModelSize("Qwen2.5-3B", 36, 2048, 16, 2, 128, 11_008, 151_936, tied=True),
+    "4B": ModelSize("Qwen3-4B", 36, 2560, 32, 8, 128, 9728, 151_936, tied=True),
+    "7B": ModelSize("Qwen2.5-7B", 28, 3584, 28, 4, 128, 18_944, 152_064),
+    "8B": ModelSize("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14_336, 128_256),
+    "14B": ModelSize("Qwen2.5-14B", 48, 5120, 40, 8, 128, 13_824, 152_064),
+    "32B": ModelSize("Qwen2.5-32B", 64, 5120, 40, 8, 128, 27_648, 152_064),
+    "70B": ModelSize("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28_672, 128_256),
 }
