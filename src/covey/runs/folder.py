@@ -179,6 +179,7 @@ class RunFolder:
         unseen = np.full(sum(len(c.tokens) for g in filtered for c in g.completions), np.nan, np.float32)
         masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
         kept = SamplingMask.join(masks)
+        lags = any(c.versions is not None for c in completions)
         all_drawn = all(c.sampled is None for c in completions)
         arrays = _npz(
             prompt_tokens=np.concatenate([g.prompt for g in groups]),
@@ -189,6 +190,7 @@ class RunFolder:
             advantages=np.concatenate(advantages).astype(np.float32),
             **{name: np.concatenate([values, unseen]) for name, values in seen.items()},
             **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
+            **({"versions": np.concatenate([c.token_versions for c in completions])} if lags else {}),
             **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
         )
         write_file(name.with_suffix(".npz"), arrays)

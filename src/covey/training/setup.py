@@ -19,7 +19,7 @@ from covey.learner.learner import Learner
 from covey.learner.memory import forecast, planned_tokens, program_bytes, shape_of
 from covey.learner.process import set_process
 from covey.models.load import device_memory, load_policy
-from covey.models.policy import Policy
+from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
@@ -168,8 +168,10 @@ def follow_products(config: Config) -> None:
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
     """Servers where the config names some, else this process."""
     rollout = config.rollout
+    lags = rollout.staleness > 0
+    policy = snapshot(policy) if lags else policy
     if rollout.sampler is None:
-        return LocalSampler(policy, rollout.max_running, options.faults)
+        return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
     sampler, probes = rollout.sampler, [p.tokens for p in prompts]
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
     return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
