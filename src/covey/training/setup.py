@@ -174,7 +174,8 @@ def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], option
         return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
     sampler, probes = rollout.sampler, [p.tokens for p in prompts]
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
-    return RemoteSampler(policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token)
+    common = (rollout.temperature, rollout.max_running, token, lags)
+    return RemoteSampler(policy, sampler, folder, probes, *common)
 
 
 def plan_memory(run: Run) -> dict[str, int]:
