@@ -109,16 +109,18 @@ def forecast(
     rows = prompts * rollout.group_size if rl else prompts
     slots = min(rollout.max_running, rows if rl else config.eval.problems * config.eval.samples)
     most = prompts * prompt + rows * rollout.max_tokens
+    lags = rl and rollout.staleness > 0  # then a snapshot is sampled from, and what was begun is a prompt
     masters = 4 if shape.number < 4 else 0  # float32 copies of low-precision weights
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     return {
         "program": program,
         "weights": shape.parameters * shape.number,
         "reference": shape.parameters * shape.number if reference else 0,
+        "snapshot": shape.trained * shape.number if lags else 0,
         "critic": critic * (shape.number + 4 + moments + masters),
         "gradient": shape.trained * 4,
         "optimizer": shape.trained * (moments + masters),
-        "sampling": sampling_bytes(shape, slots, prompt, rollout.max_tokens),
+        "sampling": sampling_bytes(shape, slots, prompt, (1 + lags) * rollout.max_tokens),
         "update": update_bytes(shape, min(tokens, most), config.train.recompute_layers),
     }
 

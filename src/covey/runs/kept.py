@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from covey.runs.atomic import make_folder
+from covey.runs.atomic import discard, make_folder
 from covey.runs.folder import checkpoints
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, SamplingMask
@@ -71,6 +71,12 @@ class Kept:
 
     def _path(self, ticket: int) -> Path:
         return self.folder / f"{ticket:08d}.jsonl"
+
+
+def forget_kept(run: Path) -> None:
+    """Remove what was kept: the run has ended, or continues as another one than drew it."""
+    if (run / PENDING).is_dir():
+        discard(run / PENDING)
 
 
 def _name(request: Request, sample: int, params: SamplingParams) -> str:

@@ -30,6 +30,7 @@ from covey.objective.preference import PREFERENCES
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
+from covey.runs.kept import forget_kept
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
@@ -310,6 +311,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         run.journal.folder.read("metrics.jsonl"),
         run.journal.folder.read("evals.jsonl"),
     )
+    forget_kept(folder)
     run.journal.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
     write_file(folder / RESULT, sealed(result.record()))

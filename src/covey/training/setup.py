@@ -32,6 +32,7 @@ from covey.runs.compatibility import environment, found_differences
 from covey.runs.folder import RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
+from covey.runs.kept import forget_kept
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -233,6 +234,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run as it was begun, or leave out "
             "--strict"
         )
+    if harmful:
+        forget_kept(folder.path)
     if run.restore():
         journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
         for difference in differences:
