@@ -49,7 +49,7 @@ class Ahead(Generic[T]):
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="sampling", daemon=True)
 
-    def take(self, tickets: range, until: int, progress: Callable[[int, int], None]) -> list[T]:
+    def take(self, tickets: Sequence[int], until: int, progress: Callable[[int, int], None]) -> list[T]:
         """What these tickets have become; all below ``until`` may be begun from now on.
 
         Raises what the sampling thread has raised.

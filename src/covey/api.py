@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from covey.config.given import with_given
+from covey.config.given import GivenModel, with_given
 from covey.config.load import load_config
 from covey.config.start import Start, read_start
 from covey.config.usercode import refuse_while_importing
+from covey.errors import ConfigError
+from covey.processes import environment_rank, joined, started_together
 
 if TYPE_CHECKING:
     from covey.estimates import Evaluation
@@ -103,9 +105,18 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
     from covey.training.run import RunOptions
 
     loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
+    several = started_together()
+    if several and isinstance(loaded.config.model, GivenModel):
+        raise ConfigError("model: an object is trained in one process; save it to a folder, and name that")
+    if loaded.config.launch.processes > 1 and not several:
+        raise ConfigError(
+            f"launch.processes {loaded.config.launch.processes}: start this script by torchrun, or train by "
+            "`covey train`"
+        )
     session = RunOptions(strict, resumed is not None, start.record(), loaded.config.output)
-    console = RunConsole(quiet)
+    console = RunConsole(quiet or environment_rank() > 0)
     for note in loaded.notes:
         console.say(f"note: {note}")
-    with StopSignal().listening() as stop:
+    config = loaded.config
+    with StopSignal().listening() as stop, joined(config.guards.stall_minutes, config.device):
         return run_pipeline(loaded, console, stop, session)[-1]

@@ -153,6 +153,10 @@ class MicroBatch:
     totals: Totals
     group_tokens: Tensor
     """(N,) of the optimizer step."""
+    numbers: Sequence[int] = ()
+    """Its rows, as they are numbered in the batch it is of, ascending."""
+    counts: bool = True
+    """False: another process' or an earlier one again, so that all processes do equally many."""
 
     def loss_inputs(self, scores: TokenScores) -> LossInputs:
         """The (N, L) inputs of the loss, on the scores' device."""
@@ -189,39 +193,66 @@ def minibatches(batch: Batch, count: int, order: np.ndarray) -> list[Batch]:
 
 
 def micro_batches(
-    batch: Batch, token_budget: int, max_tokens: int, skip_idle: bool = False, whole_groups: bool = False
+    batch: Batch,
+    token_budget: int,
+    max_tokens: int,
+    skip_idle: bool = False,
+    whole_groups: bool = False,
+    rank: int = 0,
+    processes: int = 1,
 ) -> Iterator[MicroBatch]:
     """Split an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
     completions without advantage: their gradient is exactly zero, the totals still count them.
-    ``whole_groups`` never splits a group, whose loss is one of all its completions.
+    ``whole_groups`` never splits a group, whose loss is one of all its completions. One of several
+    ``processes`` gets every so many of the pieces, which are of about equal size then.
     """
     totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
     busy = batch.advantages.any(-1).tolist() if skip_idle else [True] * len(batch)
-    piece: list[int] = []
-    cost = 0
     rows = [i for i, works in enumerate(busy) if works]
     units = (
         [list(u) for _, u in groupby(rows, batch.group.tolist().__getitem__)]
         if whole_groups
         else [[i] for i in rows]
     )
+    pieces = _pieces(batch, units, token_budget)
+    rounds = -(-len(pieces) // processes)
+    if processes > 1 and pieces:
+        budget = sum(_cost(batch, piece) for piece in pieces) // (rounds * processes)
+        while len(evenly := _pieces(batch, units, budget)) > rounds * processes:
+            budget += budget // 16 + 1
+        pieces = evenly
+    for number in range(rank, rounds * processes, processes):
+        counts = number < len(pieces)
+        yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)
+
+
+def _pieces(batch: Batch, units: Sequence[list[int]], token_budget: int) -> list[list[int]]:
+    """Rows of ``units``, which stay together, in pieces of at most so many tokens where that can be."""
+    pieces: list[list[int]] = []
+    cost = 0
     for unit in units:
-        prompt, answers = batch.prompts[unit[0]], sum(len(batch.tokens[i]) for i in unit)
-        shared = bool(piece) and prompt is batch.prompts[piece[-1]]
-        added = answers + (0 if shared else len(prompt))
-        if piece and cost + added > token_budget:
-            yield _micro(batch, piece, totals, group_tokens)
-            piece, cost, added = [], 0, answers + len(prompt)
-        piece += unit
-        cost += added
-    if piece:
-        yield _micro(batch, piece, totals, group_tokens)
+        shared = bool(pieces) and batch.prompts[unit[0]] is batch.prompts[pieces[-1][-1]]
+        added = _cost(batch, unit) - (len(batch.prompts[unit[0]]) if shared else 0)
+        if pieces and cost + added <= token_budget:
+            pieces[-1] += unit
+            cost += added
+        else:
+            pieces.append(list(unit))
+            cost = _cost(batch, unit)
+    return pieces
 
 
-def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor) -> MicroBatch:
+def _cost(batch: Batch, rows: Sequence[int]) -> int:
+    """Tokens that go through the model for some rows, a prompt once for those that follow one another."""
+    prompts = [batch.prompts[i] for i in rows]
+    new = (p for p, before in zip(prompts, [None, *prompts], strict=False) if p is not before)
+    return sum(len(batch.tokens[i]) for i in rows) + sum(map(len, new))
+
+
+def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor, counts: bool) -> MicroBatch:
     part = batch.select(rows)
     prompts: list[np.ndarray] = []
     completions: list[list[np.ndarray]] = []
@@ -231,7 +262,7 @@ def _micro(batch: Batch, rows: list[int], totals: Totals, group_tokens: Tensor) 
             completions.append([])
         completions[-1].append(tokens)
     mask = None if part.sampling_masks is None else SamplingMask.join(part.sampling_masks)
-    return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows])
+    return MicroBatch(part, pack(prompts, completions, mask), totals, group_tokens[rows], rows, counts)
 
 
 def given_batch(examples: Sequence[Prompted]) -> Batch:

@@ -24,6 +24,8 @@ class CoveyError(Exception):
     """
 
     code = 1
+    joint = False
+    """Whether all processes of a run raise it, so that one says it for all."""
 
 
 class ConfigError(CoveyError):
@@ -76,6 +78,12 @@ class SamplersLost(CoveyError):
     """No sampling server is left to ask."""
 
     code = 9
+
+
+class PeersLost(CoveyError):
+    """Another process of the run has ended or does not answer."""
+
+    code = 10
 
 
 class Stopped(CoveyError):

@@ -10,10 +10,12 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def available_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Threads to compute with: OMP_NUM_THREADS, as libraries with OpenMP read it, or `available_cpus`."""
+def available_threads(environment: Mapping[str, str] = os.environ, processes: int = 1) -> int:
+    """Threads to compute with: OMP_NUM_THREADS, as libraries with OpenMP read it, or `available_cpus`, which
+    so many processes share.
+    """
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else available_cpus()
+    return int(first) if first.isdecimal() and int(first) else max(1, available_cpus() // processes)
 
 
 def available_cpus() -> int:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CRASHED = 5
 """Exit code where the code that a command runs has ended its process."""
+LAUNCHER = "COVEY_LAUNCHER"
+"""Environment variable with the process that has started this one as one of several, and ends with them."""
 TOGETHER = 0.1
 """Signals that arrive within so many seconds are one request: `timeout` sends each of its signals twice."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from covey.ahead import Ahead, Keeps, kept_or_sampled
 from covey.config.schema import Rollout
 from covey.objective.algorithms import Algorithm
 from covey.objective.data import FilterData
+from covey.processes import by_first, first, gather, mine, shared, size
 from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
@@ -27,7 +28,7 @@ from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, allocate
-from covey.types import Group
+from covey.types import Group, Problem
 
 Progress = Callable[[int, int], None]
 """Told (completions done, completions asked for); may raise to stop."""
@@ -162,33 +163,37 @@ class Rollouts:
             left = wanted - len(kept)
             chosen = self._choose(step, cursor, used, left, list(seen), difficulty)
             if ahead is None:
-                begun = self._round(step, chosen, difficulty, scorer, progress)
+                begin = partial(self._round, step, chosen, difficulty, scorer, progress)
             else:
                 tickets = range(cursor + used, cursor + used + left)
-                begun = ahead.take(tickets, tickets.stop + self._certain(step) * wanted, progress)
-            groups = [self._finished(b, scorer) for b in begun]
+                until = tickets.stop + self._certain(step) * wanted
+                begin = partial(self._taken, ahead, tickets, until, progress)
+            groups = self._of_all([self.problems[index] for index, _ in chosen], begin, scorer)
             used, refills = used + len(chosen), refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
                 (kept if self._wanted(group) else filtered).append(group)
         groups = [*kept, *filtered]
-        refused = ask_canaries(scorer, groups[step % len(groups)].problem, position.refused)
+        asked = partial(ask_canaries, scorer, groups[step % len(groups)].problem, position.refused)
+        refused = by_first(asked)
+        elsewhere = by_first(partial(paid_elsewhere, scorer, groups))
+        stats = ScoringStats.summed(gather(scorer.stats))
         unjudged = count_failures(position.unjudged, groups, self.rewards.max_infra)
         for index, group in seen.items():
             difficulty.update(index, group.pass_rate)
         metrics = {
             "rollout/resampling_rounds": float(refills),
             "rollout/filtered": float(len(filtered)),
-            "rollout/reward_calls": float(scorer.calls),
-            "rollout/scored": float(scorer.completions),
+            "rollout/reward_calls": float(stats.calls),
+            "rollout/scored": float(stats.completions),
             **_kept_tokens(groups),
-            **paid_elsewhere(scorer, groups),
+            **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
             **(_staleness(kept, self.sampler.version) if ahead is not None else {}),
         }
         remembered = difficulty.state() if self._remembers else {}
         after = Position(cursor + used, remembered, unjudged, refused)
-        return RolloutBatch(kept, filtered, after, self.sampler.version, scorer.stats, metrics)
+        return RolloutBatch(kept, filtered, after, self.sampler.version, stats, metrics)
 
     def _choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Sequence[int], difficulty: Difficulty
@@ -199,7 +204,7 @@ class Rollouts:
             return [(index, step) for index in difficulty.choose(stream, wanted, without=seen)]
         return self._in_order(range(cursor + used, cursor + used + wanted))
 
-    def _in_order(self, tickets: range) -> list[tuple[int, int]]:
+    def _in_order(self, tickets: Sequence[int]) -> list[tuple[int, int]]:
         """(number, epoch) of the problems at these positions of the data."""
         turns = [divmod(ticket, len(self.problems)) for ticket in tickets]
         return [(int(self._order(epoch)[place]), epoch) for epoch, place in turns]
@@ -230,31 +235,48 @@ class Rollouts:
         difficulty: Difficulty,
         scorer: Scorer,
         progress: Progress,
-    ) -> list[Begun]:
-        """Sample some problems, (number, epoch) each."""
+    ) -> dict[int, Begun]:
+        """Sample this process' share of some problems, (number, epoch) each."""
         sizes = self._sizes([index for index, _ in chosen], difficulty)
-        pairs = zip(chosen, sizes, strict=True)
-        requests = [self._request(index, size, step, epoch) for (index, epoch), size in pairs]
-        groups = [self.problems[index] for index, _ in chosen]
-        begun = dict(self._begun(groups, requests, [scorer] * len(chosen), progress))
-        return [begun[number] for number in range(len(chosen))]
+        asked = share(len(chosen), self.sampler)
+        requests = [self._request(chosen[n][0], sizes[n], step, chosen[n][1]) for n in asked]
+        problems = [self.problems[chosen[n][0]] for n in asked]
+        begun = dict(self._begun(problems, requests, [scorer] * len(asked), progress))
+        return {number: begun[place] for place, number in enumerate(asked)}
+
+    def _taken(self, ahead: Ahead[Begun], tickets: range, until: int, progress: Progress) -> dict[int, Begun]:
+        """The same of those that were begun ahead."""
+        own = self._own(tickets)
+        begun = zip(own, ahead.take(own, until, progress), strict=True)
+        return {ticket - tickets.start: b for ticket, b in begun}
+
+    def _own(self, tickets: range) -> list[int]:
+        """Those that this process samples."""
+        asked = set(share(tickets.stop, self.sampler))
+        return [ticket for ticket in tickets if ticket in asked]
+
+    def _of_all(
+        self, problems: Sequence[Prompted], begin: Callable[[], Mapping[int, Begun]], scorer: Scorer
+    ) -> list[Group]:
+        """The groups of a round, scored; each of several processes has begun some."""
+        return of_all(problems, lambda: {n: self._finished(b, scorer) for n, b in begin().items()})
 
     def _begin_tickets(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, Begun]]:
         """The same ahead of their step, in the sampling thread: the draws are keyed by problem and epoch."""
-        (step, cursor), size = self._now, self.rollout.group_size
-        chosen = self._in_order(tickets)
-        requests = [self._request(index, size, epoch) for index, epoch in chosen]
-        groups = [self.problems[index] for index, _ in chosen]
-        likely = (step + (ticket - cursor) // self.rollout.prompts_per_step for ticket in tickets)
+        (step, cursor), samples, own = self._now, self.rollout.group_size, self._own(tickets)
+        chosen = self._in_order(own)
+        requests = [self._request(index, samples, epoch) for index, epoch in chosen]
+        problems = [self.problems[index] for index, _ in chosen]
+        likely = (step + (ticket - cursor) // self.rollout.prompts_per_step for ticket in own)
         scorers = [Scorer(self.rewards, s) for s in likely]
-        for number, begun in self._begun(groups, requests, scorers, lambda *_: ended(), tickets):
-            yield tickets[number], begun
+        for number, begun in self._begun(problems, requests, scorers, lambda *_: ended(), own):
+            yield own[number], begun
 
-    def _request(self, index: int, size: int, *when: int) -> Request:
+    def _request(self, index: int, samples: int, *when: int) -> Request:
         prompted = self.problems[index]
         *step, epoch = when
         identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, epoch)
-        return Request(prompted.tokens, [key(*identity, sample) for sample in range(size)])
+        return Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)])
 
     def _begun(
         self,
@@ -332,10 +354,38 @@ def score_all(
 ) -> list[Group]:
     """Sample all requests; judge each completion as soon as it ends, while others are generated.
 
-    Results are in the order of the requests, in whatever order completions end.
+    Results are in the order of the requests, in whatever order completions end. Each of several processes
+    samples and judges its share, and gets the groups of the others.
     """
-    whole = dict(score_each(problems, requests, sampler, params, scorer, progress))
-    return [whole[number].result() for number in range(len(requests))]
+    numbers = share(len(requests), sampler)
+
+    def ours() -> dict[int, Group]:
+        asked, own = [problems[n] for n in numbers], [requests[n] for n in numbers]
+        whole = dict(score_each(asked, own, sampler, params, scorer, progress))
+        return {number: whole[place].result() for place, number in enumerate(numbers)}
+
+    return of_all(problems, ours)
+
+
+def share(count: int, sampler: Sampler) -> Sequence[int]:
+    """The numbers of so many requests that this process samples."""
+    everybody = size() == 1 or sampler.shares
+    return mine(count) if everybody else range(count if first() else 0)
+
+
+def of_all(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
+    """The groups of all problems, in their order; each of several processes makes some, by their numbers."""
+
+    def sent() -> Mapping[int, Group]:
+        made = ours()
+        return made if size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
+
+    found = {number: group for part in shared(sent) for number, group in part.items()}
+    return [replace(found[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
+
+
+NO_PROBLEM = Problem("", "")
+"""Stands for a group's problem on its way to other processes, which have it."""
 
 
 def score_each(

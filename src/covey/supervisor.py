@@ -16,7 +16,17 @@ import sys
 import threading
 import time
 
-from covey.parent import CRASHED, TOGETHER, count_forwarded, end_of_child, ended, fork, leave, stop_signals
+from covey.parent import (
+    CRASHED,
+    LAUNCHER,
+    TOGETHER,
+    count_forwarded,
+    end_of_child,
+    ended,
+    fork,
+    leave,
+    stop_signals,
+)
 
 TYPE_CHECKING = False  # the module of that name takes longer to import than all the others here
 if TYPE_CHECKING:
@@ -32,6 +42,8 @@ def main() -> int:
             os.open(os.devnull, os.O_RDWR)
     for number in stop_signals():
         signal.signal(number, _stop_at_once)
+    if launcher := os.environ.pop(LAUNCHER, ""):
+        _die_with(int(launcher))
     parent = os.getpid()
     if (child := fork()) == 0:
         return _command(parent)

@@ -48,6 +48,25 @@ def test_algorithms_lists_all_and_shows_one(capsys) -> None:
     assert "did you mean gspo" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("train", "error: CONFIG is missing. See covey train --help"),
+        ("diff one", "error: B is missing. See covey diff --help"),
+        ("pairs run", "error: --output is missing. See covey pairs --help"),
+        (
+            "show run x",
+            'error: Invalid value for STEP: unable to convert "x" into int. See covey show --help',
+        ),
+    ],
+)
+def test_a_command_line_that_does_not_fit_is_one_line(capsys, line: str, says: str) -> None:
+    assert main(line.split()) == 2
+    assert capsys.readouterr().err == says + "\n"
+    assert main([*line.split(), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out) == {"error": says.removeprefix("error: "), "exit_code": 2}
+
+
 def test_errors_are_json_with_json(capsys, tmp_path: Path) -> None:
     assert main(["train", str(tmp_path / "no.yaml"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["exit_code"] == 2

@@ -209,7 +209,9 @@ def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path)
 def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
     run = trained(tmp_path, pair_rows())
     with pytest.raises(ConfigError, match=r"score.bias.* missing"):
-        trained(tmp_path, [STEPS] * 8, "steps", model=str(run / "final"))
+        trained(
+            tmp_path, [STEPS | {"prompt": f"{n}+2="} for n in range(8)], "steps", model=str(run / "final")
+        )
     with pytest.raises(DataError, match=r"completions \(its steps\).*keep one kind"):
         trained(tmp_path, [PAIR, STEPS], "both")
     with pytest.raises(ConfigError, match="leave lora out"):

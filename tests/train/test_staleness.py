@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.train.test_runs import StopAt, fingerprint, interrupted, metrics_of, start
+from tests.train.test_runs import fingerprint, interrupted, metrics_of, start
 
 from covey.config.load import Loaded, load_config
 from covey.errors import ConfigError
 from covey.runs.folder import read_stream
+from covey.signals import StopSignal
 
 AHEAD: dict[str, Any] = {"algorithm": "grpo", "rollout": {"staleness": 2}, "train": {"steps": 6}}
 
@@ -55,23 +56,26 @@ class Killed(BaseException):
     """The end of a process: nothing is saved any more."""
 
 
-class KillAt(StopAt):
-    """Ends everything at the n-th check."""
+class KillAfter(StopSignal):
+    """Ends everything once so many steps were logged."""
+
+    def __init__(self, run: Path, steps: int) -> None:
+        super().__init__()
+        self.log, self.steps = run / "metrics.jsonl", steps
 
     def check(self) -> None:
-        self.checks += 1
-        if self.checks == self.at:
+        if self.log.exists() and self.log.read_text().count("\n") >= self.steps:
             raise Killed
 
 
 def test_after_a_kill_the_steps_that_were_done_come_out_the_same(tmp_path: Path) -> None:
     settings = {**AHEAD, "train": {"steps": 9, "save_every": 4}}
     with pytest.raises(Killed):
-        start(tmp_path / "run", KillAt(60), **settings)
+        start(tmp_path / "run", KillAfter(tmp_path / "run", 6), **settings)
     assert "sampling" not in {t.name for t in threading.enumerate()}
     before = metrics_of(tmp_path / "run")
     logged = {p.name: p.read_bytes() for p in (tmp_path / "run" / "rollouts").iterdir() if p.suffix == ".npz"}
-    assert 4 < len(before) < 9, "killed between two checkpoints"
+    assert len(before) == 6, "killed between two checkpoints"
     start(tmp_path / "run", **settings)
     assert metrics_of(tmp_path / "run")[: len(before)] == before
     for name, content in logged.items():

@@ -12,11 +12,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
 from covey.console import CONTROLS, Output, inert, tolerant_output
 from covey.errors import RECORD, ConfigError, CoveyError, as_error, disk_error, record_exit, resume_command
 from covey.parent import CRASHED, works_in
+from covey.processes import environment_rank, joined, said_by_another, started_together
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -72,7 +73,7 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
     recipe = Path(str(files("covey") / "recipes" / "demo.yaml"))
     start = _start(recipe, settings)
     code = _train(start, manner, as_json)
-    if not as_json:
+    if not as_json and not started_together():
         from covey.console import RunConsole
         from covey.demonstration import demonstrate
 
@@ -106,7 +107,11 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
 def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = None) -> int:
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
-    _tell(as_json, (f"note: {note}" for note in loaded.notes))
+    _tell(as_json or environment_rank() > 0, (f"note: {note}" for note in loaded.notes))
+    if loaded.config.launch.processes > 1 and not started_together():
+        from covey.launcher import launch
+
+        return launch(loaded.config, as_json)
     from covey.fault_injection import Faults
     from covey.insight.usage import sample_command, shell_word
 
@@ -120,17 +125,22 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     home = loaded.config.output
     works_in(home)
     session = RunOptions(manner.strict, resumed is not None, start.record(), home, faults)
-    console = RunConsole(quiet=as_json)
+    console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
-        with StopSignal(manner.max_minutes).listening() as stop:
+        with (
+            StopSignal(manner.max_minutes).listening() as stop,
+            joined(loaded.config.guards.stall_minutes, loaded.config.device),
+        ):
             results = run_pipeline(loaded, console, stop, session)
     except Exception as error:
         known = as_error(error)
-        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy):
+        if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
             record_exit(home, known)
         if known.code == 75:
             known = type(known)(f"{known}. Continue with: {resume_command(home)}")
         raise known from None
+    if environment_rank() > 0:
+        return 0
     if (home / RECORD).exists():  # a finished run may lie where nothing can be written
         (home / RECORD).unlink()
     last = results[-1]
@@ -384,17 +394,17 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command; a user's mistake ends in one message and an exit code, never a traceback."""
     with tolerant_output():
         try:
-            code = app(arguments, exit_on_error=False, print_error=True, result_action="return_value")
+            code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
             if not TRAINING.intersection(arguments[:1]):
                 _check_output()
             return int(code or 0)
-        except CycloptsError:
-            return 2
         except KeyboardInterrupt:
             print("error: stopped by SIGINT; there was nothing to save", file=sys.stderr)
             return 130
         except (Exception, SystemExit) as caught:
-            error = _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+            error = _understood(caught)
+            if said_by_another(error):
+                return error.code
             if "--json" in arguments:
                 _print(True, {"error": str(error), "exit_code": error.code}, ())
             print(f"{'' if error.code == 75 else 'error: '}{inert(str(error))}", file=sys.stderr)
@@ -410,6 +420,23 @@ def _check_output() -> None:
         sys.stdout.flush()
         if (lost := sys.stdout.lost) is not None and lost.errno != errno.EPIPE:
             raise disk_error(lost, "standard output")
+
+
+def _understood(caught: Exception | SystemExit) -> CoveyError:
+    """Whatever ended a command, as one of our errors."""
+    if isinstance(caught, CycloptsError):
+        return _misused(caught)
+    return _exited(caught) if isinstance(caught, SystemExit) else as_error(caught)
+
+
+def _misused(caught: CycloptsError) -> CoveyError:
+    """A command line that does not fit its command."""
+    command = " ".join(("covey", *(caught.command_chain or ())))
+    said = str(caught)
+    if isinstance(caught, MissingArgumentError) and caught.argument is not None and not caught.keyword:
+        place = caught.argument.field_info.is_positional
+        said = f"{caught.argument.name.lstrip('-').upper() if place else caught.argument.name} is missing."
+    return ConfigError(f"{said}{'' if said.endswith('.') else '.'} See {command} --help")
 
 
 def _exited(caught: SystemExit) -> CoveyError:

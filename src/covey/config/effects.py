@@ -36,6 +36,8 @@ USUAL: Mapping[str, str] = {
     "rollout.sampler.timeout": "60 to 1,800",
     "rollout.sampler.patience": "60 to 600",
     "rollout.sampler.restart": "none",
+    "launch.processes": "one for each GPU",
+    "launch.restarts": "3; more in long runs",
     "algorithm.advantage.eps": "1e-8 to 1e-4",
     "algorithm.surrogate.clip_low": "0.1 to 0.2; 3e-4 to 2e-3 with ratio sequence",
     "algorithm.surrogate.clip_high": "0.2 to 0.28; 4e-4 to 2.5e-3 with ratio sequence",

@@ -313,6 +313,23 @@ class Lora(Section):
     targets: str | tuple[str, ...] = Field("all-linear", description="Which linear layers.")
 
 
+class Launch(Section):
+    """Where the processes of a run are."""
+
+    processes: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Processes on this machine that train together, one for each GPU; torchrun starts more.",
+    )
+    restarts: int = Field(
+        3,
+        ge=0,
+        le=10**6,
+        description="How often they are started again, from the last checkpoint, after one of them died.",
+    )
+
+
 class Config(Section):
     """One run, or one stage of it."""
 
@@ -361,6 +378,7 @@ class Config(Section):
         None, description="Who gets a copy of all numbers; offline. The run folder has them anyway."
     )
     lora: Lora | None = Field(None, description="Train adapters instead of all weights.")
+    launch: Launch = Launch()
     stages: tuple[dict[str, object], ...] = Field(
         (), description="A pipeline: each stage overrides this config and starts from the last model."
     )

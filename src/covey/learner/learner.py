@@ -22,6 +22,8 @@ from covey.learner.optimizer import Optimizer
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
 from covey.models.reference import Reference
+from covey.models.sharded import own, take
+from covey.processes import add, gather, interleaved, is_joint, rank, size, together
 
 WEIGHT = "weight/"
 """How names of weights begin among those of the optimizer's state."""
@@ -72,6 +74,12 @@ class Trainable(Protocol):
     def unsaved(self) -> dict[str, Tensor]:
         """Weights by name that the model folder of a checkpoint does not have."""
 
+    def split(self) -> None:
+        """Leave this process its part of the weights; all processes do this at once."""
+
+    def settle(self) -> None:
+        """Let what needs all of the weights have the present ones; all processes do this at once."""
+
     def score(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None = None
     ) -> TokenScores:
@@ -86,7 +94,11 @@ def _nothing() -> None:
 
 
 class Learner(Generic[M]):
-    """The weights under training and what moves them."""
+    """The weights under training and what moves them.
+
+    Several processes have a part of the weights each, and a share of the micro-batches; what they are given,
+    and what they return, is the same on all of them.
+    """
 
     def __init__(
         self,
@@ -98,10 +110,16 @@ class Learner(Generic[M]):
         pace: float = 1.0,
         before_micro_batch: Callable[[], None] = _nothing,
         when_halved: Callable[[int], None] = lambda _: None,
+        when_lost: Callable[[int], None] = lambda _: None,
     ) -> None:
         """``head`` learns at ``pace`` times the rate; ``when_halved`` is told the tokens of a micro-batch
-        after memory ran out.
+        after memory ran out; ``when_lost`` those to begin again with, where one of several processes cannot
+        go on.
         """
+        if size() > 1:
+            policy.split()
+            if reference is not None:
+                reference.split()
         self.policy, self.reference, self.train = policy, reference, train
         self.optimizer = Optimizer(policy.parameters, train, list(head.parameters()) if head else (), pace)
         self.version = 0
@@ -109,6 +127,7 @@ class Learner(Generic[M]):
         self.micro_tokens = train.tokens_per_micro_batch
         """Tokens in the model at once; halved when memory runs out."""
         self.before_micro_batch, self.when_halved = before_micro_batch, when_halved
+        self.when_lost = when_lost
 
     @torch.no_grad()
     def score(self, batch: Batch, temperature: float, of: Trainable | None = None) -> TokenScores:
@@ -119,17 +138,15 @@ class Learner(Generic[M]):
         return self._until_it_fits(lambda: self._score(batch, temperature, of or self.policy))
 
     def _score(self, batch: Batch, temperature: float, policy: Trainable) -> TokenScores:
-        rows = TokenScores(*(torch.zeros(batch.mask.shape) for _ in TokenScores._fields))
-        start = 0
-        for micro in micro_batches(batch, self.micro_tokens, 1):
-            self.before_micro_batch()
-            count, longest = micro.packed.place.shape
+        rows = torch.zeros(len(TokenScores._fields), *batch.mask.shape)
+        for micro in micro_batches(batch, self.micro_tokens, 1, rank=rank(), processes=size()):
+            together(self.before_micro_batch)
+            longest, span = micro.packed.place.shape[1], slice(micro.numbers[0], micro.numbers[-1] + 1)
             scores = policy.score(micro.packed.to(policy.device), temperature)
             for into, values in zip(rows, scores, strict=True):
-                if into is not None and values is not None:
-                    into[start : start + count, :longest] = micro.packed.unpack(values.cpu())
-            start += count
-        return rows
+                if values is not None and micro.counts:
+                    into[span, :longest] = micro.packed.unpack(values.cpu())
+        return TokenScores(*add(rows))
 
     def forward_backward(self, batch: Batch, objective: Objective[T]) -> list[T]:
         """Add the gradient of an optimizer step's batch; the statistics of its micro-batches.
@@ -137,28 +154,36 @@ class Learner(Generic[M]):
         Where memory runs out the gradient is begun again with micro-batches of half the size: the
         totals of the step travel with every piece, so the result stays the same. Raises OutOfRoom.
         """
-        return self._until_it_fits(lambda: list(self._forward_backward(batch, objective)))
+        return self._everywhere(lambda: self._forward_backward(batch, objective))
 
-    def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T]:
+    def _forward_backward(self, batch: Batch, objective: Objective[T]) -> Iterator[T | None]:
         for loss, seen in self._losses(batch, objective):
-            loss.backward()
+            (loss * 0.0 if seen is None else loss).backward()
             self.optimizer.accumulate()
             yield seen
 
     @torch.no_grad()
     def measure(self, batch: Batch, objective: Objective[T]) -> list[T]:
         """The statistics of a batch's micro-batches, without a gradient."""
-        return self._until_it_fits(lambda: [seen for _, seen in self._losses(batch, objective)])
+        return self._everywhere(lambda: (seen for _, seen in self._losses(batch, objective)))
 
-    def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T]]:
+    def _everywhere(self, work: Callable[[], Iterator[T | None]]) -> list[T]:
+        """What the processes' micro-batches yield, in the order of the batch."""
+        found = self._until_it_fits(lambda: list(work()))
+        return [seen for seen in interleaved(gather(found)) if seen is not None]
+
+    def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
+        """Losses and statistics of this process' micro-batches; None for one that does not count."""
         trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
         skips, whole = objective.skips_idle, objective.whole_groups
-        for piece in micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole):
-            self.before_micro_batch()
+        pieces = micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole, rank(), size())
+        for piece in pieces:
+            together(self.before_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             needed = self.reference if objective.needs_reference else None
             other = needed.outputs(micro.packed) if needed is not None else None
-            yield objective(micro, self.policy.score(micro.packed, objective.temperature, other))
+            loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
+            yield loss, seen if piece.counts else None
 
     def step(self, lr: float) -> float:
         """Apply the accumulated gradient; its norm before clipping.
@@ -168,6 +193,7 @@ class Learner(Generic[M]):
         norm = self.optimizer.step(lr)
         if math.isfinite(norm):
             self.version += norm > 0
+            self._settle()
         return norm
 
     def clear(self) -> None:
@@ -178,12 +204,16 @@ class Learner(Generic[M]):
         """Names of the parameters whose accumulated gradient is not finite."""
         names = (n for n, p in self.policy.model.named_parameters() if p.requires_grad)
         masters = zip((*names, *self.policy.unsaved()), self.optimizer.masters, strict=False)
-        return [n for n, m in masters if m.grad is not None and not m.grad.isfinite().all()]
+        found = [n for n, m in masters if m.grad is not None and not own(m.grad).isfinite().all()]
+        return list(dict.fromkeys(name for names in gather(found) for name in names))
 
     def check_finite(self, what: str) -> None:
         """Raise GuardStop rather than let weights be written that are not finite."""
+        together(lambda: self._check_finite(what))
+
+    def _check_finite(self, what: str) -> None:
         for name, parameter in (*self.policy.model.named_parameters(), *self.policy.unsaved().items()):
-            if not bool(parameter.isfinite().all()):
+            if not bool(own(parameter).isfinite().all()):
                 raise GuardStop(
                     f"{what}: {name} is not finite, so nothing was written. Resume from the last checkpoint "
                     "with a lower train.lr or train.grad_clip"
@@ -191,16 +221,30 @@ class Learner(Generic[M]):
 
     def state(self) -> dict[str, Tensor]:
         """What an exact continuation needs in addition to the model's folder, as named tensors."""
-        weights = {f"{WEIGHT}{name}": w.detach() for name, w in self.policy.unsaved().items()}
+        # Where weights are split the optimizer's state has them all.
+        unsaved = self.policy.unsaved().items() if size() == 1 else ()
+        weights = {f"{WEIGHT}{name}": w.detach() for name, w in unsaved}
         return {**self.optimizer.state(), **weights}
+
+    def split_as(self, name: str) -> Tensor:
+        """What a tensor of ``state`` is split like, if it is of the same shape."""
+        if name.startswith(WEIGHT):
+            return self.policy.unsaved()[name.removeprefix(WEIGHT)]
+        return self.optimizer.masters[int(name.rpartition(".")[2])]
 
     def load(self, state: Mapping[str, Tensor], version: int) -> None:
         """Restore ``state``; the weights are the policy's own business."""
         self.optimizer.load({name: value for name, value in state.items() if not name.startswith(WEIGHT)})
         with torch.no_grad():
             for name, weight in self.policy.unsaved().items():
-                weight.copy_(state[f"{WEIGHT}{name}"])
+                if (saved := state.get(f"{WEIGHT}{name}")) is not None:
+                    take(weight, saved)
         self.version = version
+        self._settle()
+
+    def _settle(self) -> None:
+        if size() > 1:
+            self.policy.settle()
 
     def _until_it_fits(self, work: Callable[[], T]) -> T:
         while True:
@@ -208,6 +252,9 @@ class Learner(Generic[M]):
                 return work()
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
+                    raise
+                if not is_joint(error):  # the others are in the middle of it and wait for this process
+                    self.when_lost(self.micro_tokens // 2)
                     raise
             # Outside the handler, where the traceback no longer holds the tensors.
             self.clear()

@@ -11,6 +11,7 @@ import torch
 
 from covey.config.schema import Config
 from covey.models.logprobs import CACHED_LOGITS, CHUNK_LOGITS, FEWEST_ROWS
+from covey.processes import size
 
 if TYPE_CHECKING:
     from covey.models.policy import Policy
@@ -110,16 +111,17 @@ def forecast(
     slots = min(rollout.max_running, rows if rl else config.eval.problems * config.eval.samples)
     most = prompts * prompt + rows * rollout.max_tokens
     lags = rl and rollout.staleness > 0  # then a snapshot is sampled from, and what was begun is a prompt
-    masters = 4 if shape.number < 4 else 0  # float32 copies of low-precision weights
+    # Float32 copies of low-precision weights; weights that are split are such, beside a whole copy.
+    masters = 4 if shape.number < 4 and size() == 1 else 0
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     return {
         "program": program,
-        "weights": shape.parameters * shape.number,
+        "weights": shape.parameters * (shape.number + (4 // size() if size() > 1 else 0)),
         "reference": shape.parameters * shape.number if reference else 0,
         "snapshot": shape.trained * shape.number if lags else 0,
         "critic": critic * (shape.number + 4 + moments + masters),
-        "gradient": shape.trained * 4,
-        "optimizer": shape.trained * (moments + masters),
+        "gradient": shape.trained * 4 // size(),
+        "optimizer": shape.trained * (moments + masters) // size(),
         "sampling": sampling_bytes(shape, slots, prompt, (1 + lags) * rollout.max_tokens),
         "update": update_bytes(shape, min(tokens, most), config.train.recompute_layers),
     }

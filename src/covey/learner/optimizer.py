@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from covey.config.schema import Train
 from covey.errors import ConfigError
+from covey.models.sharded import own, take, whole
 
 
 def build_optimizer(groups: list[dict[str, Any]], train: Train) -> torch.optim.Optimizer:
@@ -47,6 +49,8 @@ class Optimizer:
         self.groups = [
             (part, p) for part, p in ((self.masters[:body], 1.0), (self.masters[body:], pace)) if part
         ]
+        if train.optimizer != "adamw" and any(isinstance(m, DTensor) for m in self.masters):
+            raise ConfigError(f"train.optimizer: {train.optimizer} works in one process; take adamw")
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
 
     def accumulate(self) -> None:
@@ -68,7 +72,8 @@ class Optimizer:
         A gradient that is not finite is not applied; ``clear`` it.
         """
         clip = self.train.grad_clip
-        norm, *others = (float(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
+        norms = (whole(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
+        norm, *others = map(float, norms)
         if not math.isfinite(norm + sum(others)):
             return math.nan
         for group, (_, pace) in zip(self.adam.param_groups, self.groups, strict=True):
@@ -79,7 +84,7 @@ class Optimizer:
             for master, parameter in self._copies():
                 parameter.copy_(master)
         for parameter in self.parameters:  # the fused update does not count itself as a change
-            torch.autograd.graph.increment_version(parameter)
+            torch.autograd.graph.increment_version(own(parameter))
         return norm
 
     def _copies(self) -> list[tuple[Tensor, nn.Parameter]]:
@@ -94,17 +99,22 @@ class Optimizer:
                 # bitsandbytes counts steps in ints, and one table of codes serves all parameters.
                 table = key.startswith("qmap")
                 named[f"{key}.{i}"] = value.clone() if table else torch.as_tensor(value)
-            if master is not self.parameters[i]:
+            if master is not self.parameters[i] or isinstance(master, DTensor):
                 named[f"master.{i}"] = master
         return named
 
+    @torch.no_grad()
     def load(self, named: Mapping[str, Tensor]) -> None:
         """Restore ``state``."""
         for name, value in named.items():
             key, _, index = name.rpartition(".")
             master = self.masters[int(index)]
             if key == "master":
-                master.copy_(value)
+                take(master, value)
+            elif isinstance(master, DTensor) and value.shape == master.shape:
+                take(self.adam.state[master].setdefault(key, torch.zeros_like(master)), value)
             else:
                 counts = value.dtype == torch.int64
                 self.adam.state[master][key] = int(value) if counts else value.to(master.device)
+        for master, parameter in self._copies():
+            parameter.copy_(master)

@@ -9,11 +9,12 @@ import torch
 
 from covey.config.schema import Config
 from covey.machine import available_threads
+from covey.processes import on_this_machine
 
 
 def set_process(config: Config) -> None:
     """Threads, seed and determinism, for the whole process: see ``caller_restored``."""
-    torch.set_num_threads(config.threads or available_threads())
+    torch.set_num_threads(config.threads or available_threads(processes=on_this_machine()))
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
     # Every empty tensor here is written whole; torch does not declare the attribute's type.

@@ -41,6 +41,8 @@ class FusedLinear:
         self.rounds = rounds
         """Whether it follows the precision of products, or keeps that of its input."""
         self.plain = all(type(m) is nn.Linear for m in modules)
+        self.fleeting = False
+        """Whether its weights come and go, and no copy of them may be kept."""
         self._state: tuple[int, ...] = ()
         self._held: list[Tensor] = []
         self._forward: PackedWeight | None = None
@@ -58,6 +60,8 @@ class FusedLinear:
 
     def product(self, x: Tensor) -> Tensor:
         """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
+        if self.fleeting:
+            return self.product_once(x)
         if by_torch(forward_kind(len(x)), x.dtype):
             return self._by_torch(x)
         self._refresh()

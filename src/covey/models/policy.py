@@ -20,6 +20,7 @@ from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
+from covey.models.sharded import Gathering, split, take, unsplit, whole
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class Policy:
 
     loader_name = AutoModelForCausalLM.__name__
     """The class of transformers that loads its folder."""
+    around: Gathering
+    """What lets its weights be there for some work, where they are split over processes."""
+    whole: Policy
+    """A policy with all of its weights, to sample from and to save: itself, where they are not split."""
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class Policy:
         self.end_ids = end_ids(model, tokenizer)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
+        self.around, self.whole = unsplit, self
 
     @property
     def device(self) -> torch.device:
@@ -92,16 +98,46 @@ class Policy:
 
         Raises CheckpointError, and keeps the weights it has, where these are of another shape.
         """
+        if self.whole is not self:
+            self.whole.load_weights(folder)
+            for part, weight in zip(self.model.parameters(), self.whole.model.parameters(), strict=True):
+                take(part, weight)
+            return
         if self.adapter is not None:
             from peft import set_peft_model_state_dict
             from safetensors.torch import load_file
 
             set_peft_model_state_dict(self.adapter, load_file(folder / "adapter_model.safetensors"))
             return
-        saved = pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
+        saved = self._saved(folder)
         if _shapes(saved) != _shapes(self.model.state_dict()):
             raise CheckpointError(f"{folder} holds another model than the one at work")
         self.model.load_state_dict(saved)
+
+    def _saved(self, folder: Path) -> Mapping[str, Tensor]:
+        return pretrained(AutoModelForCausalLM, folder, dtype=torch.float32).state_dict()
+
+    def copied(self) -> Policy:
+        """Another of the same weights."""
+        adapter = copy.deepcopy(self.adapter)
+        model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
+        return Policy(model, self.tokenizer, adapter, self.precision)
+
+    def split(self) -> None:
+        """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
+        self.whole = self.copied()
+        split(self)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Let ``whole`` have the present weights. Every process has to."""
+        for into, part in zip(self.whole.parameters, self.parameters, strict=True):
+            if into is not part:
+                into.copy_(whole(part))
+
+    def heads(self) -> list[nn.Module]:
+        """Modules for values."""
+        return [] if self.value is None else [self.value]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a completion, special tokens left out."""
@@ -128,6 +164,11 @@ class Policy:
 
         ``reference`` is another model's ``hidden`` and ``head``, for the exact KL to it.
         """
+        return self.around(lambda: self._score(packed, temperature, reference))
+
+    def _score(
+        self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
+    ) -> TokenScores:
         hidden = self.hidden(packed)
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             scores = score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from covey.models.logprobs import Head
 from covey.models.packing import Packed
 from covey.models.policy import Policy, weights_hash
+from covey.models.sharded import own, split, take, whole_weights
 
 
 class Reference:
@@ -22,8 +22,8 @@ class Reference:
         self._adapter = None if moves else policy.adapter
         self._policy = policy
         if self._adapter is None:
-            frozen = copy.deepcopy(policy.model).requires_grad_(False)
-            self._policy = Policy(frozen, policy.tokenizer, precision=policy.precision)
+            self._policy = policy.copied()
+            self._policy.model.requires_grad_(False)
 
     @property
     def has_weights(self) -> bool:
@@ -34,7 +34,12 @@ class Reference:
     def refresh(self, policy: Policy, mix: float) -> None:
         """Move towards the policy: all the way with ``mix`` 1."""
         for weight, new in zip(self._policy.model.parameters(), policy.model.parameters(), strict=True):
-            weight.lerp_(new, mix)
+            own(weight).lerp_(own(new), mix)
+
+    def split(self) -> None:
+        """Leave this process its part of the weights that are its own."""
+        if self.has_weights:
+            split(self._policy)
 
     def state(self) -> dict[str, Tensor]:
         """Its weights by name, for a checkpoint; empty while it shares the policy's."""
@@ -44,11 +49,11 @@ class Reference:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore ``state``."""
         for name, weight in self.state().items():
-            weight.copy_(state[name])
+            take(weight, state[name])
 
     def fingerprint(self) -> str:
         """A hash of its weights, so that a record can say to which model the KL was measured."""
-        weights = self._policy.model.state_dict()
+        weights = whole_weights(self._policy.model)
         return weights_hash({k: v for k, v in weights.items() if self._adapter is None or "lora_" not in k})
 
     @contextmanager
@@ -61,4 +66,4 @@ class Reference:
     def outputs(self, packed: Packed) -> tuple[Tensor, Head]:
         """Its hidden states and head, for the exact KL."""
         with self.active() as policy:
-            return policy.hidden(packed), policy.head
+            return policy.around(lambda: policy.hidden(packed)), policy.head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,10 +19,11 @@ from transformers import (
 
 from covey.errors import ConfigError
 from covey.models.forward import Decoder, supported
-from covey.models.logprobs import Head, TokenScores
+from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, Loader, pretrained
+from covey.models.sharded import unsplit
 from covey.types import Messages
 
 
@@ -56,6 +57,7 @@ class TrainedRewardModel(Policy):
         self.decoder = Decoder(model) if supported(model) else None
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
         self.value = None
+        self.around, self.whole = unsplit, self
         names = {name.partition(".")[0] for name, _ in model.named_parameters()} - {model.base_model_prefix}
         (self._name,) = names
 
@@ -64,19 +66,19 @@ class TrainedRewardModel(Policy):
         """Nothing is sampled from it."""
         return False
 
-    def load_weights(self, folder: Path) -> None:
-        """Take the weights of a checkpoint folder."""
-        saved = pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32)
-        self.model.load_state_dict(saved.state_dict())
+    def _saved(self, folder: Path) -> Mapping[str, Tensor]:
+        return pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> values (...)."""
         values: Tensor = getattr(self.model, self._name)(hidden)
         return values[..., 0] if values.shape[-1] == 1 else values[..., 1] - values[..., 0]
 
-    def score(
-        self, packed: Packed, _temperature: float = 1.0, _reference: tuple[Tensor, Head] | None = None
-    ) -> TokenScores:
+    def copied(self) -> TrainedRewardModel:
+        """Another of the same weights."""
+        return TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind)
+
+    def _score(self, packed: Packed, *_: object) -> TokenScores:
         """The values (M,) in the place of the log-probs; all else is 0."""
         values = self.head(self.hidden(packed)).float()
         nothing = torch.zeros_like(values)

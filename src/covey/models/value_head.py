@@ -9,7 +9,6 @@ import copy
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -27,6 +26,7 @@ from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, pretrained, unreachable
+from covey.models.sharded import Gathering, split, unsplit
 
 
 class ValueModel:
@@ -37,6 +37,7 @@ class ValueModel:
         self.decoder = Decoder(model) if supported(model) else None
         self.head = scalar_head(model)
         self.head.float()
+        self.around: Gathering = unsplit
 
     @property
     def device(self) -> torch.device:
@@ -52,10 +53,24 @@ class ValueModel:
         """Weights by name that no model folder of a checkpoint has: all of them."""
         return dict(self.model.named_parameters())
 
+    def split(self) -> None:
+        """Leave this process its part of the weights."""
+        split(self)
+
+    def settle(self) -> None:
+        """Nothing needs all of its weights before it is saved."""
+
+    def heads(self) -> list[nn.Module]:
+        """The module that gives values."""
+        return [self.head]
+
     def score(self, packed: Packed, *_: object) -> TokenScores:
         """The value before every predicted token, (M,); it predicts no tokens, so all else is 0."""
+        return self.around(lambda: self._score(packed))
+
+    def _score(self, packed: Packed) -> TokenScores:
         states = hidden_states(self.decoder, packed, self._states)
-        values = F.linear(states.float(), self.head.weight, self.head.bias)[:, 0]
+        values = self.head(states.float())[:, 0]
         nothing = torch.zeros_like(values)
         return TokenScores(nothing, nothing, nothing, nothing, values)
 

@@ -160,6 +160,17 @@ class ScoringStats:
     logged: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What functions passed to TRL's ``log_metric``."""
 
+    @classmethod
+    def summed(cls, parts: Sequence[ScoringStats]) -> ScoringStats:
+        """Those of several processes, which waited at the same time."""
+        names = dict.fromkeys(name for part in parts for name in part.logged)
+        return cls(
+            sum(part.calls for part in parts),
+            sum(part.completions for part in parts),
+            max(part.waited for part in parts),
+            {name: [v for part in parts for v in part.logged.get(name, ())] for name in names},
+        )
+
 
 class Scorer:
     """The scorer of some groups, as those of one training step. Several may be under way at once."""

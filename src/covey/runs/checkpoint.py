@@ -6,8 +6,6 @@ import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
 from covey.errors import CheckpointError, OutOfRoom, disk_error, system_error
 from covey.fault_injection import Faults
 from covey.integrity import read_record, sealed
@@ -15,9 +13,10 @@ from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
+from covey.processes import by_first, is_joint, together
 from covey.rollout import Position
-from covey.runs.atomic import committed_folder
 from covey.runs.folder import Logged, RunFolder
+from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def save_checkpoint(
     checkpoints there were, in the worst case the newest one only.
     """
     target = folder.path / "checkpoints" / f"step_{state.step:06d}"
-    if target.exists():
+    if by_first(target.exists):
         return
     for part in (learner, critic):
         if part is not None:
@@ -83,11 +82,11 @@ def save_checkpoint(
     try:
         _write(target, folder, learner, state, faults, moves_reference, critic)
     except OutOfRoom:
-        if len(folder.checkpoints()) < 2:
+        if by_first(lambda: len(folder.checkpoints())) < 2:
             raise
-        folder.rotate(1)
+        by_first(lambda: folder.rotate(1))
         _write(target, folder, learner, state, faults, moves_reference, critic)
-    folder.rotate(keep)
+    by_first(lambda: folder.rotate(keep))
 
 
 def _write(
@@ -99,21 +98,24 @@ def _write(
     moves_reference: bool,
     critic: Learner[ValueModel] | None,
 ) -> None:
-    _check_free(folder, 0 if faults.hit("save.full") else shutil.disk_usage(target.parent).free)
+    full = faults.hit("save.full")
+    by_first(lambda: _check_free(folder, 0 if full else shutil.disk_usage(target.parent).free))
     try:
-        with committed_folder(target) as new:
-            save_policy(learner.policy, new, merged=False)
-            save_file(learner.state(), new / "optimizer.safetensors")
-            faults.in_save()
-            if learner.reference is not None and moves_reference:
-                save_file(learner.reference.state(), new / "reference.safetensors")
+        with folder_of_all(target) as new:
+            by_first(lambda: save_policy(learner.policy.whole, new, merged=False))
+            together(lambda: save_tensors(learner.state(), new / "optimizer"))
+            together(faults.in_save)
+            if (reference := learner.reference) is not None and moves_reference:
+                together(lambda: save_tensors(reference.state(), new / "reference"))
             if critic is not None:
-                save_file(critic.state(), new / "critic.safetensors")
-            (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync()))))
+                together(lambda: save_tensors(critic.state(), new / "critic"))
+            by_first(lambda: (new / "trainer.json").write_text(sealed(asdict(Saved(state, folder.sync())))))
     except Exception as error:
         if (system := system_error(error)) is None:
             raise
-        raise disk_error(system, f"{target} could not be written") from None
+        failed = disk_error(system, f"{target} could not be written")
+        failed.joint = is_joint(error)
+        raise failed from None
 
 
 def _check_free(folder: RunFolder, free: int) -> None:
@@ -137,11 +139,11 @@ def load_checkpoint(
     remedy = "Remove this checkpoint to resume from the one before"
     saved = read_record(path / "trainer.json", Saved, remedy)
     learner.policy.load_weights(path)
-    learner.load(load_file(path / "optimizer.safetensors"), saved.state.updates)
-    if learner.reference is not None and moves_reference:
-        learner.reference.load(load_file(path / "reference.safetensors"))
+    learner.load(load_tensors(path / "optimizer", learner.split_as), saved.state.updates)
+    if (reference := learner.reference) is not None and moves_reference:
+        reference.load(load_tensors(path / "reference", reference.state().__getitem__))
     if critic is not None:
-        critic.load(load_file(path / "critic.safetensors"), saved.state.updates)
+        critic.load(load_tensors(path / "critic", critic.split_as), saved.state.updates)
     fits = saved.state.micro_tokens
     for part in (learner, critic):
         if part is not None and fits is not None:

@@ -18,6 +18,7 @@ from covey.kernels.build import processor
 from covey.kernels.calls import available, products
 from covey.machine import available_threads
 from covey.models.load import pick_device
+from covey.processes import on_this_machine, size
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.types import VERSION
@@ -42,6 +43,7 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("lora*", "refused"),
     ("rollout.sampler.url", "breaks exactness"),
     ("rollout.sampler.*", "safe"),
+    ("launch.*", "safe"),  # how many processes there are is told by the environment
     ("rollout.curriculum", "refused"),
     ("rollout.adapt_group_size", "refused"),
     ("algorithm.kl", "refused"),
@@ -67,6 +69,7 @@ ENVIRONMENT = (
     "kernels",
     "products",
     "threads",
+    "processes",
     *PACKAGES,
     "data",
     "reference",
@@ -163,7 +166,8 @@ def environment(loaded: Loaded) -> dict[str, object]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
         "products": {name: list(kinds) for name, kinds in products().items()},
-        "threads": config.threads or available_threads(),
+        "threads": config.threads or available_threads(processes=on_this_machine()),
+        "processes": size(),
         **{name: _version(name) for name in PACKAGES},
     }
 
@@ -180,6 +184,7 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     ours = before.get("kernels") == now.get("kernels") == "compiled"
     same_for_any = ours and not any(now.get("products", {}).values())
     facts: list[Difference] = []
+    before = {"processes": 1, **before}
     for name in ENVIRONMENT:
         old, new = before.get(name), now.get(name)
         if old != new and name in ("data", "reference"):

@@ -16,6 +16,7 @@ import numpy as np
 from covey.batching import Batch, collate
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
+from covey.processes import by_first
 from covey.types import Completion, Group, Problem, SamplingMask
 
 ONE_IN = 32
@@ -32,7 +33,7 @@ class Drift:
 
     def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
         """`kl/start`, nats a completion; nothing before the first step is written down, or if it is gone."""
-        self.kept = self.kept or first_completions(self.folder / "rollouts" / "step_000000")
+        self.kept = self.kept or by_first(lambda: first_completions(self.folder / "rollouts" / "step_000000"))
         if self.kept is None:
             return {}
         now = learner.score(self.kept, temperature).logprobs

@@ -23,14 +23,15 @@ import numpy as np
 
 from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage
+from covey.processes import first
 from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
 from covey.types import Group, SamplingMask, StepRewards
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 CHECKPOINT = re.compile(r"step_(\d{6,})")
-IN_CHECKPOINT = ("trainer.json", "optimizer.safetensors")
-"""Files that every checkpoint has, besides those of the model."""
+IN_CHECKPOINT = "trainer.json"
+"""A file that every checkpoint has, besides those of the model and the optimizer's."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,12 @@ class Logged:
 
 
 class RunFolder:
-    """Reads and writes one run folder; holds its lock while open."""
+    """Reads and writes one run folder; holds its lock while open. Of several processes the first writes."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.writes = path, first()
+        if not self.writes:
+            return
         folders = (path, path / "rollouts", path / "checkpoints")
         for folder in folders:
             make_folder(folder)
@@ -68,10 +71,13 @@ class RunFolder:
 
     def close(self) -> None:
         """Give the lock back."""
-        self._lock.close()
+        if self.writes:
+            self._lock.close()
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:
         """Add one JSON line to a stream. Non-finite numbers become null."""
+        if not self.writes:
+            return
         line = json.dumps({k: _plain(v) for k, v in record.items()}, ensure_ascii=False)
         with (self.path / stream).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -157,7 +163,7 @@ class RunFolder:
         groups, by name, one completion after another; NaN for the filtered ones.
         """
         groups = [*trained, *filtered]
-        if not groups:
+        if not groups or not self.writes:
             return
         name = self.path / "rollouts" / f"step_{step:06d}"
         completions = [c for g in groups for c in g.completions]
@@ -220,11 +226,17 @@ def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
     complaints: list[str] = []
     for path in reversed(checkpoints(run)):
-        problem = damage(path, IN_CHECKPOINT)
+        problem = damage(path, (IN_CHECKPOINT, optimizer_file(path)))
         if problem is None:
             return path, complaints
         complaints.append(problem)
     return None, complaints
+
+
+def optimizer_file(checkpoint: Path) -> str:
+    """A file of a checkpoint with the optimizer's state: of one process, or the first part of several."""
+    parts = sorted((checkpoint / "optimizer").glob("*.safetensors"))
+    return str(parts[0].relative_to(checkpoint)) if parts else "optimizer.safetensors"
 
 
 def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:

@@ -59,8 +59,8 @@ def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dic
     rows = pairs_of(groups, Keep(margin=margin, per_problem=per_problem), {})
     if not rows:
         raise DataError(
-            f"{run}: none of {len(groups)} groups has completions whose rewards differ by more than "
-            f"{margin:g}; ask for less (--margin)"
+            f"{run}: none of {len(groups)} groups has whole completions whose rewards differ by more than "
+            f"{margin:g}; {unfinished(groups) or 'ask for less (--margin)'}"
         )
     make_folder(output.parent)
     write_file(output, as_jsonl(rows))
@@ -112,6 +112,18 @@ def kept_of(
             row = {"prompt": sampled.prompt, "completion": _said(sampled), **_columns(sampled, columns)}
             texts.setdefault(" ".join(sampled.completion.split()), row)
     return [row for texts in kept.values() for row in texts.values()]
+
+
+def unfinished(groups: Iterable[Sequence[LoggedSample]]) -> str:
+    """What to do where most completions are left out because they are truncated; empty where few are."""
+    samples = [s for group in groups for s in group]
+    whole = sum(s.finish == "stop" for s in samples)
+    if 2 * whole > len(samples):
+        return ""
+    return (
+        f"{len(samples) - whole} of {len(samples)} completions are truncated, and those are left out: raise "
+        "rollout.max_tokens, or train the model to end its answers first"
+    )
 
 
 def _said(sampled: LoggedSample) -> object:

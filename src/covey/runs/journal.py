@@ -58,7 +58,7 @@ class Journal:
 
     def track_by(self, name: str | None, settings: Mapping[str, object], first: int) -> None:
         """Begin to give a tracker copies; that it fails is said once and changes nothing."""
-        if name is None:
+        if name is None or not self.folder.writes:
             return
 
         def failed(why: str) -> None:
@@ -106,6 +106,8 @@ class Journal:
 
     def skipped_update(self, name: str, batch: Batch, record: Mapping[str, object]) -> None:
         """Keep a batch whose gradient is not finite, for a look."""
+        if not self.folder.writes:
+            return
         folder = self.folder.path / SKIPPED
         folder.mkdir(exist_ok=True)
         tensors = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}

@@ -66,7 +66,7 @@ class Kept:
         done = self._cursors.get(newest, 0)
         for path in self.folder.iterdir() if done else ():
             if (match := FILE.fullmatch(path.name)) and int(match[1]) < done:
-                path.unlink()
+                path.unlink(missing_ok=True)  # another process of the run may have done so
         self._records = {ticket: r for ticket, r in self._records.items() if ticket >= done}
 
     def _path(self, ticket: int) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from covey.errors import STALLED, CoveyError, record_exit, resume_command
 from covey.parent import leave
+from covey.processes import first, rank
 
 STACKS = "stacks.txt"
 
@@ -57,13 +58,14 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _end(self) -> None:
+        stacks = STACKS if first() else f"{rank()}.{STACKS}"
         error = CoveyError(
             f"{self.folder}: no progress for {self.minutes:g} minutes (guards.stall_minutes); what every "
-            f"thread was doing is in {self.folder / STACKS}. Continue from the last "
+            f"thread was doing is in {self.folder / stacks}. Continue from the last "
             f"checkpoint with: {resume_command(self.folder)}"
         )
         error.code = STALLED
-        with contextlib.suppress(OSError), (self.folder / STACKS).open("w") as file:
+        with contextlib.suppress(OSError), (self.folder / stacks).open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         record_exit(self.folder, error)
         leave(STALLED, str(error))

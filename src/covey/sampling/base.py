@@ -68,6 +68,8 @@ class Sampler(Protocol):
 
     version: int
     """Optimizer steps its weights have seen; set by whoever moves them."""
+    shares: bool
+    """Whether each of several processes samples a share of the requests; else the first asks for them all."""
 
     @property
     def bit_exact(self) -> bool:

@@ -44,6 +44,8 @@ class LocalSampler:
     Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
     """
 
+    shares = True
+
     def __init__(
         self,
         policy: Policy,
@@ -70,7 +72,7 @@ class LocalSampler:
             self.version = weights.version
             return
         with self._door, self._weights:
-            copy_trained(weights.policy, self.policy)
+            copy_trained(weights.policy.whole, self.policy)
             self.version = weights.version
 
     @contextmanager

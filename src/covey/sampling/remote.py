@@ -4,9 +4,8 @@ After every change of weights each server samples a few completions whose log-pr
 trained policy's. A server that does not answer, or whose numbers do not fit, is left out: what it was asked
 is asked again of the others, with the same random streams. It takes part again once it proves itself.
 
-Where weights may change while completions are under way (``lags``), each completion is asked for in segments:
-a server that has new weights to take ends its segments first, and what is unfinished continues from its
-tokens, here or elsewhere, so that each segment is of one version that had proven itself.
+Where weights may change meanwhile (``lags``), each completion is asked for in segments: a server that has new
+weights to take ends its segments first, and what is unfinished continues from its tokens, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from covey.config.schema import Servers
 from covey.errors import ConfigError, SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, copy_trained, save_policy
+from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Dialect, Misbehaved, answers, recognize
@@ -111,6 +111,8 @@ class _Pass:
 class RemoteSampler:
     """Samples on servers; ``covey.sampling.base.Sampler``."""
 
+    shares = False
+
     def __init__(
         self,
         policy: Policy,
@@ -146,14 +148,15 @@ class RemoteSampler:
     def bit_exact(self) -> bool:
         """Whether every server showed the policy's own bits when they were first asked; then all must."""
         if self._exact is None:
-            self._bring_up()
+            by_first(self._bring_up)
+            self._exact = by_first(lambda: self._exact)
         return bool(self._exact) and not self.lags
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on; they travel when a server is next asked for something."""
         with self._moving:
             if self.lags:
-                copy_trained(weights.policy, self.policy)
+                copy_trained(weights.policy.whole, self.policy)
             self.version = weights.version
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
@@ -185,7 +188,7 @@ class RemoteSampler:
                 self.waiting()
                 self._return()
                 self._join(work)
-                if not self._there() and time.monotonic() - since > self.settings.patience:
+                if all(s.lost for s in self.servers) and time.monotonic() - since > self.settings.patience:
                     raise self._nobody()
         finally:
             with work.changed:
@@ -198,9 +201,8 @@ class RemoteSampler:
         logprobs = np.array(one.logprobs, dtype=np.float32)
         versions, mask = np.full(len(tokens), version), one.sampling_mask
         if begun is not None:
-            tokens, logprobs = (
-                np.concatenate(x) for x in ((begun.tokens, tokens), (begun.logprobs, logprobs))
-            )
+            tokens = np.concatenate([begun.tokens, tokens])
+            logprobs = np.concatenate([begun.logprobs, logprobs])
             versions = np.concatenate([begun.token_versions, versions])
             mask = SamplingMask.join([m for m in (begun.sampling_mask, mask) if m]) if mask else None
         # The text is the tokens', whatever the server's own detokenizer made of them.
@@ -210,10 +212,6 @@ class RemoteSampler:
 
     def _present(self) -> list[RemoteServer]:
         return [s for s in self.servers if not s.lost and s.version == self.version]
-
-    def _there(self) -> bool:
-        """Whether a server takes part, or will once it has the present weights."""
-        return not all(s.lost for s in self.servers)
 
     def _nobody(self) -> SamplersLost:
         reasons = "; ".join(f"{s.url}: {s.lost}" for s in self.servers)
@@ -233,8 +231,8 @@ class RemoteSampler:
                 continue
             work.joined[server.url] = server.arrivals
             for _ in range(min(lanes, most)):
-                lane = threading.Thread(target=self._lane, args=(server, work, self.version), daemon=True)
-                lane.start()
+                given = (server, work, self.version)
+                threading.Thread(target=self._lane, args=given, daemon=True).start()
 
     def _lane(self, server: RemoteServer, work: _Pass, version: int) -> None:
         while (piece := self._next(server, work, version)) is not None:
@@ -324,7 +322,7 @@ class RemoteSampler:
             self._return(now=True)
             if self._present():
                 break
-            if not self._there() and time.monotonic() - begun > self.settings.patience:
+            if all(s.lost for s in self.servers) and time.monotonic() - begun > self.settings.patience:
                 raise self._nobody()
             self.waiting()
             time.sleep(0.2)

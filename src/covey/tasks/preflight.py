@@ -10,7 +10,7 @@ from covey.console import RunConsole
 from covey.errors import DataError
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
-from covey.tasks.source import Source
+from covey.tasks.source import Source, prompt_key
 
 
 def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: RunConsole) -> Source:
@@ -20,6 +20,10 @@ def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: R
     """
     config = loaded.config
     source = _measurable(source, rewards, config, console)
+    if known := trained_on(source):
+        also = f"held-out problem {next(iter(known))} is also {next(iter(known.values()))}"
+        few = "" if len(known) == 1 else f", and {len(known) - 1:,} more like it"
+        console.say(f"{also}{few}: what was learned by heart counts as accuracy there", "yellow")
     if not len(rewards):
         return source
     console.say(rewards.criterion)
@@ -52,6 +56,17 @@ def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: R
     for row, why in {**bad, **bad_too}.items():
         console.say(f"left out {row}: {why}", "yellow")
     return replace(source, train=train, test=test)
+
+
+def trained_on(source: Source) -> dict[str, str]:
+    """Held-out problems whose prompt is trained on too: id -> that problem's id.
+
+    Case and white space make no difference.
+    """
+    learned = [example.problem for example in source.examples] or source.train
+    held_out = [*source.test, *(example.problem for example in source.held_out)]
+    first = {prompt_key(problem): problem.id for problem in reversed(learned)}
+    return {p.id: first[prompt_key(p)] for p in held_out if prompt_key(p) in first}
 
 
 def _measurable(source: Source, rewards: Rewards, config: Config, console: RunConsole) -> Source:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -50,11 +51,27 @@ def load_source(loaded: Loaded) -> Source:
     judged = [p for p in source.test if {"chosen", "label", "labels"} & set(p.columns)]
     if judged and config.method != "sft":
         return replace(source, examples=examples, held_out=learn(judged))
-    kept = int(data.held_out * len(examples)) if config.method != "sft" else 0
-    order = permutation(key(config.seed, "held out"), len(examples)).tolist() if kept else []
-    out = set(order[: min(kept, MOST_HELD_OUT)])
-    parts = [[e for n, e in enumerate(examples) if (n in out) is held] for held in (False, True)]
+    fraction = data.held_out if config.method != "sft" else 0.0
+    out = _set_apart([e.problem for e in examples], fraction, config.seed)
+    parts = [[e for e in examples if (prompt_key(e.problem) in out) is held] for held in (False, True)]
     return replace(source, examples=parts[0], held_out=parts[1])
+
+
+def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[str]:
+    """Prompts to measure on: all examples of a prompt are measured, or all are trained on."""
+    counts = Counter(map(prompt_key, problems))
+    prompts, room = list(counts), min(int(fraction * len(problems)), MOST_HELD_OUT)
+    out = set[str]()
+    for place in permutation(key(seed, "held out"), len(prompts)).tolist():
+        if counts[prompts[place]] <= room:
+            out.add(prompts[place])
+            room -= counts[prompts[place]]
+    return out
+
+
+def prompt_key(problem: Problem) -> str:
+    """The same for prompts that differ in case and white space only."""
+    return " ".join(str(problem.prompt).casefold().split())
 
 
 def _given(loaded: Loaded) -> Iterator[list[Problem]]:

@@ -12,6 +12,7 @@ from covey.batching import Batch, MicroBatch, given_batch
 from covey.learner.learner import Objective
 from covey.learner.schedule import learning_rate
 from covey.models.logprobs import TokenScores
+from covey.processes import together
 from covey.rng import key, permutation
 from covey.training.run import Run
 
@@ -30,7 +31,7 @@ def train(run: Run, lesson: Lesson) -> None:
     """Do the steps that are left."""
     config, learner, journal = run.loaded.config, run.learner, run.journal
     for step in range(run.state.step, config.train.steps):
-        run.stop.check()
+        together(run.stop.check)
         run.begin_step()
         rows = batch_rows(len(run.train_set), config.train.batch_size, step, config.seed)
         journal.console.doing("updating")

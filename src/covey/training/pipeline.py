@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from covey.config.contradictions import notes_on, updates_of
 from covey.config.given import GivenModel
 from covey.config.load import Loaded, flatten, resolved
@@ -26,7 +28,9 @@ from covey.learner.process import caller_restored
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.reward_model import is_reward_model
+from covey.models.sharded import whole_weights
 from covey.objective.preference import PREFERENCES
+from covey.processes import by_first
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
@@ -96,7 +100,7 @@ def run_pipeline(
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
-        done = _finished(placed, console)
+        done = by_first(lambda: _finished(placed, console))  # noqa: B023 - called at once
         if done is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
@@ -115,9 +119,9 @@ def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOpti
     if loaded.config.method != "filter":
         return run_stage(loaded, console, stop, options)
     folder = loaded.config.output
-    began, example = time.monotonic(), select(loaded, console)
+    began, example = time.monotonic(), by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
-    write_file(folder / RESULT, sealed(result.record()))
+    by_first(lambda: write_file(folder / RESULT, sealed(result.record())))
     return result
 
 
@@ -222,7 +226,9 @@ def run_stage(
     run = set_up(loaded, console, stop, options)
     if config.method in MODELLESS:
         run.test_set = []  # the model stays as it is
-    (config.output / RESULT).unlink(missing_ok=True)  # of fewer steps, or of a model that is gone
+    by_first(
+        lambda: (config.output / RESULT).unlink(missing_ok=True)
+    )  # of fewer steps, of a model that is gone
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
@@ -263,12 +269,17 @@ def run_stage(
 def finish_examples(run: Run) -> Result:
     """Write the examples of a stage that makes some, and its result."""
     folder = run.journal.folder.path
-    kept(run)
+    by_first(lambda: kept(run))
     seconds, example = run.journal.clock.total(), example_of([p.problem for p in run.train_set])
-    run.journal.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, None, example.template)
-    write_file(folder / RESULT, sealed(result.record()))
+    by_first(lambda: _conclude(run, result))
     return result
+
+
+def _conclude(run: Run, result: Result) -> None:
+    """Let the result be the last that is written."""
+    run.journal.folder.sync()
+    write_file(run.journal.folder.path / RESULT, sealed(result.record()))
 
 
 def ranked(run: Run) -> str:
@@ -286,21 +297,27 @@ def ranked(run: Run) -> str:
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
-    folder, config = run.journal.folder.path, run.loaded.config
+    folder = run.journal.folder.path
     if not run.state.updates:
         raise GuardStop(
             f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach: "
             f"{no_signal(run.journal.folder.read('metrics.jsonl'), settings_of(run.loaded))}"
         )
     run.learner.check_finite(str(folder / "final"))
+    critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
+    return by_first(lambda: _write_final(run, evaluations, critic))
+
+
+def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mapping[str, Tensor]) -> Result:
+    folder, config = run.journal.folder.path, run.loaded.config
     seconds = run.journal.clock.total()
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
     besides = ranked(run) or Trained.besides
     with committed_folder(folder / "final") as final:
-        save_policy(run.learner.policy, final)
+        save_policy(run.learner.policy.whole, final)
         if run.critic is not None:
-            run.critic.policy.model.save_pretrained(final / "critic")
+            run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
@@ -312,9 +329,8 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
         run.journal.folder.read("evals.jsonl"),
     )
     forget_kept(folder)
-    run.journal.folder.sync()
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
-    write_file(folder / RESULT, sealed(result.record()))
+    _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")

@@ -6,6 +6,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData
+from covey.processes import by_first, together
 from covey.prompts import GivenAnswer, Prompted
 from covey.runs.atomic import write_file
 from covey.training import given
@@ -164,7 +166,7 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
         digest.update(example.tokens.tobytes())
         for answer in example.answers:
             digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
-    known = _kept(path, digest.hexdigest())
+    known = by_first(lambda: _kept(path, digest.hexdigest()))
     counts = [len(e.answers) for e in examples]
     done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
     if done < len(examples) and run.state.step:
@@ -174,13 +176,13 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
         )
     run.journal.console.doing("scoring the reference")
     while done < len(examples):
-        run.stop.check()
+        together(run.stop.check)
         batch = given_batch(examples[done : done + SCORED_AT_ONCE])
         known = np.concatenate([known, summed(run.learner, batch).numpy()])
         done = min(done + SCORED_AT_ONCE, len(examples))
         file = io.BytesIO()
         np.savez(file, sums=known, examples=np.array(digest.hexdigest()))
-        write_file(path, file.getvalue())
+        by_first(partial(write_file, path, file.getvalue()))
     return list(torch.from_numpy(known).split(counts))
 
 

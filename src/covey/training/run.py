@@ -26,8 +26,10 @@ from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.machine import available_cpus, idle_cpus
 from covey.models.policy import Policy
+from covey.models.sharded import own
 from covey.models.value_head import ValueModel
 from covey.objective.controllers import next_coefficients
+from covey.processes import by_first, first, on_this_machine
 from covey.prompts import Prompted
 from covey.rewards.base import Rewards
 from covey.rollout import Position, sampling_params
@@ -94,7 +96,7 @@ class Run:
         self.options.faults.at_step()
         asked = self.loaded.config.threads or os.environ.get("OMP_NUM_THREADS")
         if not asked and self.learner.policy.bit_exact and not any(products().values()):
-            torch.set_num_threads(min(available_cpus(), idle_cpus()))
+            torch.set_num_threads(max(1, min(available_cpus() // on_this_machine(), idle_cpus())))
 
     def on_sample(self, done: int, total: int, what: str = "sampling") -> None:
         """Progress of sampling; a stop request takes effect here, where nothing is half done."""
@@ -112,7 +114,7 @@ class Run:
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
         norm = learner.step(learning_rate(step, learner.train)) if math.isfinite(loss) else math.nan
-        faults.in_weights(learner.optimizer.masters)
+        faults.in_weights([own(m.detach()) for m in learner.optimizer.masters[:1]])
         if not math.isfinite(norm):
             norm, name = math.nan, f"step_{step:06d}_{self.state.guards.bad_updates}"
             record = {"step": step, "loss": str(loss), "optimizer_step": learner.version}
@@ -141,6 +143,8 @@ class Run:
         self, step: int, metrics: Mapping[str, float] | None = None, groups: Sequence[Group] = ()
     ) -> None:
         """Say what goes wrong, each thing once in a run."""
+        if not first():
+            return
         for finding in self.watch.after(step, metrics, groups):
             self.journal.say(f"step {step + 1}: {finding}", "yellow")
 
@@ -186,7 +190,7 @@ class Run:
 
     def evaluation_at(self, step: int) -> Evaluation:
         """Held-out accuracy at this step, measured now or found in the log of an earlier try."""
-        for record in self.journal.folder.read("evals.jsonl"):
+        for record in by_first(lambda: self.journal.folder.read("evals.jsonl")):
             if record["step"] == step:
                 return Evaluation.from_record(record)
         self.journal.console.doing("evaluating")
@@ -230,7 +234,7 @@ class Run:
     def restore(self) -> bool:
         """Go back to the newest good checkpoint; False where there is none. Raises CheckpointError."""
         journal = self.journal
-        checkpoint, complaints = newest_checkpoint(journal.folder, self.options.strict)
+        checkpoint, complaints = by_first(lambda: newest_checkpoint(journal.folder, self.options.strict))
         for complaint in complaints:
             journal.say(f"skipping damaged checkpoint: {complaint}", "yellow")
         logged = Logged()
@@ -239,7 +243,7 @@ class Run:
             self.state, logged = saved.state, saved.logged
         self.sampler.sync(self.learner)
         journal.clock.before = self.state.seconds
-        self._rewind(logged)
+        by_first(lambda: self._rewind(logged))
         return checkpoint is not None
 
     def _rewind(self, logged: Logged) -> None:

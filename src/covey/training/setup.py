@@ -23,6 +23,7 @@ from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
+from covey.processes import by_first, first, gather, on_this_machine, together
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards, load_rewards
 from covey.runs.atomic import write_file
@@ -73,12 +74,12 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     run = Run(
         loaded=loaded,
         learner=Learner(policy, config.train, reference, head=policy.value, pace=pace),
-        sampler=_sampler(policy, config, train_set, options),
+        sampler=_sampler(policy.whole, config, train_set, options),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
         held_out=held_out,
-        journal=Journal(RunFolder(config.output), console, Clock(policy.device)),
+        journal=Journal(together(lambda: RunFolder(config.output)), console, Clock(policy.device)),
         stop=stop,
         watchdog=Watchdog(config.output, config.guards.stall_minutes),
         options=options,
@@ -143,6 +144,11 @@ def connect(run: Run) -> None:
         run.journal.say(f"out of memory: continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
+    def when_lost(tokens: int) -> None:
+        path = run.journal.folder.path
+        record = {**(read_environment(path) or {}), "micro_tokens": {"configured": wanted, "planned": tokens}}
+        write_file(path / "env.json", sealed(record))
+
     def on_fewer(running: int) -> None:
         run.journal.console.fewer_running(running)
         run.journal.event(run.state.step, "out of memory", running=running)
@@ -151,9 +157,11 @@ def connect(run: Run) -> None:
         run.journal.say(what, "yellow")
         run.journal.event(run.state.step, "sampling server", because=what)
 
-    run.learner.before_micro_batch, run.learner.when_halved = before_micro_batch, when_halved
-    if run.critic is not None:
-        run.critic.before_micro_batch, run.critic.when_halved = before_micro_batch, when_halved
+    wanted = run.loaded.config.train.tokens_per_micro_batch
+    for learner in (run.learner, run.critic):
+        if learner is not None:
+            learner.before_micro_batch, learner.when_halved = before_micro_batch, when_halved
+            learner.when_lost = when_lost
     if isinstance(run.sampler, LocalSampler):
         run.sampler.on_fewer = on_fewer
     if isinstance(run.sampler, RemoteSampler):
@@ -186,7 +194,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     """
     config, learner = run.loaded.config, run.learner
     device = learner.policy.device
-    shape, there = shape_of(learner.policy), device_memory(device)
+    shape, there = shape_of(learner.policy.whole), device_memory(device) // on_this_machine(device.type)
     copied = learner.reference is not None and learner.reference.has_weights
     models = 1 + copied + (run.critic is not None)
     program = program_bytes(device, shape.parameters * shape.number * models)
@@ -197,6 +205,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     again = before.get("configured") == wanted
     tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
+    tokens = min(gather(tokens))
     learner.micro_tokens = tokens
     if run.critic is not None:
         run.critic.micro_tokens = tokens
@@ -227,7 +236,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             "planned": run.learner.micro_tokens,
         },
     }
-    differences = found_differences(loaded, bool(folder.checkpoints()), now)
+    differences = by_first(lambda: found_differences(loaded, bool(folder.checkpoints()), now))
     harmful = [d for d in differences if d.verdict != "safe"]
     if harmful and options.strict:
         raise CheckpointError(
@@ -242,8 +251,9 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
             journal.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
-    write_file(folder.path / "config.yaml", resolved_yaml(loaded))
-    write_file(folder.path / "env.json", sealed(now))
-    if options.start:
-        write_file(options.home / START, sealed(options.start))
-    (folder.path / RECORD).unlink(missing_ok=True)
+    if first():
+        write_file(folder.path / "config.yaml", resolved_yaml(loaded))
+        write_file(folder.path / "env.json", sealed(now))
+        if options.start:
+            write_file(options.home / START, sealed(options.start))
+        (folder.path / RECORD).unlink(missing_ok=True)

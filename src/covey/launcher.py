@@ -1,0 +1,115 @@
+"""`launch.processes`: the processes that train together, started on this machine and watched.
+
+Each is the command that the user gave, with the environment that torchrun gives. When one dies the others
+are ended, and all begin again from the last checkpoint. What a process ends with by itself (a mistake in the
+config, a guard, a stop) is the end of the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from covey.errors import PeersLost
+from covey.parent import LAUNCHER, TOGETHER, stop_signals
+from covey.processes import STORE
+
+if TYPE_CHECKING:
+    from covey.config.schema import Config
+
+LAST_WORDS = 10.0
+"""Seconds that the others have to end by themselves after one has died."""
+TICK = 0.05
+"""Seconds between two looks at them."""
+
+
+def launch(config: Config, as_json: bool = False) -> int:
+    """Give this command to several processes. -> its exit code."""
+    count, restarts = config.launch.processes, config.launch.restarts
+    with tempfile.TemporaryDirectory(prefix="covey-") as folder:
+        for attempt in range(restarts + 1):
+            job = _Job(count, Path(folder) / f"store-{attempt}")
+            code = job.run()
+            if job.stopping or not job.died or attempt == restarts:
+                return code
+            if not as_json:
+                left = f"restart {attempt + 1} of {restarts}"
+                print(f"a process has died: going on from the last checkpoint ({left})", file=sys.stderr)
+    raise AssertionError
+
+
+class _Job:
+    """The processes, from their start to their end."""
+
+    def __init__(self, count: int, store: Path) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.stopping = self.died = False
+        self.last = -TOGETHER
+        self.before = {number: signal.signal(number, self._pass_on) for number in stop_signals()}
+        shared = {
+            **os.environ,
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            STORE: str(store),
+            LAUNCHER: str(os.getpid()),
+        }
+        if sys.platform == "linux":  # nobody else is to reach them
+            shared = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **shared}
+        command = [sys.executable, "-m", "covey", *sys.argv[1:]]
+        self.processes = [
+            # In a session of its own: Ctrl-C reaches it once, through this process.
+            subprocess.Popen(  # noqa: S603 - the command that the user gave
+                command, env={**shared, "RANK": str(n), "LOCAL_RANK": str(n)}, start_new_session=True
+            )
+            for n in range(count)
+        ]
+
+    def run(self) -> int:
+        """Wait for all of them. -> the exit code of the first that failed, 0 if none did."""
+        codes: dict[int, int] = {}
+        since = 0.0
+        try:
+            while len(codes) < len(self.processes):
+                for n, process in enumerate(self.processes):
+                    if n not in codes and (code := process.poll()) is not None:
+                        codes[n] = code
+                        since = since or time.monotonic() * bool(code)
+                if since and time.monotonic() - since > LAST_WORDS:
+                    self._kill()
+                time.sleep(TICK)
+        finally:
+            self._kill()
+            for number, handler in self.before.items():
+                signal.signal(number, handler)
+        self.died = any(code < 0 or code > 128 or code == PeersLost.code for code in codes.values())
+        return _code_of(list(codes.values()))
+
+    def _pass_on(self, number: int, _: FrameType | None) -> None:
+        now, before, self.last = time.monotonic(), self.last, time.monotonic()
+        if now - before < TOGETHER:  # a terminal's comes through the parent, too
+            return
+        self.stopping = True
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    def _kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+
+
+def _code_of(codes: Sequence[int]) -> int:
+    """What the command ends with: what was said rather than what followed from it."""
+    failed = [128 - code if code < 0 else code for code in codes if code]
+    said = [code for code in failed if code != PeersLost.code]
+    return next(iter(said or failed), 0)

@@ -1,0 +1,120 @@
+"""Weights split over the processes of a run by FSDP2: each layer's are gathered while it computes.
+
+Every process holds its part of the weights (float32, whatever they compute in), and so of the gradient and of
+the optimizer. The hooks that gather and reduce know calls of modules only: a layer's are its own, what lies
+outside of the layers (embeddings, last norm, heads) is gathered by a module around all of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from covey.errors import ConfigError
+from covey.models.forward import Decoder
+from covey.models.linear import FusedLinear
+from covey.processes import size
+
+T = TypeVar("T")
+
+
+class Gathering(Protocol):
+    """Does some work while weights are there that it needs."""
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """What the work returns."""
+
+
+def unsplit(work: Callable[[], T]) -> T:
+    """The work, where nothing is split."""
+    return work()
+
+
+class Around(nn.Module):
+    """Does some work while the weights of ``parts`` outside of the layers are there."""
+
+    def __init__(self, parts: list[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, work: Callable[[], T]) -> T:
+        """What the work returns; its tensors lead the gradient back here."""
+        return work()
+
+
+class Splittable(Protocol):
+    """What can be split: a policy, or a network for values."""
+
+    model: PreTrainedModel
+    decoder: Decoder | None
+    around: Gathering
+
+    def heads(self) -> list[nn.Module]:
+        """Modules for values, which stay in float32 and are called as modules."""
+
+
+def split(policy: Splittable) -> None:
+    """Leave this process its part of the weights; all processes do this at once."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    model, decoder = policy.model, policy.decoder
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise ConfigError(
+            f"launch.processes: training on several needs torch 2.13, this is {torch.__version__}"
+        )
+    blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers: list[nn.Module] = [*decoder.layers] if decoder is not None else [*blocks]
+    computed = model.dtype
+    for parameter in model.parameters():
+        if parameter.requires_grad or computed == parameter.dtype:
+            parameter.data = parameter.data.float()
+    rounded = None if computed == torch.float32 else computed
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (size(),))
+    held = {id(p) for layer in layers for p in layer.parameters()}
+    others = [m for m in model.modules() if any(id(p) not in held for p in m.parameters(recurse=False))]
+    heads = policy.heads()
+    around = Around([*layers, *others, *heads])
+    for module in (*layers, *heads, around):
+        dtype = None if module in heads else rounded  # a head for values stays in float32
+        mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        sharded = fully_shard(module, mesh=mesh, mp_policy=mixed)
+        # Losses are shares of the whole step's, so gradients add up.
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+        sharded.set_reduce_scatter_unused_params(True)
+    for owner in (policy, *layers):
+        for linear in vars(owner).values():
+            if isinstance(linear, FusedLinear):
+                linear.fleeting = True
+    policy.around = around
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be split. Every process has to ask."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process has, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def take(into: Tensor, values: Tensor) -> None:
+    """Copy values into a tensor that may be split; they are all of them, or split as it is."""
+    if isinstance(into, DTensor) and not isinstance(values, DTensor):
+        values = distribute_tensor(values.to(into.device), into.device_mesh, into.placements)
+    into.copy_(values)
+
+
+def whole_weights(model: nn.Module) -> Mapping[str, Tensor]:
+    """A model's weights by name, none split. Every process has to ask."""
+    return {name: whole(value.detach()) for name, value in model.state_dict().items()}

@@ -1,0 +1,202 @@
+"""The processes that train together: which of them this is, and what they tell each other.
+
+They are started by torchrun, or by `launch.processes`, and know each other from its environment. A run in
+one process has a rank of 0 among 1, and nothing here costs it anything. What a process learns for itself (an
+error, a wish to stop, what memory holds) is exchanged before anybody acts on it, so that none waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+
+from covey.errors import CoveyError, GuardStop, PeersLost, RewardError, Stopped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+STORE = "COVEY_STORE"
+"""Environment variable with the file where the processes of one machine meet; else MASTER_ADDR says where."""
+ALL_WEEK = 7 * 24 * 60.0
+"""Minutes that a process waits for the others where no limit is set."""
+
+
+class _Place(NamedTuple):
+    rank: int = 0
+    size: int = 1
+    group: ProcessGroup | None = None
+    """For objects: over gloo whatever the tensors use."""
+
+
+_here = _Place()
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return _here.rank
+
+
+def size() -> int:
+    """How many processes train together."""
+    return _here.size
+
+
+def first() -> bool:
+    """Whether this process is the one that speaks and writes."""
+    return _here.rank == 0
+
+
+def objects_group() -> ProcessGroup | None:
+    """The group that exchanges what is not on a GPU; None in a process of its own."""
+    return _here.group
+
+
+def environment_rank() -> int:
+    """The number that this process was started with, before it has joined the others."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def on_this_machine(device: str = "cpu") -> int:
+    """How many of the processes share this machine's processors and memory; each has a GPU of its own."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if _here.size > 1 and device == "cpu" else 1
+
+
+def started_together() -> bool:
+    """Whether this process was started as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def said_by_another(error: CoveyError) -> bool:
+    """Whether the first process says what has happened, or nobody needs to again."""
+    alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
+    return environment_rank() > 0 and (alike or error.joint)
+
+
+@contextmanager
+def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
+    """Meet the other processes, if there are any. ``minutes``: the longest wait for one of them; 0: none.
+
+    Raises PeersLost where one has ended, or does not answer.
+    """
+    global _here  # noqa: PLW0603 - a process is one of a group
+    if not started_together() or _here.size > 1:
+        yield
+        return
+    import torch
+    import torch.distributed as dist
+
+    cuda = device != "cpu" and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    store = os.environ.get(STORE)
+    ours, count = environment_rank(), int(os.environ["WORLD_SIZE"])
+    wait = timedelta(minutes=minutes or ALL_WEEK)
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            init_method=f"file://{store}" if store else None,
+            rank=ours,
+            world_size=count,
+            timeout=wait,
+        )
+        _here = _Place(ours, count, dist.new_group(backend="gloo", timeout=wait))
+        yield
+        dist.destroy_process_group()
+    except RuntimeError as error:  # of torch.distributed; the errors of covey are none
+        if not _of_peers(error):
+            raise
+        raise PeersLost(
+            "another process of this run has ended or does not answer, so this one ends too; what it said is "
+            f"above, if it could ({str(error).strip().splitlines()[0][:200]})"
+        ) from None
+    finally:
+        _here = _Place()
+
+
+def _of_peers(error: RuntimeError) -> bool:
+    words = str(error)
+    return type(error).__name__.startswith("Dist") or any(
+        w in words for w in ("onnection closed", "onnection reset", "roken pipe", "imed out", "NCCL", "gloo")
+    )
+
+
+def gather(value: T) -> list[T]:
+    """The value of every process, in their order, on all of them."""
+    if _here.size == 1:
+        return [value]
+    import torch.distributed as dist
+
+    found: list[T | None] = [None] * _here.size
+    dist.all_gather_object(found, value, group=_here.group)
+    return cast("list[T]", found)
+
+
+def add(values: Tensor) -> Tensor:
+    """The sum of a tensor (on the CPU) over all processes, in place."""
+    if _here.size > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(values, group=_here.group)
+    return values
+
+
+def together(work: Callable[[], T]) -> T:
+    """What ``work`` returns here. If it raises anywhere, the first such process' error is raised on all."""
+    kept: list[T] = []
+    shared(lambda: kept.append(work()))
+    return kept[0]
+
+
+def shared(work: Callable[[], T]) -> list[T]:
+    """What ``work`` returns in every process, in their order. Raises as ``together``."""
+    if _here.size == 1:
+        return [work()]
+    outcome: tuple[T | None, Exception | None]
+    try:
+        outcome = work(), None
+    except Exception as error:
+        if isinstance(error, RuntimeError) and _of_peers(error):
+            raise
+        outcome = None, _portable(error)
+    outcomes = gather(outcome)
+    errors = [error for _, error in outcomes if error is not None]
+    if errors:
+        errors[0].joint = True  # type: ignore[attr-defined]
+        raise errors[0]
+    return [cast("T", value) for value, _ in outcomes]
+
+
+def by_first(work: Callable[[], T]) -> T:
+    """What ``work`` returns in the first process, which alone does it. Raises as ``together``."""
+    return shared(work if first() else lambda: cast("T", None))[0]
+
+
+def is_joint(error: BaseException) -> bool:
+    """Whether all processes have raised this error."""
+    return _here.size == 1 or getattr(error, "joint", False)
+
+
+def mine(count: int) -> range:
+    """The numbers, of so many, that this process takes."""
+    return range(_here.rank, count, _here.size)
+
+
+def interleaved(parts: Sequence[Sequence[T]]) -> list[T]:
+    """What all processes made of their ``mine``, in order."""
+    longest = max(map(len, parts), default=0)
+    return [part[n] for n in range(longest) for part in parts if n < len(part)]
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or one that says the same if it cannot travel to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own
+    except Exception:
+        return CoveyError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,75 @@
+"""Named tensors of a checkpoint: one file, or where they are split over processes a folder of their parts.
+
+Parts are written and read by torch.distributed.checkpoint, as safetensors. Any number of processes reads what
+any number has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from covey.processes import by_first, objects_group, size
+from covey.runs.atomic import committed_folder
+
+
+@contextmanager
+def folder_of_all(target: Path) -> Iterator[Path]:
+    """``committed_folder`` that all processes write into; the first one makes and commits it."""
+    with ExitStack() as stack:
+        yield by_first(lambda: stack.enter_context(committed_folder(target)))
+        by_first(stack.close)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Write tensors to ``place`` with the suffix of one file, or to a folder. Every process has to."""
+    if size() == 1:
+        save_file(dict(tensors), place.with_suffix(".safetensors"))
+        return
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = HuggingFaceStorageWriter(str(place), save_distributed=True)
+    with _plain_errors():
+        save(dict(tensors), storage_writer=writer, process_group=objects_group())
+
+
+def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
+    """What ``save_tensors`` has written; of tensors with the shape of ``split_as`` this process' parts."""
+    file = place.with_suffix(".safetensors")
+    if file.exists():
+        return load_file(file)
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = HuggingFaceStorageReader(str(place))
+    found: dict[str, Tensor] = {}
+    for name, known in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(known, TensorStorageMetadata), "safetensors hold nothing else"
+        like, dtype = split_as(name), known.properties.dtype
+        split = like.shape == known.size
+        found[name] = (
+            torch.zeros_like(like, dtype=dtype, requires_grad=False)
+            if split
+            else torch.zeros(known.size, dtype=dtype)
+        )
+    with _plain_errors():
+        load(found, storage_reader=reader, process_group=objects_group(), no_dist=size() == 1)
+    return found
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what a process has failed with, on all of them, instead of a report about it."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as report:
+        raise next(iter(report.failures.values()))[0] from None

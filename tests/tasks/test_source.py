@@ -1,0 +1,35 @@
+"""Which problems are trained on, and which are kept for measuring."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from covey.config.load import load_config
+from covey.tasks.preflight import trained_on
+from covey.tasks.source import Source, load_source
+from covey.types import Problem
+
+
+def test_all_pairs_of_a_prompt_are_held_out_or_none(tmp_path: Path) -> None:
+    """Two pairs of one prompt, one on each side, would measure what was learned by heart."""
+    rows = [
+        {"prompt": f"Q{n}? ", "chosen": f"yes {again}", "rejected": "no"}
+        for n in range(10)
+        for again in "abcd"
+    ]
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"{{model: tiny, method: dpo, data: {{train: {pairs}, held_out: 0.25}}, output: {tmp_path / 'out'}}}"
+    )
+    source = load_source(load_config(config))
+    assert (len(source.examples), len(source.held_out)) == (32, 8)  # two prompts of four pairs
+    assert not trained_on(source)
+
+
+def test_held_out_prompts_that_are_trained_on_are_found() -> None:
+    train = [Problem("a:1", "What is  2+2?"), Problem("a:2", "what is 2+2? "), Problem("a:3", "x")]
+    test = [Problem("b:1", "What is 2+2?"), Problem("b:2", "What is 2+3?")]
+    assert trained_on(Source(train, test)) == {"b:1": "a:1"}
