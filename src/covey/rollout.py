@@ -263,6 +263,7 @@ class Rollouts:
 
     def _begin_tickets(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, Begun]]:
         """The same ahead of their step, in the sampling thread: the draws are keyed by problem and epoch."""
+        torch.set_num_threads(torch.get_num_threads())  # OpenMP counts for each thread on its own
         (step, cursor), samples, own = self._now, self.rollout.group_size, self._own(tickets)
         chosen = self._in_order(own)
         requests = [self._request(index, samples, epoch) for index, epoch in chosen]
