@@ -114,7 +114,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
 
 
 def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, np.ndarray | None]], int]:
-    """A step's trained completions with advantage and, where these differ, version of each token; its groups."""
+    """A step's trained completions, advantage and, where they differ, version of each token; its groups."""
     name = folder / "rollouts" / f"step_{number:06d}"
     lines = [json.loads(line) for line in name.with_suffix(".jsonl").read_text().splitlines()]
     arrays = dict(np.load(name.with_suffix(".npz"), allow_pickle=False))
