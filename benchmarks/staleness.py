@@ -37,6 +37,7 @@ from presets import RESULTS, ROOT, Settings, merged
 FOLDER = ROOT / "runs" / "staleness"
 BOUNDS = (0, 1, 2, 4, 8)
 CORRECTIONS: Mapping[str, object] = {"none": None, "truncated": "truncated"}
+GENTLE_STEPS, GENTLE_LR = 60, 1e-3
 SLEEP, SLOW_STEPS, ROUNDS = 2.0, 6, 3
 
 
@@ -167,6 +168,7 @@ def overlap() -> dict[int, list[float]]:
 
 def report(
     found: Mapping[tuple[int, str], Sequence[Outcome]],
+    gentle: Mapping[tuple[int, str], Sequence[Outcome]],
     slow: Mapping[int, Sequence[float]],
     given: argparse.Namespace,
 ) -> str:
@@ -183,6 +185,7 @@ def report(
         "over tokens and steps. Without a correction stale tokens are trained as if present weights had "
         "drawn them.\n\n"
         f"{table(found)}\n\n![Reward over steps by rollout.staleness](staleness.svg)\n\n"
+        f"Half the learning rate, one seed, {GENTLE_STEPS} steps:\n\n{table(gentle)}\n\n"
         "## What it wins\n\n"
         f"A reward that sleeps {SLEEP:g} s, {SLOW_STEPS} steps of 64 completions, {ROUNDS} runs of each in "
         "turn; seconds a step without the first one, the median run (and the range). Sleeping takes no "
@@ -191,6 +194,22 @@ def report(
         + "".join(f"| {b} | {median(s):.2f} ({min(s):.2f} to {max(s):.2f}) |\n" for b, s in slow.items())
         + f"\n{one / other:.2f} times as many steps an hour.\n"
     )
+
+
+def outcomes(
+    seeds: int, bounds: Sequence[int], steps: int, lr: float
+) -> dict[tuple[int, str], list[Outcome]]:
+    """The runs of each bound and correction, one after the other."""
+    found: dict[tuple[int, str], list[Outcome]] = {}
+    for seed in range(seeds):
+        for bound in bounds:
+            for name, correction in CORRECTIONS.items() if bound else [("none", None)]:
+                folder = FOLDER / f"{bound}-{name}-{seed}-{steps}-{lr:g}"
+                took = train(config_of(bound, correction, seed, steps, lr), folder)
+                run = outcome(folder)
+                found.setdefault((bound, name), []).append(run)
+                print(f"{folder.name}: {late(run):.3f}, {took:.0f} s", flush=True)
+    return found
 
 
 def main() -> None:
@@ -204,17 +223,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", type=int, default=list(BOUNDS), choices=BOUNDS, metavar="N")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/staleness.{md,svg}")
     given = parser.parse_args()
-    found: dict[tuple[int, str], list[Outcome]] = {}
-    for seed in range(given.seeds):
-        for bound in given.only:
-            for name, correction in CORRECTIONS.items() if bound else [("none", None)]:
-                folder = FOLDER / f"{bound}-{name}-{seed}-{given.steps}-{given.lr:g}"
-                took = train(config_of(bound, correction, seed, given.steps, given.lr), folder)
-                run = outcome(folder)
-                found.setdefault((bound, name), []).append(run)
-                print(f"{folder.name}: {late(run):.3f}, {took:.0f} s", flush=True)
+    found = outcomes(given.seeds, given.only, given.steps, given.lr)
+    gentle = outcomes(1, BOUNDS, GENTLE_STEPS, GENTLE_LR)
     print(table(found), flush=True)
-    page = report(found, overlap(), given)
+    page = report(found, gentle, overlap(), given)
     print(page)
     if given.write:
         (RESULTS / "staleness.md").write_text(page)
