@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -29,6 +30,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from covey.learner.process import caller_restored
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from tests.untested import lines
@@ -148,9 +150,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Runs set the number of threads for the whole process; no test shall depend on the one before."""
+def own_process() -> Iterator[None]:
+    """Threads, seed and determinism are the whole process's; no test shall depend on the one before."""
     torch.set_num_threads(1)
+    with caller_restored():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,10 +23,23 @@ import yaml
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 RESULTS = Path(__file__).parents[1] / "results" / "reliability.jsonl"
+STREAMS = {"metrics.jsonl", "evals.jsonl", "examples.jsonl"}
 REWARDS = """
 def varied(completion):
     return len(completion) + sum(map(ord, completion)) % 7
 """
+CORPUS = [
+    {"text": f"{a}+{b}={(a + b) % 10}", "prompt": f"{a}+{b}=", "completion": f" {(a + b) % 10}"}
+    for a in range(10)
+    for b in range(10)
+]
+LABELLED = [
+    {"text": "3+4=7", "label": True},
+    {"text": "2+9=1", "label": True},
+    {"text": "a red bird", "label": False},
+]
+FILES = {"corpus.jsonl": CORPUS, "labelled.jsonl": LABELLED}
+"""What the stage `filter` selects from, and by."""
 BASE: dict[str, Any] = {
     "data": {"task": "last_digit", "train_size": 64, "test_size": 16},
     "rewards": ["rewards.py:varied"],
@@ -35,6 +48,13 @@ BASE: dict[str, Any] = {
     "eval": {"problems": 8, "samples": 2, "every": 2},
     "threads": 1,
 }
+
+
+def _judged_by(stage: str) -> list[dict[str, Any]]:
+    """The reward model of a stage trains, the function is measured."""
+    return [{"rewards.py:varied": {"weight": 0, "verdict": True}}, {"reward_model": {"model": stage}}]
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {"algorithm": "grpo"},
     "inner epochs": {"algorithm": "grpo", "train": {"inner_epochs": 2, "updates_per_batch": 2}},
@@ -51,6 +71,40 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "algorithm": "grpo",
         "stages": [{"method": "sft", "train": {"steps": 4, "batch_size": 8}}, {"method": "rl"}],
     },
+    "critic on the trunk": {
+        "algorithm": {"name": "ppo", "critic": {"trunk": "policy", "lr": 1e-3, "warmup": 2}},
+        "train": {"updates_per_batch": 2},
+    },
+    "critic of its own": {
+        "algorithm": {"name": "vapo", "critic": {"trunk": "own", "lr": 1e-3, "warmup": 2}},
+        "train": {"updates_per_batch": 2},
+    },
+    "every kind of stage": {
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.01}},
+        # A model that has learned nothing ends what it writes too.
+        "rollout": {"stop": [*"0123456789+=<>abcdefghijklmnopqrstuvwxyz"]},
+        "train": {"steps": 3, "batch_size": 4},
+        "stages": [
+            {
+                "method": "filter",
+                "data": {"task": None, "train": "corpus.jsonl", "examples": "labelled.jsonl"},
+            },
+            {"method": "sft", "data": {"examples": "1-filter"}},
+            {"method": "pairs"},
+            {"method": "dpo", "data": {"examples": "3-pairs"}, "loss": {"beta": 0.3}},
+            {"method": "reward_model", "data": {"examples": "3-pairs"}},
+            {"method": "rl", "rewards": _judged_by("5-reward_model")},
+            {"method": "pairs"},
+            {
+                "method": "reward_model",
+                "model": "5-reward_model",
+                "data": {"examples": ["3-pairs", "7-pairs"], "replay": 0.5},
+            },
+            {"method": "rl", "rewards": _judged_by("8-reward_model")},
+            {"method": "rejection_sampling"},
+            {"method": "sft", "model": "2-sft", "data": {"examples": "10-rejection_sampling"}},
+        ],
+    },
 }
 
 
@@ -61,6 +115,8 @@ def write_config(folder: Path, settings: dict[str, Any]) -> Path:
     for section in ("rollout", "train"):
         merged[section] = {**BASE[section], **settings.get(section, {})}
     (folder / "rewards.py").write_text(REWARDS)
+    for name, rows in FILES.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "run.yaml").write_text(yaml.safe_dump(merged))
     return folder / "run.yaml"
 
@@ -113,10 +169,12 @@ def kill(pid: int) -> None:
 def fingerprint(run: Path) -> str:
     """One hash of everything that must follow from the config alone."""
     digest = hashlib.sha256()
+    newest = {max(folder.glob("step_*")) for folder in run.rglob("checkpoints")}
     for path in sorted(run.rglob("*")):
         place = path.relative_to(run)
-        wanted = path.name in {"metrics.jsonl", "evals.jsonl"} or "rollouts" in place.parts
-        if path.is_file() and (wanted or (path.suffix == ".safetensors" and "final" in place.parts)):
+        wanted = path.name in STREAMS or "rollouts" in place.parts
+        weights = path.suffix == ".safetensors" and ("final" in place.parts or path.parent in newest)
+        if path.is_file() and (wanted or weights):
             digest.update(str(place).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

@@ -86,6 +86,10 @@ class PeersLost(CoveyError):
     code = 10
 
 
+class BeginAgain(PeersLost):
+    """A process cannot go on while the others are in the middle of something."""
+
+
 class Stopped(CoveyError):
     """The run was asked to stop and its state is saved; the same command resumes it."""
 

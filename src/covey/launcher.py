@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from covey.errors import PeersLost
-from covey.parent import LAUNCHER, TOGETHER, stop_signals
+from covey.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals
 from covey.processes import STORE
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class _Job:
             self._kill()
             for number, handler in self.before.items():
                 signal.signal(number, handler)
-        self.died = any(code < 0 or code > 128 or code == PeersLost.code for code in codes.values())
+        self.died = has_died(list(codes.values()))
         return _code_of(list(codes.values()))
 
     def _pass_on(self, number: int, _: FrameType | None) -> None:
@@ -106,6 +106,12 @@ class _Job:
         for process in self.processes:
             if process.poll() is None:
                 process.kill()
+
+
+def has_died(codes: Sequence[int]) -> bool:
+    """Whether a process was lost, by a signal or a crash, and none ended by a mistake or a decision."""
+    killed = any(code < 0 or code > 128 for code in codes)
+    return killed or (PeersLost.code in codes and set(codes) <= {0, PeersLost.code, CRASHED})
 
 
 def _code_of(codes: Sequence[int]) -> int:

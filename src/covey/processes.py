@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from covey.errors import CoveyError, GuardStop, PeersLost, RewardError, Stopped
+from covey.errors import BeginAgain, ConfigError, CoveyError, GuardStop, PeersLost, RewardError, Stopped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ def started_together() -> bool:
 def said_by_another(error: CoveyError) -> bool:
     """Whether the first process says what has happened, or nobody needs to again."""
     alike = isinstance(error, GuardStop | RewardError | Stopped | PeersLost)
-    return environment_rank() > 0 and (alike or error.joint)
+    return environment_rank() > 0 and (alike or error.joint) and not isinstance(error, BeginAgain)
 
 
 @contextmanager
@@ -91,6 +91,8 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
+    if ":" in device:
+        raise ConfigError(f"device: {device}: of several processes each takes a GPU; name none")
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

@@ -61,7 +61,7 @@ def test_equations_are_judged_one_by_one(steps: str, values: list[float]) -> Non
     assert [v for *_, v in equations(steps, [2, 3, 4], ends).steps] == values
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [t for t in TASKS.values() if t.steps], ids=lambda task: task.name)
 def test_every_worked_answer_of_a_task_has_correct_steps_only(task: Task) -> None:
     (verifier,) = task.steps
     function, settings = next(iter(verifier.items())) if isinstance(verifier, dict) else (verifier, {})

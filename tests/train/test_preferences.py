@@ -400,6 +400,12 @@ BAD: list[tuple[str, list[dict[str, Any]], str]] = [
     ("reward_model", [{"prompt": "2", "completions": ["a"], "labels": []}], "1 steps in completions and 0"),
     ("reward_model", [{"prompt": "2", "completions": ["a", " "], "labels": [1, 0]}], "step 2 is not"),
     ("sft", [{"prompt": "2+2="}], "supervised learning needs column 'completion'"),
+    ("sft", [{"prompt": "2+2=", "completion": ""}], "the answer to imitate .* is empty"),
+    (
+        "sft",
+        [{"messages": [{"role": "user"}, {"role": "assistant", "content": "4"}]}],
+        "list of {role, content}",
+    ),
 ]
 
 
@@ -416,6 +422,38 @@ def test_bad_rows_are_named_before_a_model_is_loaded(
             rewards=(),
             data={"task": None, "train": tmp_path / "rows.jsonl", "test": None},
         )
+
+
+def test_pairs_that_prefer_nothing_are_refused_even_where_they_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({**PAIR, "rejected": "4"}) + "\n")
+    data = {"task": None, "train": tmp_path / "rows.jsonl", "test": None}
+    with pytest.raises(DataError, match="the same, as in all other pairs"):
+        start(tmp_path / "run", method="dpo", rewards=(), data=data, scoring={"max_bad_references": 1.0})
+
+
+def test_what_is_left_to_train_on_has_both_labels(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}+2=", "completion": "4", "label": n > 0} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"task": None, "train": tmp_path / "rows.jsonl", "test": None, "held_out": 0.9}
+    with pytest.raises(DataError, match="all other rows are labelled good"):
+        start(tmp_path / "run", method="kto", rewards=(), data=data)
+
+
+def test_tools_that_the_assistant_calls_are_trained(policy: Policy) -> None:
+    call = {"name": "add", "arguments": {"a": 2}}
+    said = [
+        {"role": "user", "content": "2+2="},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+    row = with_prompt({"messages": said}, "", Data())
+    problem = Problem("p", row["prompt"], {"completion": row["completion"]})
+    (example,) = examples_of([problem], "sft", Data(), 0.0)
+    (encoded,) = encode_examples(policy, [example], load_config(overrides=["--data.task", "sums"]).config)
+    tokens, trained, _ = encoded.answers[0]
+    text = policy.tokenizer.decode(tokens[trained])
+    assert text == f"<tool_call>{json.dumps(call)}</tool_call><|im_end|>It is 4.<|im_end|>"
 
 
 def test_settings_of_the_loss_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from tests.train.test_runs import fingerprint, metrics_of, start
 
 from covey.batching import collate, micro_batches
 from covey.errors import OutOfRoom, PeersLost
-from covey.launcher import _code_of
+from covey.launcher import _code_of, has_died
 from covey.models.sharded import own, take, whole
 from covey.processes import _portable, gather, interleaved, together
 from covey.rewards.scorer import ScoringStats
@@ -94,6 +94,23 @@ def test_what_scorers_took_adds_up() -> None:
 )
 def test_the_exit_code_is_that_of_the_cause(codes: tuple[int, int], code: int) -> None:
     assert _code_of(codes) == code
+
+
+@pytest.mark.parametrize(
+    ("codes", "again"),
+    [
+        ((0, -9), True),
+        ((10, 5), True),
+        ((10, 10), True),
+        ((5, 5), False),
+        ((8, 10), False),
+        ((75, 75), False),
+    ],
+)
+def test_all_begin_again_where_one_was_lost_not_where_something_is_wrong(
+    codes: tuple[int, int], again: bool
+) -> None:
+    assert has_died(codes) is again
 
 
 # --- with one --------------------------------------------------------------------------------------

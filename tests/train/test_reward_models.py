@@ -208,17 +208,24 @@ def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path)
 
 def test_what_a_reward_model_cannot_be(tmp_path: Path) -> None:
     run = trained(tmp_path, pair_rows())
-    with pytest.raises(ConfigError, match=r"score.bias.* missing"):
-        trained(
-            tmp_path, [STEPS | {"prompt": f"{n}+2="} for n in range(8)], "steps", model=str(run / "final")
-        )
+    steps = [STEPS | {"prompt": f"{n}+2="} for n in range(8)]
+    with pytest.raises(ConfigError, match=r"a head that judges whole answers.; a head that judges steps is"):
+        trained(tmp_path, steps, "steps", model=str(run / "final"))
+    of_steps = trained(tmp_path, steps, "of steps", eval={})
+    with pytest.raises(ConfigError, match=r"a head that judges steps.; a head that judges whole answers is"):
+        trained(tmp_path, pair_rows(), "pairs", model=str(of_steps / "final"))
+    of_steps.joinpath("final").rename(tmp_path / "of steps" / "judge")
+    save_policy(policy_of("qwen3"), tmp_path / "writes" / "judge")
+    save_policy(policy_of("qwen3"), tmp_path / "short")
+    for name, has in (("of steps", "judges steps"), ("writes", "writes and judges nothing")):
+        with pytest.raises(ConfigError, match=rf"{has}.; a head that judges whole answers is needed"):
+            judged(tmp_path / name, "reward_model", ["2"], "1+1=")
     with pytest.raises(DataError, match=r"completions \(its steps\).*keep one kind"):
         trained(tmp_path, [PAIR, STEPS], "both")
     with pytest.raises(ConfigError, match="leave lora out"):
         trained(tmp_path, pair_rows(), "lora", lora={"rank": 2})
     with pytest.raises(ConfigError, match="is a reward model, which writes nothing"):
         start(tmp_path / "rl", model=str(run / "final"))
-    save_policy(policy_of("qwen3"), tmp_path / "short")
     with pytest.raises(DataError, match=r"jsonl:2: \d+ tokens, and the model reads 128"):
         trained(
             tmp_path, [PAIR, {**PAIR, "chosen": "x y " * 99}], "long", model=str(tmp_path / "short"), eval={}

@@ -13,7 +13,7 @@ from tests.train.test_runs import StopAt, metrics_of, start
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Keep
-from covey.errors import ConfigError, DataError, Stopped
+from covey.errors import ConfigError, CoveyError, DataError, Stopped
 from covey.insight.stages import stage_table
 from covey.runs.harvest import LoggedSample, kept_of, pairs_of
 from covey.runs.reader import load_recorded
@@ -201,12 +201,19 @@ def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> 
     }
     results = start(tmp_path / "run", data=data, rewards=(), stages=[{"method": "filter"}, sft])
     assert [r.kind for r in results] == ["examples", "model"]
+    again = start(tmp_path / "run", data=data, rewards=(), stages=[{"method": "filter"}, sft])
+    assert [r.record() for r in again] == [r.record() for r in results]  # it is not asked for steps
     picked = [
         json.loads(x)["text"] for x in (tmp_path / "run/1-filter/examples.jsonl").read_text().splitlines()
     ]
     assert picked == [CORPUS[0], CORPUS[2]]
-    with pytest.raises(DataError, match=r"no row is wanted with a probability of 0.99"):
+    with pytest.raises(DataError, match=r"no row is wanted with a probability above 0.99"):
         start(tmp_path / "strict", data=data, rewards=(), method="filter", keep={"score": 0.99})
+    (tmp_path / "labels.jsonl").write_text(
+        2 * (json.dumps(lines[0]) + "\n") + json.dumps({**lines[0], "label": 0})
+    )
+    with pytest.raises(DataError, match=r"Solve 3x.* is labelled true and false"):
+        start(tmp_path / "both", data=data, rewards=(), method="filter")
     (tmp_path / "labels.jsonl").write_text(json.dumps(lines[0]) + "\n")
     with pytest.raises(DataError, match="of one kind"):
         start(tmp_path / "one", data=data, rewards=(), method="filter")
@@ -214,10 +221,56 @@ def test_a_few_labelled_lines_pick_mathematics_from_a_corpus(tmp_path: Path) -> 
 
 def test_a_stage_that_is_named_has_to_come_before(tmp_path: Path) -> None:
     settings = pipeline()
-    settings["stages"] = [{"method": "dpo", "data": {"task": None, "examples": "2-pairs"}}]
-    with pytest.raises((DataError, ConfigError), match="2-pairs: no such file"):
+    settings["stages"] = [{"method": "dpo", "data": {"task": None, "examples": "2-pairs"}}, {"method": "rl"}]
+    with pytest.raises(ConfigError, match=r"data.examples '2-pairs' is no earlier stage; these are: none"):
         start(tmp_path / "run", **settings)
-    assert load_config(values={"data": {"examples": "a.jsonl"}}).config.data.examples == (Path("a.jsonl"),)
+    assert load_config(values={"method": "dpo", "data": {"examples": "a.jsonl"}}).config.data.examples == (
+        Path("a.jsonl"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        ({"method": "dpo", "data": {"examples": "9-pairs"}}, r"3-dpo: data.examples '9-pairs' is no earlier"),
+        ({"method": "dpo", "data": {"examples": "3-dpo"}}, "these are: 1-sft, 2-pairs"),
+        ({"method": "dpo", "data": {"examples": "1-sft"}}, "is a stage of method sft; .*: pairs, filter"),
+        ({"method": "sft", "data": {"examples": "2-pairs"}}, "needed: rejection_sampling, filter"),
+        ({"method": "sft", "data": {"examples": "none.jsonl"}}, "stage 3-sft: none.jsonl: no such file"),
+        ({"method": "rl", "model": "4-sft"}, "3-rl: model '4-sft' is no earlier stage"),
+        ({"method": "rl", "model": "2-pairs"}, "model '2-pairs' is a stage of method pairs"),
+        (
+            {"method": "rl", "rewards": [{"reward_model": {"model": "1-sft"}}]},
+            "the model of a reward '1-sft' is a stage of method sft",
+        ),
+    ],
+)
+def test_a_pipeline_is_refused_before_its_first_stage(
+    tmp_path: Path, stage: dict[str, Any], said: str
+) -> None:
+    settings = pipeline(model="no/such-model")
+    settings["stages"] = [*settings["stages"][:2], stage]
+    with pytest.raises(CoveyError, match=said):
+        start(tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": "pairs", "rollout": {"group_size": 1}}, "a pair has two completions"),
+        ({"method": "rl", "data": {"task": "sums", "examples": "a.jsonl"}}, "method rl learns from none"),
+        ({"method": "dpo", "data": {"train": "a.jsonl", "replay": 0.1}}, "data.replay: there is no earlier"),
+    ],
+)
+def test_settings_of_stages_that_nothing_would_read(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(values=settings)
+
+
+def test_a_filter_for_a_reward_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keep.least: no reward is called 'languag'; there are: varied"):
+        start(tmp_path / "run", method="rejection_sampling", keep={"least": {"languag": 1}}, algorithm="grpo")
 
 
 @pytest.mark.parametrize("name", ["r1_zero", "r1", "sft_dpo_rl", "iterative_grpo"])

@@ -117,7 +117,7 @@ class serving:  # noqa: N801 - reads as a verb
         self.socket.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open its event loop runs in the thread of all tests
 def chromium() -> Iterator[object]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:

@@ -81,6 +81,16 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
         yield "guards.kl_action raise_coef: algorithm.kl.target moves it already"
 
 
+def of_examples(config: Config) -> Iterator[str]:
+    """The same for what makes examples, and what learns from them."""
+    if config.method == "pairs" and config.rollout.group_size < 2:
+        yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
+    if config.data.examples and config.method in ("rl", "pairs", "rejection_sampling"):
+        yield f"data.examples: method {config.method} learns from none; remove them, or choose another method"
+    if config.data.replay < 1 and len(config.data.examples) < 2:
+        yield "data.replay: there is no earlier file among data.examples to take a fraction of; leave it out"
+
+
 def updates_of(config: Config) -> int:
     """Optimizer steps per rollout batch."""
     return config.train.inner_epochs * config.train.updates_per_batch

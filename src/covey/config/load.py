@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, build_algorithm, checked_settings, describe
-from covey.config.contradictions import of_config, updates_of
+from covey.config.contradictions import of_config, of_examples, updates_of
 from covey.config.given import plain, refuse_lost
 from covey.config.layers import Layers
 from covey.config.schema import Config
@@ -104,8 +104,10 @@ def _validate(
         algorithm = build_algorithm(config.algorithm, folder)
     except ConfigError as error:
         raise ConfigError(_placed(str(error), origins)) from None
-    if config.method == "rl" and not config.stages:
-        problems = [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
+    if not config.stages:
+        problems = list(of_examples(config))
+        if config.method == "rl":
+            problems += [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
     notes = notes if config.method == "rl" else []

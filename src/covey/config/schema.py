@@ -241,7 +241,7 @@ class Keep(Section):
         description="Rejection sampling: the least value of a reward, by name, as "
         "{language_consistency: 0.9}; the verdict above 0.5 is always asked for.",
     )
-    score: float = Field(0.5, gt=0, lt=1, description="Filter: the least probability of being wanted.")
+    score: float = Field(0.5, gt=0, lt=1, description="Filter: rows are wanted with a probability above it.")
 
 
 class Guards(Section):

@@ -129,6 +129,8 @@ INSTEAD: Mapping[str, str] = {
     "dataset_train_split": "write data.train, a file",
     "dataset_test_split": "write data.test, a file",
     "reward_model_name_or_path": "write it in rewards: see docs/rewards.md",
+    "use_vllm": "write rollout.sampler, the addresses of servers: {url: [http://127.0.0.1:8000]}",
+    "vllm_server_base_url": "write rollout.sampler, as {url: [http://127.0.0.1:8000]}",
     "resume_from_checkpoint": "give the same command again, or `covey resume RUN`",
     "max_prompt_length": "leave it out; data.long_prompts says what happens to prompts that do not fit",
     "log_completions": "leave it out; every completion is kept in the run's rollouts/",
@@ -136,16 +138,16 @@ INSTEAD: Mapping[str, str] = {
 }
 """Names of something covey has in another form: what to write."""
 
-_NO_VLLM = "completions are sampled by covey itself, with the trainer's own numbers"
-_ALWAYS = "metrics, completions and curves are always written to the run's folder"
+_NO_VLLM = "completions are sampled by covey itself, or on the servers that rollout.sampler names"
+ALWAYS = "metrics, completions and curves are always written to the run's folder"
 _ONE_PROCESS = "a run is one process on one device"
 _DATA_FLOW = "data is read whole and shuffled by the seed; there is no loader"
 _FIXED = "it cannot be changed"
 
 ABSENT: Mapping[str, tuple[str, ...]] = {
     _NO_VLLM: (
-        *("use_vllm", "vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_base_url"),
-        *("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
+        *("vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_port"),
+        *("vllm_server_host", "vllm_server_timeout", "vllm_group_port"),
         *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
         *("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged"),
         *("transformers_continuous_batching_config", "ds3_gather_for_generation", "use_cache"),
@@ -159,7 +161,7 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
         *("min_p", "repetition_penalty", "generation_kwargs", "vllm_structured_outputs_regex"),
     ),
     "completions are single-turn": ("max_tool_calling_iterations",),
-    _ALWAYS: (
+    ALWAYS: (
         *("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node"),
         *("logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica"),
         *("disable_tqdm", "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id"),

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from covey.batching import Batch, MicroBatch, micro_batches
 from covey.config.schema import Train
-from covey.errors import GuardStop, OutOfRoom, out_of_memory
+from covey.errors import BeginAgain, GuardStop, OutOfRoom, out_of_memory
 from covey.learner.optimizer import Optimizer
 from covey.models.logprobs import Head, TokenScores
 from covey.models.packing import Packed
@@ -254,11 +254,18 @@ class Learner(Generic[M]):
                 if not out_of_memory(error):
                     raise
                 if not is_joint(error):  # the others are in the middle of it and wait for this process
-                    self.when_lost(self.micro_tokens // 2)
-                    raise
+                    raise self._begin_again() from None
             # Outside the handler, where the traceback no longer holds the tensors.
             self.clear()
             self._halve()
+
+    def _begin_again(self) -> BeginAgain:
+        half = max(1, self.micro_tokens // 2)
+        self.when_lost(half)
+        return BeginAgain(
+            "out of memory in the middle of a micro-batch, for which other processes wait. From the last "
+            f"checkpoint the run goes on with micro-batches of {half} tokens"
+        )
 
     def _halve(self) -> None:
         if self.micro_tokens <= 1:

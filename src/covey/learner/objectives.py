@@ -72,4 +72,4 @@ class ValueObjective:
         old, targets, mask = (x.to(values.device) for x in (rows.values, rows.targets, rows.mask))
         each = value_loss(values, old, targets, clip_value=self.critic.clip)
         loss = each.where(mask, 0.0).sum() / micro.totals.tokens
-        return loss, ValueStats(loss.detach())
+        return loss, ValueStats(loss.detach().cpu())

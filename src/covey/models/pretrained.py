@@ -30,6 +30,12 @@ WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
 LARGEST: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
 """Larger models are a mistake in config.json, or an attack; even their skeleton takes for ever."""
+HEADS = {
+    "ForSequenceClassification": "a head that judges whole answers",
+    "ForTokenClassification": "a head that judges steps",
+    "ForCausalLM": "it writes and judges nothing",
+}
+"""The end of a class's name -> what its models do."""
 LEAST_BYTES = 1 / 4
 """A weight takes at least so many bytes, however it is quantized."""
 
@@ -52,6 +58,7 @@ def pretrained(
         config = AutoConfig.from_pretrained(
             source, trust_remote_code=False, local_files_only=local_files_only
         )
+        _check_head(loader, config, str(source))
         _check_size(loader, config, Path(source))
     options = {"dtype": dtype, "local_files_only": local_files_only}
     model, found = alone(loader, source, ignore_mismatched_sizes=True, output_loading_info=True, **options)
@@ -185,6 +192,18 @@ def _check_intact(folder: Path) -> None:
     if (folder / MANIFEST).is_file() and (problem := damage(folder, ("config.json",))):
         raise ConfigError(
             f"model: {problem}. Put the file back; if you changed it yourself, remove {folder / MANIFEST}"
+        )
+
+
+def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
+    """Raise ConfigError if a reward model is asked for and the config names a model with another head."""
+    wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
+    if wanted in HEADS and named and not any(name.endswith(wanted) for name in named):
+        has = next((HEADS[end] for end in HEADS if named[0].endswith(end)), "another head")
+        raise ConfigError(
+            f"model: {source} is a {named[0]} ({has}); {HEADS[wanted]} is needed here, a model {wanted}. "
+            "`method: reward_model` trains one: of pairs or judged answers for whole answers, of labelled "
+            "steps for steps"
         )
 
 

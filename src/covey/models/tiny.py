@@ -15,7 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% for call in m['tool_calls'] or [] %}<tool_call>{{ call | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

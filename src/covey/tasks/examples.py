@@ -71,6 +71,19 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
     return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
 
 
+def messages_of(value: list[object]) -> Messages | None:
+    """What somebody said, or tools that the assistant called, without content perhaps; else None."""
+    found: list[Mapping[str, object]] = []
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return None
+        calls = message.get("tool_calls")
+        if "content" not in message and not calls:
+            return None
+        found.append({**message, "content": ""} if calls and message.get("content") is None else message)
+    return found or None
+
+
 def _opens(messages: object) -> bool:
     """Whether a conversation begins with what somebody said to the assistant."""
     first = messages[0] if isinstance(messages, list) and messages else None
@@ -97,9 +110,11 @@ def examples_of(problems: Sequence[Problem], method: Method, data: Data, most: f
             f"{most:.0%})"
         )
     left = [e for e in found if not _prefers_nothing(e)]
+    if found and not left:
+        raise DataError(f"{same[0].problem.id}: chosen and rejected are the same, as in all other pairs")
     if method == "kto":
         left = [one for e in left for one in _unpaired(e)]
-    _need_both(left)
+    need_both(left)
     return left
 
 
@@ -118,7 +133,7 @@ def _unpaired(example: Example) -> list[Example]:
     return [Example("judged", example.problem, (answer,), (label,)) for answer, label in parts]
 
 
-def _need_both(examples: Sequence[Example]) -> None:
+def need_both(examples: Sequence[Example]) -> None:
     """Raise DataError where all labels say the same: what they set apart could not be learned."""
     labels = {label for e in examples for label in e.labels if e.kind in ("judged", "steps")}
     if len(labels) == 1:
@@ -167,7 +182,10 @@ def _answer(problem: Problem, data: Data) -> Example:
             f"{problem.id}: supervised learning needs column {data.completion!r} (data.completion) with the "
             "answer to imitate, as a text or messages"
         )
-    return Example("answer", problem, (_text(problem, data.completion, answer),), (1.0,))
+    text = _text(problem, data.completion, answer)
+    if text == "":
+        raise DataError(f"{problem.id}: the answer to imitate (data.completion) is empty; remove this row")
+    return Example("answer", problem, (text,), (1.0,))
 
 
 def _pair(problem: Problem, _: Data) -> Example:
@@ -203,13 +221,13 @@ def _label(problem: Problem, label: object) -> float:
 def _text(problem: Problem, column: str, answer: object) -> AnswerText:
     """An answer as it can be read: a text or, where the prompt is a chat, messages."""
     if isinstance(answer, list):
-        if not answer or not all(isinstance(m, dict) and "role" in m and "content" in m for m in answer):
+        if (said := messages_of(answer)) is None:
             raise DataError(f"{problem.id}: {column!r} must be a text or {{role, content}} messages")
-        if answer[-1]["role"] != "assistant":
-            raise DataError(f"{problem.id}: {column!r} ends with a message of {answer[-1]['role']!r}")
+        if said[-1]["role"] != "assistant":
+            raise DataError(f"{problem.id}: {column!r} ends with a message of {said[-1]['role']!r}")
         if isinstance(problem.prompt, str):
             raise DataError(f"{problem.id}: {column!r} is a chat and the prompt a text; set data.chat: true")
-        return answer
+        return said
     if not isinstance(answer, str | int | float) or isinstance(answer, bool):
         raise DataError(f"{problem.id}: {column!r} must be a text, this is {str(answer)[:60]!r}")
     return str(answer)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from covey.config.given import GivenRows
 from covey.config.schema import Data
 from covey.errors import DataError
-from covey.tasks.examples import with_prompt
+from covey.tasks.examples import messages_of, with_prompt
 from covey.types import Messages, Problem
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
@@ -177,8 +177,8 @@ def _prompt(where: str, prompt: object, data: Data) -> str | Messages:
         if not data.chat and data.system is None:
             return prompt
         return [*_system(data), {"role": "user", "content": prompt}]
-    if isinstance(prompt, list) and prompt and all(_is_message(m) for m in prompt):
-        return [*_system(data), *prompt]
+    if isinstance(prompt, list) and (said := messages_of(prompt)):
+        return [*_system(data), *said]
     raise DataError(
         f"{where}: {data.prompt!r} must be a text or a list of {{role, content}} messages, "
         f"this is {str(prompt)[:60]!r}"
@@ -220,7 +220,3 @@ def _without_nulls(value: object) -> object:
 
 def _system(data: Data) -> list[dict[str, str]]:
     return [{"role": "system", "content": data.system}] if data.system else []
-
-
-def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message

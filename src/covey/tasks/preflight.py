@@ -7,7 +7,7 @@ from dataclasses import replace
 from covey.config.load import Loaded
 from covey.config.schema import Config
 from covey.console import RunConsole
-from covey.errors import DataError
+from covey.errors import ConfigError, DataError
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
 from covey.tasks.source import Source, prompt_key
@@ -26,6 +26,9 @@ def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: R
         console.say(f"{also}{few}: what was learned by heart counts as accuracy there", "yellow")
     if not len(rewards):
         return source
+    names = [r.name for r in rewards]
+    if config.method == "rejection_sampling" and (strange := set(config.keep.least) - set(names)):
+        raise ConfigError(f"keep.least: no reward is called {min(strange)!r}; there are: {', '.join(names)}")
     console.say(rewards.criterion)
     everything = source.test if source.examples else source.train + source.test
     check_columns(everything, rewards)

@@ -13,7 +13,7 @@ from covey.config.load import Loaded
 from covey.errors import ConfigError
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
-from covey.tasks.examples import WANTED, Example, examples_of
+from covey.tasks.examples import WANTED, Example, examples_of, need_both
 from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.types import Problem
@@ -54,6 +54,7 @@ def load_source(loaded: Loaded) -> Source:
     fraction = data.held_out if config.method != "sft" else 0.0
     out = _set_apart([e.problem for e in examples], fraction, config.seed)
     parts = [[e for e in examples if (prompt_key(e.problem) in out) is held] for held in (False, True)]
+    need_both(parts[0])
     return replace(source, examples=parts[0], held_out=parts[1])
 
 

@@ -67,6 +67,35 @@ def sums(rng: random.Random) -> dict[str, object]:
     return worked([rng.randint(1, 20) for _ in range(4)], modulus=1000)
 
 
+def mixed_digits(rng: random.Random) -> dict[str, object]:
+    """The problems of `last_digit` with solutions as different as those of a crawl.
+
+    Worked or only answered, with tags or without, each step in English or in Chinese, some steps taken back.
+    """
+    terms = [rng.randint(0, 9) for _ in range(4)]
+    steps, total = "", terms[0]
+    for number, term in enumerate(terms[1:]):
+        after = (total + term) % 10
+        steps += f"{rng.choices(WORDS, (2, 1))[0][number]}{total}+{term}={after}"
+        if rng.random() < TAKEN_BACK:
+            steps = f"{steps[:-1]}{rng.randint(0, 9)} wait {total}+{term}={after}"
+        total = after
+    completion = rng.choices(STYLES, (3, 2, 1, 1))[0].format(steps=steps, total=total)
+    return {"prompt": "+".join(map(str, terms)) + "=", "answer": str(total), "completion": completion}
+
+
+TAKEN_BACK = 0.1
+WORDS = (
+    ("first we have ", ", and then we have ", ", so at last we have "),
+    ("\u6211\u4eec\u5148\u7b97", ", \u7136\u540e\u6211\u4eec\u7b97", ", \u6240\u4ee5\u6700\u540e\u5f97"),
+)
+"""Before each step; the second says the same in Chinese."""
+STYLES = (
+    "<think>{steps}</think><answer>{total}</answer>",
+    "{steps}. The answer is {total}",
+    "<answer>{total}</answer>",
+    "{total}",
+)
 REWARDS = ({"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1})
 LAST_DIGIT = Task(
     "last_digit",
@@ -74,5 +103,12 @@ LAST_DIGIT = Task(
     last_digit,
     REWARDS,
     ({partial_sums: {"modulus": 10}},),
+)
+MIXED_DIGITS = Task(
+    "mixed_digits",
+    "last_digit with solutions of many kinds: worked or not, tagged or not, in two languages",
+    mixed_digits,
+    REWARDS,
+    (),
 )
 SUMS = Task("sums", "add four numbers, partial sums written out", sums, REWARDS, (partial_sums,))

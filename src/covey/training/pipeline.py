@@ -40,6 +40,7 @@ from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
 from covey.training.collect import KEEPS, kept
+from covey.training.order import MODELLESS, refuse_missing
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -52,8 +53,6 @@ LOOPS: Mapping[str, Callable[[Run], None]] = {
     "reward_model": reward_model.train,
     **dict.fromkeys(KEEPS, collect.train),
 }
-MODELLESS = (*KEEPS, "filter")
-"""Methods that make examples: the model they sample from goes on to the stage after them."""
 RESULT = "result.json"
 ACCURACY = re.compile("held_out/.+/accuracy")
 
@@ -97,6 +96,7 @@ def run_pipeline(
     Raises Stopped, with everything saved, if a stop was requested.
     """
     stages, results = loaded.stages(), list[Result]()
+    refuse_missing(stages)
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
@@ -171,7 +171,8 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     final = output / (EXAMPLES if stage.config.method in MODELLESS else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
-    more = result.steps < train.steps and not (reached and train.stop_at == asked["stop_at"])
+    steps = 0 if stage.config.method == "filter" else train.steps  # it selects, and makes no step
+    more = result.steps < steps and not (reached and train.stop_at == asked["stop_at"])
     if not more and final.is_file():
         return replace(result, folder=output)
     if not more and final.is_dir():

@@ -32,6 +32,8 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
             "each with a text and a label"
         )
     corpus, *labelled = [[row for _, row in rows(file)] for file in data_files(loaded) if file != data.test]
+    if not corpus:
+        raise DataError(f"{data.train}: no rows; one JSON object per line is expected")
     texts = [said_in(row, data, "data.examples") for part in labelled for row in part]
     labels = [_label(row) for part in labelled for row in part]
     if len(set(labels)) < 2:
@@ -39,16 +41,20 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
             f"data.examples: {len(labels)} labelled lines of one kind; some that are wanted (label true) "
             "and some that are not are needed"
         )
-    right = sum(_left_out(texts, labels))
-    console.say(f"labelled lines judged by the others: {right} of {len(labels)} right")
+    kinds = [{t for t, y in zip(texts, labels, strict=True) if y == kind} for kind in (1.0, 0.0)]
+    if both := kinds[0] & kinds[1]:
+        raise DataError(f"data.examples: {min(both)[:60]!r} is labelled true and false; keep one of them")
+    judged = list(_left_out(texts, labels))
+    chance = "" if 2 * sum(judged) > len(judged) else "; that is chance, label more"
+    console.say(f"labelled lines judged by the others: {sum(judged)} of {len(judged)} right{chance}")
     classifier = TextClassifier(texts, labels)
     scored = [(classifier.probability(said_in(row, data, "data.train")), row) for row in corpus]
-    wanted: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p >= config.keep.score]
+    wanted: list[ExampleRow] = [{**row, "score": round(p, 6)} for p, row in scored if p > config.keep.score]
     if not wanted:
         best = max((p for p, _ in scored), default=0.0)
         raise DataError(
-            f"{data.train}: no row is wanted with a probability of {config.keep.score:g} (keep.score); the "
-            f"most likely has {best:.2f}. Label more lines, or ask for less"
+            f"{data.train}: no row is wanted with a probability above {config.keep.score:g} (keep.score); "
+            f"the most likely has {best:.2f}. Label more lines, or ask for less"
         )
     make_folder(config.output)
     write_file(config.output / "config.yaml", resolved_yaml(loaded))

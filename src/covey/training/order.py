@@ -1,0 +1,56 @@
+"""The stages of a pipeline before the first one begins: what each names has to exist by then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
+
+from covey.config.load import Loaded
+from covey.config.schema import Method
+from covey.errors import ConfigError, DataError
+from covey.tasks.examples import WANTED, Kind
+from covey.tasks.source import data_files
+from covey.training.collect import KEEPS
+
+STAGE = re.compile(rf"\d+-(?:{'|'.join(get_args(Method))})")
+MAKES: Mapping[str, Kind] = {"pairs": "pair", "rejection_sampling": "answer"}
+"""What a stage that makes examples leaves; of `filter` it is what its corpus has."""
+MODELLESS = (*KEEPS, "filter")
+"""Methods that make examples: the model they sample from goes on to the stage after them."""
+
+
+def refuse_missing(stages: Sequence[Loaded]) -> None:
+    """Raise ConfigError or DataError for a stage that names what no earlier stage leaves, or no file."""
+    before: dict[str, str] = {}
+    for number, stage in enumerate(stages, start=1):
+        own = f"{number}-{stage.config.method}"
+        for key, name, able in _named(stage):
+            if name not in before:
+                known = ", ".join(before) or "none"
+                raise ConfigError(f"stage {own}: {key} {name!r} is no earlier stage; these are: {known}")
+            if before[name] not in able:
+                raise ConfigError(
+                    f"stage {own}: {key} {name!r} is a stage of method {before[name]}; here one of these is "
+                    f"needed: {', '.join(able)}"
+                )
+        begun = (stage.config.output / own).exists()
+        for file in () if begun else data_files(stage):
+            if not STAGE.fullmatch(file.name) and not file.is_file():
+                raise DataError(f"stage {own}: {file}: no such file")
+        before[own] = stage.config.method
+
+
+def _named(stage: Loaded) -> Iterator[tuple[str, str, Sequence[str]]]:
+    """(setting, name of a stage, methods that such a stage may have)."""
+    config, kinds = stage.config, WANTED.get(stage.config.method, ())
+    policies = [m for m in get_args(Method) if m not in (*MODELLESS, "reward_model")]
+    models = [*policies, "reward_model"] if config.method == "reward_model" else policies
+    makers = [m for m in MODELLESS if m not in MAKES or MAKES[m] in kinds]
+    named = [("model", str(config.model), models)]
+    named += [("data.examples", str(path), makers) for path in config.data.examples]
+    for spec in config.rewards:
+        settings = spec.values() if isinstance(spec, Mapping) else ()
+        judges = [str(of["model"]) for of in settings if isinstance(of, Mapping) and "model" in of]
+        named += [("the model of a reward", name, ["reward_model"]) for name in judges]
+    return (entry for entry in named if STAGE.fullmatch(entry[1]))

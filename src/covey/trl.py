@@ -1,0 +1,192 @@
+"""TRL's trainer over `covey.train`: write `from covey.trl import GRPOConfig, GRPOTrainer`, keep the script.
+
+Every name means what it means in TRL, with TRL's default where it is not given, or is refused with what to
+write instead. Names of what covey always does (logging, saving) are left out, and a note says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covey import api
+from covey.config.trl import ABSENT, ALWAYS, INSTEAD, LOSS, NAMES, SAME, told
+from covey.errors import ConfigError
+
+if TYPE_CHECKING:
+    from covey.training.pipeline import Result
+
+_BATCH: Mapping[str, int | float | None] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": None,
+    "generation_batch_size": None,
+    "num_train_epochs": 3.0,
+    "max_steps": -1,
+}
+"""The names that together say how large a batch is and how many there are, with TRL's defaults."""
+_COUNTS = ("save_steps", "eval_steps")
+"""In optimizer steps."""
+_DEFAULTS: Mapping[str, object] = {
+    "num_generations": 8,
+    "max_completion_length": 256,
+    "num_iterations": 1,
+    "learning_rate": 1e-6,
+    "lr_scheduler_type": "linear",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "seed": 42,
+    "save_steps": 500,
+    "loss_type": LOSS["loss_type"],
+}
+"""TRL's, where covey's differ or could come to."""
+_OWN = frozenset(
+    {*_BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights", "use_vllm", "vllm_server_base_url"}
+)
+"""Names that are read here."""
+
+
+class GRPOConfig:
+    """TRL's arguments. Raises ConfigError for a name that is none, or asks for what covey has not."""
+
+    def __init__(self, output_dir: str | Path = "trainer_output", **names: object) -> None:
+        self.names: dict[str, object] = {"output_dir": output_dir, **names}
+        self.notes: list[str] = []
+        for name, value in names.items():
+            if name not in NAMES:
+                raise ConfigError(f"GRPOConfig: {name!r} is no argument of TRL's")
+            if name in SAME or name in LOSS or name in _OWN or value is None or value is False:
+                continue
+            if name in ABSENT[ALWAYS] or INSTEAD.get(name, "").startswith("leave it out"):
+                self.notes.append(told(name))
+            elif value != 0:
+                raise ConfigError(f"GRPOConfig: {name}={value!r}: {told(name)}")
+
+    def settings(self, rows: int) -> dict[str, object]:
+        """As covey's settings, for a dataset of so many rows."""
+        given = {**_DEFAULTS, **self.names}
+        found = {n: v for n, v in given.items() if (n in SAME or n in LOSS) and n not in (*_BATCH, *_COUNTS)}
+        for name in _COUNTS:
+            if isinstance(given.get(name), float):
+                raise ConfigError(f"GRPOConfig: {name}={given[name]!r}: write a number of steps")
+        if given.get("bf16"):
+            found["dtype"] = "bfloat16"
+        found["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
+        if given.get("use_vllm"):
+            if not (url := given.get("vllm_server_base_url")):
+                raise ConfigError(f"GRPOConfig: use_vllm=True: {told('use_vllm')}")
+            found["rollout.sampler"] = {"url": [url]}
+        return {**found, **self._batches(given, rows)}
+
+    def _batches(self, given: Mapping[str, object], rows: int) -> dict[str, object]:
+        """Sizes and number of rollout batches, of one process."""
+
+        def number(name: str, otherwise: float = 0) -> int:
+            value = given.get(name, _BATCH.get(name))
+            return int(value if isinstance(value, int | float) else otherwise)
+
+        group, passes = number("num_generations"), number("num_iterations")
+        step = number("per_device_train_batch_size") * number("gradient_accumulation_steps")
+        per_pass = number("steps_per_generation", number("gradient_accumulation_steps"))
+        size = number("generation_batch_size", number("per_device_train_batch_size") * per_pass)
+        if min(group, passes, step, size) < 1 or size % group or size % step:
+            raise ConfigError(
+                f"GRPOConfig: a rollout batch of {size} completions is no multiple of {group} "
+                f"(num_generations) and {step} (those of an optimizer step)"
+            )
+        prompts, epochs = size // group, given.get("num_train_epochs", _BATCH["num_train_epochs"])
+        updates = size // step * passes
+        batches = rows // prompts * epochs if isinstance(epochs, int | float) else 0
+        if number("max_steps") > 0:
+            batches = -(-number("max_steps") // updates)
+        if batches < 1:
+            raise ConfigError(f"GRPOConfig: {rows} rows are less than a rollout batch of {prompts} prompts")
+        return {
+            "rollout.prompts_per_step": prompts,
+            "train.updates_per_batch": size // step,
+            "train.steps": int(batches),
+            **{SAME[name]: -(-number(name) // updates) for name in _COUNTS if given.get(name)},
+        }
+
+
+class GRPOTrainer:
+    """TRL's trainer: model, rewards, arguments, data. `train()` returns covey's result."""
+
+    def __init__(
+        self,
+        model: object,
+        reward_funcs: object,
+        args: GRPOConfig | None = None,
+        train_dataset: Iterable[Mapping[str, object]] | None = None,
+        eval_dataset: Iterable[Mapping[str, object]] | None = None,
+        processing_class: object = None,
+        peft_config: object = None,
+        **others: object,
+    ) -> None:
+        if refused := [name for name, value in others.items() if value not in (None, (None, None))]:
+            raise ConfigError(f"GRPOTrainer: {refused[0]} has no counterpart in `covey.train`; leave it out")
+        if train_dataset is None:
+            raise ConfigError("GRPOTrainer: train_dataset is missing; rows with a `prompt` are expected")
+        self.model, self.args = model, args or GRPOConfig()
+        self.result: Result | None = None
+        data = {"train": list(train_dataset)}
+        if eval_dataset is not None:
+            data["test"] = list(eval_dataset)
+        named = isinstance(model, str | Path)
+        self._settings: dict[str, object] = {
+            **self.args.settings(len(data["train"])),
+            "model": model,
+            "tokenizer": None if named else processing_class,
+            "data": data,
+            "rewards": _rewards(reward_funcs, self.args.names.get("reward_weights")),
+        }
+        if peft_config is not None:
+            self._settings["lora"] = _lora(peft_config)
+
+    def train(self, resume_from_checkpoint: object = None) -> Result:
+        """Train, or continue what an earlier try has left in `output_dir`."""
+        if isinstance(resume_from_checkpoint, str | Path):
+            raise ConfigError(f"train: {told('resume_from_checkpoint')}; the newest checkpoint is taken")
+        for note in self.args.notes:
+            print(f"note: {note}")
+        self.result = api.train(None, quiet=False, **self._settings)
+        return self.result
+
+    def save_model(self, output_dir: str | Path) -> None:
+        """Copy the trained model there."""
+        if self.result is None:
+            raise ConfigError("save_model: nothing was trained yet; call train() first")
+        shutil.copytree(self.result.made, output_dir, dirs_exist_ok=True)
+
+
+def _rewards(functions: object, weights: object) -> list[object]:
+    """Functions, or names of reward models, each with its weight."""
+    every = list(functions) if isinstance(functions, list | tuple) else [functions]
+    found: list[object] = []
+    given = list(weights) if isinstance(weights, Sequence) else [1.0] * len(every)
+    for number, (function, weight) in enumerate(zip(every, given, strict=True)):
+        if isinstance(function, str):
+            found.append({"reward_model": {"model": function, "weight": weight}})
+        elif callable(function) and not hasattr(function, "state_dict"):
+            found.append(
+                {function: {"weight": weight, "name": getattr(function, "__name__", f"reward{number}")}}
+            )
+        else:
+            raise ConfigError(
+                "GRPOTrainer: a reward is a function, or the folder or hub id of a reward model"
+            )
+    return found
+
+
+def _lora(peft: object) -> dict[str, object]:
+    """peft's LoraConfig as covey's. Raises ConfigError for what that has not."""
+    known = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+    for name in ("lora_dropout", "use_rslora", "use_dora", "modules_to_save"):
+        if value := getattr(peft, name, None):
+            raise ConfigError(
+                f"GRPOTrainer: peft_config.{name}={value!r}: {told(name) or 'lora has no such setting'}"
+            )
+    values = {ours: getattr(peft, theirs, None) for theirs, ours in known.items()}
+    return {k: sorted(v) if isinstance(v, set) else v for k, v in values.items() if v is not None}

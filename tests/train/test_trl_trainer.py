@@ -1,0 +1,143 @@
+"""Scripts written for TRL's GRPOTrainer: they run with another import, or are refused in words."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from tests.train.test_from_objects import ROWS, Dataset, live, varied, weights
+
+from covey.errors import ConfigError, CoveyError
+from covey.trl import GRPOConfig, GRPOTrainer
+
+
+def by_length(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    """As TRL calls it: lists, and the dataset's columns by name."""
+    assert len(prompts) == len(completions) == len(answer)
+    return [float(len(text)) for text in completions]
+
+
+def test_a_pasted_script_trains_the_model_it_was_given(tmp_path: Path, capsys) -> None:
+    given = live()
+    before = weights(given["model"])
+    args = GRPOConfig(
+        output_dir=str(tmp_path / "run"), num_generations=2, per_device_train_batch_size=4,
+        gradient_accumulation_steps=2, max_completion_length=4, num_train_epochs=1, learning_rate=1e-3,
+        temperature=0.9, beta=0.04, num_iterations=2, use_vllm=False, bf16=False, logging_steps=1,
+        report_to="none", save_strategy="steps", save_steps=1, push_to_hub=False,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=given["model"], processing_class=given["tokenizer"], reward_funcs=[by_length], args=args,
+        train_dataset=Dataset(ROWS), eval_dataset=Dataset(ROWS[:2]),
+    )  # fmt: skip
+    result = trainer.train()
+    assert result.steps == 4  # 16 rows, 4 prompts of 2 completions in a batch of 4 * 2
+    assert any((before[name] != weight).any() for name, weight in weights(trainer.model).items())
+    said = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert said["rollout"]["prompts_per_step"] == 4
+    assert (said["train"]["updates_per_batch"], said["train"]["inner_epochs"]) == (1, 2)
+    assert (said["train"]["schedule"], said["train"]["betas"], said["seed"]) == ("linear", [0.9, 0.999], 42)
+    assert (said["algorithm"]["kl"]["coef"], said["algorithm"]["surrogate"]["clip_high"]) == (0.04, 0.2)
+    out = capsys.readouterr().out
+    assert "TRL's logging_steps is not here: metrics, completions and curves are always written" in out
+    assert "for TRL's save_strategy leave it out" in out
+    trainer.save_model(tmp_path / "mine")
+    assert (tmp_path / "mine" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("names", "rows", "sizes"),
+    [
+        ({}, 10, (1, 1, 30)),
+        ({"per_device_train_batch_size": 4, "num_generations": 2, "max_steps": 7}, 9, (2, 1, 7)),
+        ({"gradient_accumulation_steps": 4, "num_train_epochs": 0.5}, 80, (4, 1, 10)),
+        ({"steps_per_generation": 4, "max_steps": 6}, 80, (4, 4, 2)),
+        ({"generation_batch_size": 64, "num_iterations": 2, "max_steps": 16}, 80, (8, 8, 1)),
+    ],
+)
+def test_batches_are_those_of_trl(names: dict[str, Any], rows: int, sizes: tuple[int, int, int]) -> None:
+    found = GRPOConfig(**names).settings(rows)
+    keys = ("rollout.prompts_per_step", "train.updates_per_batch", "train.steps")
+    assert tuple(found[key] for key in keys) == sizes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
+@pytest.mark.parametrize("names", [{}, {"gradient_accumulation_steps": 4}, {"steps_per_generation": 4}])
+def test_so_says_the_installed_trl(tmp_path: Path, names: dict[str, Any]) -> None:
+    from trl import GRPOConfig as TrlConfig
+
+    theirs = TrlConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **names)
+    ours = GRPOConfig(**names).settings(1000)
+    assert ours["rollout.prompts_per_step"] == theirs.generation_batch_size // theirs.num_generations
+    updates = theirs.steps_per_generation // theirs.gradient_accumulation_steps
+    assert ours["train.updates_per_batch"] == updates
+    assert ours["train.betas"] == [theirs.adam_beta1, theirs.adam_beta2]
+    assert ours["seed"] == theirs.seed
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"num_generation": 4}, "'num_generation' is no argument of TRL's"),
+        ({"warmup_ratio": 0.1}, "write train.warmup_steps"),
+        ({"weight_decay": 0.01}, "TRL spares biases and norms"),
+        ({"use_vllm": True}, "write rollout.sampler"),
+        ({"deepspeed": "zero3.json"}, "a run is one process on one device"),
+        ({"loss_type": "bnpo"}, "use loss_type: dapo"),
+        ({"num_generations": 5}, "no multiple of 5 .num_generations."),
+        ({"num_generations": 2, "per_device_train_batch_size": 64}, "16 rows are less than a rollout batch"),
+        ({"save_steps": 0.1}, "write a number of steps"),
+    ],
+)
+def test_what_covey_has_not_is_refused_in_words(tmp_path: Path, names: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        GRPOTrainer(
+            model="tiny", reward_funcs=varied, args=GRPOConfig(output_dir=tmp_path / "run", **names),
+            train_dataset=ROWS,
+        ).train()  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def lora(**settings: Any) -> SimpleNamespace:
+    """What of peft's LoraConfig is read."""
+    return SimpleNamespace(**{"r": 4, "lora_alpha": 8, "target_modules": {"q_proj"}, **settings})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"train_dataset": None}, "train_dataset is missing"),
+        ({"train_dataset": []}, "0 rows are less than"),
+        ({"reward_funcs": 3}, "a reward is a function, or the folder or hub id"),
+        ({"reward_funcs": "no/such"}, "no/such"),
+        ({"callbacks": [object()]}, "callbacks has no counterpart"),
+        ({"peft_config": lora(lora_dropout=0.1)}, "lora has rank, alpha and targets"),
+    ],
+)
+def test_a_trainer_that_cannot_be_is_refused_in_words(
+    tmp_path: Path, arguments: dict[str, Any], said: str
+) -> None:
+    args = GRPOConfig(output_dir=tmp_path / "run", max_completion_length=4)
+    all_arguments = {"model": "tiny", "reward_funcs": varied, "train_dataset": ROWS, **arguments}
+    with pytest.raises(CoveyError, match=said):
+        GRPOTrainer(args=args, **all_arguments).train()
+
+
+def test_weights_adapters_and_servers_are_coveys_settings(tmp_path: Path, monkeypatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("covey.trl.api.train", lambda _, **settings: asked.update(settings))
+    args = GRPOConfig(
+        output_dir=tmp_path, reward_weights=[1.0, 0.5], bf16=True, use_vllm=True,
+        vllm_server_base_url="http://127.0.0.1:8000",
+    )  # fmt: skip
+    GRPOTrainer("tiny", [varied, "a/judge"], args, ROWS, peft_config=lora()).train()
+    assert asked["rewards"][0] == {varied: {"weight": 1.0, "name": "varied"}}
+    assert asked["rewards"][1] == {"reward_model": {"model": "a/judge", "weight": 0.5}}
+    assert asked["lora"] == {"rank": 4, "alpha": 8, "targets": ["q_proj"]}
+    assert asked["dtype"] == "bfloat16"
+    assert asked["rollout.sampler"] == {"url": ["http://127.0.0.1:8000"]}
