@@ -6,14 +6,16 @@ follow from the seed, so a run that resumes at a cursor continues exactly as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from covey.ahead import Ahead, Keeps, kept_or_sampled
 from covey.config.schema import Rollout
 from covey.continuations import Cut, with_segments
 from covey.errors import DataError
@@ -22,14 +24,14 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
 from covey.objective.credit import segment_difference
 from covey.objective.data import FilterData
-from covey.processes import by_first, first, gather, interleaved, mine, shared, size
+from covey.processes import by_first, first, gather, mine, shared, size
 from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
 from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
-from covey.sampling.base import Request, Sampler, SamplingParams
+from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, Memory, allocate
 from covey.types import Group, Problem
 
@@ -76,8 +78,21 @@ def sampling_params(rollout: Rollout) -> SamplingParams:
     return SamplingParams(rollout.max_tokens, rollout.temperature, rollout.top_p, rollout.top_k, rollout.stop)
 
 
+class Begun(NamedTuple):
+    """A group whose completions have been drawn; some of them may still be scored."""
+
+    scoring: GroupScoring
+    request: Request
+    greedy: Begun | None = None
+    """The greedy completion of the same problem, for estimators whose baseline it is."""
+
+
 class Rollouts:
-    """Samples and scores groups from a list of problems, epoch after epoch."""
+    """Samples and scores groups from a list of problems, epoch after epoch.
+
+    Under ``rollout.staleness`` a thread begins groups before their step: those that a step is certain to take
+    at most so many steps later. Which groups a step takes is the same as without: the next ones of the data.
+    """
 
     def __init__(
         self,
@@ -87,7 +102,11 @@ class Rollouts:
         rollout: Rollout,
         algorithm: Algorithm,
         seed: int,
+        steps: int | None = None,
+        keeps: Keeps | None = None,
     ) -> None:
+        """``steps``: of the whole run, so that nothing is begun for later ones."""
+        self.steps, self.keeps = steps, keeps
         self.problems, self.sampler, self.rewards = problems, sampler, rewards
         self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), len(problems)))
@@ -98,7 +117,7 @@ class Rollouts:
         rollout = self.rollout
         return rollout.curriculum != "off" or rollout.adapt_group_size or rollout.retire_after > 0
 
-    def after(self, step: int, position: Position, progress: Progress) -> Iterator[RolloutBatch]:
+    def after(self, step: int, position: Position, progress: Progress) -> Generator[RolloutBatch, None, None]:
         """The batches of this step and the later ones; ``position`` is that of the batch before.
 
         A batch that is not finished leaves no trace: what it would have changed travels with it.
@@ -107,10 +126,15 @@ class Rollouts:
         difficulty.load(position.difficulty)
         if self.rollout.prepass and position == Position():
             self._measure(difficulty, progress)
-        for number in count(step):
-            batch = self._sample(number, position, difficulty, progress)
-            position = batch.position
-            yield batch
+        ahead = Ahead(self._begin_tickets, position.cursor) if self.rollout.staleness else None
+        try:
+            for number in count(step):
+                batch = self._sample(number, position, difficulty, progress, ahead)
+                position = batch.position
+                yield batch
+        finally:
+            if ahead is not None:
+                ahead.close()
 
     def _measure(self, difficulty: Difficulty, progress: Progress) -> None:
         """Sample every problem before the first step, so that its pass rate is known."""
@@ -126,9 +150,17 @@ class Rollouts:
             difficulty.update(index, group.pass_rate)
 
     def _sample(
-        self, step: int, position: Position, difficulty: Difficulty, progress: Progress
+        self,
+        step: int,
+        position: Position,
+        difficulty: Difficulty,
+        progress: Progress,
+        ahead: Ahead[Begun] | None,
     ) -> RolloutBatch:
         """The groups of a step. Filtered ones are replaced in at most ``max_resampling_rounds`` rounds."""
+        self._now = (step, position.cursor)
+        if self.keeps is not None:
+            self.keeps.passed(*self._now)
         wanted, cursor = self.rollout.prompts_per_step, position.cursor
         scorer = Scorer(self.rewards, step)
         seen: dict[int, Group] = {}
@@ -138,7 +170,15 @@ class Rollouts:
         while len(kept) < wanted and refills < self.rollout.max_resampling_rounds:
             left = wanted - len(kept)
             chosen, passed = self._choose(step, cursor, used, left, list(seen), difficulty)
-            groups = self._round(step, chosen, difficulty, scorer, progress)
+            if ahead is None:
+                begin = partial(self._round, step, chosen, difficulty, scorer, progress)
+            else:
+                tickets = range(cursor + used, cursor + used + left)
+                until = tickets.stop + self._certain(step) * wanted
+                begin = partial(self._taken, ahead, tickets, until, progress)
+            groups = self._of_all([self.problems[index] for index, _ in chosen], begin, scorer)
+            if "segments" in self.algorithm.needs:
+                groups = self._with_segments(step, chosen, groups, scorer, progress)
             used, refills = used + passed, refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
@@ -160,6 +200,7 @@ class Rollouts:
             **_kept_tokens(groups),
             **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
+            **(_staleness(kept, self.sampler.version) if ahead is not None else {}),
         }
         remembered = difficulty.state() if self._remembers else {}
         after = Position(cursor + used, remembered, unjudged, refused, means)
@@ -207,6 +248,16 @@ class Rollouts:
             found.append(replace(group, running_mean=before.numpy()))
         return found, now
 
+    def _in_order(self, tickets: Sequence[int]) -> list[tuple[int, int]]:
+        """(number, epoch) of the problems at these positions of the data."""
+        turns = [divmod(ticket, len(self.problems)) for ticket in tickets]
+        return [(int(self._order(epoch)[place]), epoch) for epoch, place in turns]
+
+    def _certain(self, step: int) -> int:
+        """For how many steps after this one groups may be begun: each takes ``prompts_per_step`` at least."""
+        later = self.rollout.staleness if self.steps is None else self.steps - step - 1
+        return max(0, min(self.rollout.staleness, later))
+
     def _wanted(self, group: Group) -> bool:
         known = group.scorable
         if not known.any():
@@ -228,48 +279,124 @@ class Rollouts:
         difficulty: Difficulty,
         scorer: Scorer,
         progress: Progress,
-    ) -> list[Group]:
-        """Sample and score some problems, (number, epoch) each."""
-        problems, requests = [], []
+    ) -> dict[int, Begun]:
+        """Sample this process' share of some problems, (number, epoch) each."""
         sizes = self._sizes([index for index, _ in chosen], difficulty)
-        for (index, epoch), samples in zip(chosen, sizes, strict=True):
-            prompted = self.problems[index]
-            identity = (self.seed, "rollout", step, prompted.problem.id, epoch)
-            problems.append(prompted)
-            requests.append(Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)]))
-        params = sampling_params(self.rollout)
-        groups = self._scored(problems, requests, params, scorer, progress)
-        if "greedy_reward" in self.algorithm.needs:
-            alone = [replace(r, streams=[key(r.streams[0], "greedy")]) for r in requests]
-            greedy = self._scored(problems, alone, replace(params, temperature=0.0), scorer, progress)
-            groups = [
-                replace(g, greedy_reward=float(b.rewards[0])) for g, b in zip(groups, greedy, strict=True)
-            ]
-        if "segments" in self.algorithm.needs:
+        asked = share(len(chosen), self.sampler)
+        requests = [self._request(chosen[n][0], sizes[n], step, chosen[n][1]) for n in asked]
+        problems = [self.problems[chosen[n][0]] for n in asked]
+        begun = dict(self._begun(problems, requests, [scorer] * len(asked), progress))
+        return {number: begun[place] for place, number in enumerate(asked)}
 
-            def stream(cut: Cut, number: int) -> int:
-                return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
-
-            score = partial(score_all, scorer=scorer, progress=progress)
-            settings = {**setting_defaults(segment_difference), **self.algorithm.advantage.all_settings}
-            decode = self.rewards.decode
-            groups = with_segments(groups, settings, self.sampler, params, decode, stream, score)
-        return groups
-
-    def _scored(
+    def _with_segments(
         self,
-        problems: Sequence[Prompted],
-        requests: Sequence[Request],
-        params: SamplingParams,
+        step: int,
+        chosen: Sequence[tuple[int, int]],
+        groups: Sequence[Group],
         scorer: Scorer,
         progress: Progress,
     ) -> list[Group]:
-        groups = score_all(problems, requests, self.sampler, params, scorer, progress)
-        noise, rewards = self.rewards.noise, self.rewards.rewards
+        """Groups with what their completions are worth on the way, where the estimator asks for it."""
+        pairs = zip(chosen, groups, strict=True)
+        requests = [self._request(index, len(g.completions), step, epoch) for (index, epoch), g in pairs]
+
+        def stream(cut: Cut, number: int) -> int:
+            return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
+
+        score = partial(score_all, scorer=scorer, progress=progress)
+        settings = {**setting_defaults(segment_difference), **self.algorithm.advantage.all_settings}
+        params, decode = sampling_params(self.rollout), self.rewards.decode
+        return with_segments(groups, settings, self.sampler, params, decode, stream, score)
+
+    def _taken(self, ahead: Ahead[Begun], tickets: range, until: int, progress: Progress) -> dict[int, Begun]:
+        """The same of those that were begun ahead."""
+        own = self._own(tickets)
+        begun = zip(own, ahead.take(own, until, progress), strict=True)
+        return {ticket - tickets.start: b for ticket, b in begun}
+
+    def _own(self, tickets: range) -> list[int]:
+        """Those that this process samples."""
+        asked = set(share(tickets.stop, self.sampler))
+        return [ticket for ticket in tickets if ticket in asked]
+
+    def _of_all(
+        self, problems: Sequence[Prompted], begin: Callable[[], Mapping[int, Begun]], scorer: Scorer
+    ) -> list[Group]:
+        """The groups of a round, scored; each of several processes has begun some."""
+        return of_all(problems, lambda: {n: self._finished(b, scorer) for n, b in begin().items()})
+
+    def _begin_tickets(self, tickets: range, ended: Callable[[], None]) -> Iterator[tuple[int, Begun]]:
+        """The same ahead of their step, in the sampling thread: the draws are keyed by problem and epoch."""
+        torch.set_num_threads(torch.get_num_threads())  # OpenMP counts for each thread on its own
+        (step, cursor), samples, own = self._now, self.rollout.group_size, self._own(tickets)
+        chosen = self._in_order(own)
+        requests = [self._request(index, samples, epoch) for index, epoch in chosen]
+        problems = [self.problems[index] for index, _ in chosen]
+        likely = (step + (ticket - cursor) // self.rollout.prompts_per_step for ticket in own)
+        scorers = [Scorer(self.rewards, s) for s in likely]
+        for number, begun in self._begun(problems, requests, scorers, lambda *_: ended(), own):
+            yield own[number], begun
+
+    def _request(self, index: int, samples: int, *when: int) -> Request:
+        prompted = self.problems[index]
+        *step, epoch = when
+        identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, epoch)
+        return Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)])
+
+    def _begun(
+        self,
+        problems: Sequence[Prompted],
+        requests: Sequence[Request],
+        scorers: Sequence[Scorer],
+        progress: Progress,
+        tickets: Sequence[int] = (),
+    ) -> Iterator[tuple[int, Begun]]:
+        """Each group with its number once its completions are drawn, and on their way to the rewards."""
+
+        def drawn(asked: Sequence[Request], params: SamplingParams) -> Iterator[tuple[int, GroupScoring]]:
+            sizes = [len(request.streams) for request in asked]
+            rows = zip(scorers, problems, sizes, strict=True)
+            groups = [scorer.group(p.problem, p.tokens, size) for scorer, p, size in rows]
+            if self.keeps is None or not tickets:
+                return gathered(groups, self.sampler.sample(asked, params), progress)
+            return gathered(
+                groups, kept_or_sampled(self.sampler, self.keeps, tickets, asked, params), progress
+            )
+
+        params = sampling_params(self.rollout)
+        found = drawn(requests, params)
+        if "greedy_reward" not in self.algorithm.needs:
+            yield from ((number, Begun(group, requests[number])) for number, group in found)
+            return
+        groups, alone = dict(found), [replace(r, streams=[key(r.streams[0], "greedy")]) for r in requests]
+        for number, greedy in drawn(alone, replace(params, temperature=0.0)):
+            yield number, Begun(groups[number], requests[number], Begun(greedy, alone[number]))
+
+    def _finished(self, begun: Begun, scorer: Scorer) -> Group:
+        """The group with all its scores; what they took is counted in ``scorer``."""
+        group, noise = begun.scoring.result(), self.rewards.noise
+        if begun.greedy is not None:
+            baseline = self._finished(begun.greedy, begun.scoring.scorer)
+            group = replace(group, greedy_reward=float(baseline.rewards[0]))
+        if begun.scoring.scorer is not scorer:
+            scorer.include(begun.scoring.scorer.stats)
         if noise:
-            pairs = zip(groups, requests, strict=True)
-            groups = [with_label_noise(group, rewards, noise, request.streams) for group, request in pairs]
-        return [credited(group, self.algorithm.credit) for group in groups]
+            group = with_label_noise(group, self.rewards.rewards, noise, begun.request.streams)
+        return credited(group, self.algorithm.credit)
+
+
+def _staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """By how many optimizer steps the weights that drew the tokens are older than those that are trained."""
+    completions = [c for g in groups for c in g.completions]
+    if not completions:
+        return {}
+    versions = [c.token_versions[c.drawn] for c in completions]
+    behind = version - np.concatenate(versions)
+    return {
+        "staleness/mean": float(behind.mean()) if len(behind) else 0.0,
+        "staleness/max": float(behind.max()) if len(behind) else 0.0,
+        "staleness/continued": sum(len(set(v.tolist())) > 1 for v in versions) / len(versions),
+    }
 
 
 def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
@@ -295,18 +422,31 @@ def score_all(
     Results are in the order of the requests, in whatever order completions end. Each of several processes
     samples and judges its share, and gets the groups of the others.
     """
+    numbers = share(len(requests), sampler)
+
+    def ours() -> dict[int, Group]:
+        asked, own = [problems[n] for n in numbers], [requests[n] for n in numbers]
+        whole = dict(score_each(asked, own, sampler, params, scorer, progress))
+        return {number: whole[place].result() for place, number in enumerate(numbers)}
+
+    return of_all(problems, ours)
+
+
+def share(count: int, sampler: Sampler) -> Sequence[int]:
+    """The numbers of so many requests that this process samples."""
     everybody = size() == 1 or sampler.shares
-    numbers = mine(len(requests)) if everybody else range(len(requests) if first() else 0)
+    return mine(count) if everybody else range(count if first() else 0)
 
-    def ours() -> list[Group]:
-        asked = [(problems[n], requests[n]) for n in numbers]
-        own_problems, own_requests = [p for p, _ in asked], [r for _, r in asked]
-        whole = dict(score_each(own_problems, own_requests, sampler, params, scorer, progress))
-        groups = [whole[number].result() for number in range(len(asked))]
-        return groups if size() == 1 else [replace(g, problem=NO_PROBLEM) for g in groups]
 
-    found = interleaved(shared(ours))
-    return [replace(g, problem=p.problem, prompt=p.tokens) for g, p in zip(found, problems, strict=True)]
+def of_all(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
+    """The groups of all problems, in their order; each of several processes makes some, by their numbers."""
+
+    def sent() -> Mapping[int, Group]:
+        made = ours()
+        return made if size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
+
+    found = {number: group for part in shared(sent) for number, group in part.items()}
+    return [replace(found[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
 
 
 NO_PROBLEM = Problem("", "")
@@ -324,10 +464,16 @@ def score_each(
     """``score_all``, each group with its number as soon as its last completion has ended."""
     sizes = [len(request.streams) for request in requests]
     groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
-    if not requests:
-        return
-    for done, (number, sample, completion) in enumerate(sampler.sample(requests, params), start=1):
-        progress(done, sum(sizes))
+    return gathered(groups, sampler.sample(requests, params), progress)
+
+
+def gathered(
+    groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: Progress
+) -> Iterator[tuple[int, GroupScoring]]:
+    """Completions into their groups as they end; each group with its number once it has all of them."""
+    total = sum(group.size for group in groups)
+    for done, (number, sample, completion) in enumerate(drawn, start=1):
+        progress(done, total)
         groups[number].add(sample, completion)
-        if len(groups[number].completions) == sizes[number]:
+        if len(groups[number].completions) == groups[number].size:
             yield number, groups[number]

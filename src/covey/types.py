@@ -106,21 +106,28 @@ class Completion:
     finish: Literal["stop", "length"]
     """``stop``: ended by itself. ``length``: truncated at the token limit."""
     version: int = 0
-    """Number of optimizer steps the sampling policy had seen."""
+    """Number of optimizer steps the sampling policy had seen, at the first token."""
     sampling_mask: SamplingMask | None = None
     """What could be drawn at each token, at an inserted one itself; None where everything could."""
     sampled: np.ndarray | None = None
     """(T,) bool: the tokens that the model drew. The others were inserted (a tool's output, a turn of the
     user): the model reads them, and they are neither trained nor counted. None: all were drawn."""
+    versions: np.ndarray | None = None
+    """(T,) int64: ``version`` of each token, where new weights may come in the middle. None: one for all."""
 
     def __post_init__(self) -> None:
-        own = [self.tokens, self.logprobs, *([] if self.sampled is None else [self.sampled])]
+        own = [x for x in (self.tokens, self.logprobs, self.sampled, self.versions) if x is not None]
         assert len({len(values) for values in own}) == 1, "one value a token"
 
     @property
     def drawn(self) -> np.ndarray:
         """(T,) bool: ``sampled``, written out."""
         return np.ones(len(self.tokens), bool) if self.sampled is None else self.sampled
+
+    @property
+    def token_versions(self) -> np.ndarray:
+        """(T,) int64: ``versions``, written out."""
+        return np.full(len(self.tokens), self.version) if self.versions is None else self.versions
 
     @property
     def length(self) -> int:

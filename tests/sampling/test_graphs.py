@@ -61,10 +61,10 @@ class ReplayingSampler(LocalSampler):
         super().__init__(policy, slots)
         self.record = record
 
-    def _engine(self, requests: Sequence[Request], params: SamplingParams, slots: int) -> CacheEngine:
-        engine = super()._engine(requests, params, slots)
+    def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> CacheEngine:
+        engine = super()._engine(prompts, params, slots)
         assert isinstance(engine, CacheEngine)
-        kv_length = max(len(r.prompt) for r in requests) + params.max_tokens
+        kv_length = max(map(len, prompts)) + params.max_tokens
         direct = _step(self.policy, self.policy.decoder, engine.cache)
         engine.step = Replayed(direct, self.record, slots, kv_length, self.policy.device)
         self.seen = weakref.ref(engine.cache)
@@ -138,7 +138,7 @@ def test_a_step_waits_for_no_value(params: SamplingParams, monkeypatch: pytest.M
         for _ in range(2):
             logits = step(running.last(), 40)
             cache.advance(6)
-            running.draw(logits)
+            running.draw(logits, 0)
         assert logits.shape == (6, 300)
         assert isinstance(running.logprobs, FakeTensor)
         with pytest.raises(DataDependentOutputException):

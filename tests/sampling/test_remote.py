@@ -13,8 +13,10 @@ import torch
 
 from covey.config.schema import Servers
 from covey.errors import ConfigError, SamplersLost
-from covey.models.policy import Policy
+from covey.models.packing import pack
+from covey.models.policy import Policy, snapshot
 from covey.rng import key
+from covey.sampling import remote
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.remote import RemoteSampler
 from tests.conftest import policy_of, random_prompts
@@ -349,3 +351,90 @@ def test_a_mistake_of_ours_ends_the_run_instead_of_hanging_it(
         monkeypatch.setattr(made, "_ask_for", lambda *_: {}["nothing"])
         with pytest.raises(KeyError, match="nothing"):
             list(made.sample(asked(4), PARAMS))
+
+
+def lagging(policy: Policy, stubs: list[Stub], folder: Path) -> RemoteSampler:
+    """The sampler of a run that samples while it trains: it follows a snapshot, segment by segment."""
+    made = sampler(policy, stubs, folder, timeout=60.0, patience=30.0)
+    made.policy, made.lags = snapshot(policy), True
+    return made
+
+
+class Trained(Version):
+    """A learner after an update."""
+
+    def __init__(self, policy: Policy, version: int) -> None:
+        super().__init__(version)
+        self.policy = policy
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sglang"])
+def test_completions_under_way_continue_under_new_weights(
+    policy: Policy, tmp_path: Path, speaks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SEGMENT", 5)
+    stubs = [Stub(copied(policy), speaks), Stub(copied(policy), speaks)]
+    passed = {0: copied(policy)}
+    with running(stubs[0]), running(stubs[1]):
+        made = lagging(policy, stubs, tmp_path)
+        assert not made.bit_exact
+        found = []
+        for sampled in made.sample(asked(4, 2), PARAMS):
+            found.append(sampled)
+            if len(found) in (1, 4):
+                moved(policy)
+                passed[len(passed)] = copied(policy)
+                made.sync(Trained(policy, len(passed) - 1))
+        assert len(together(found)) == 8
+        assert made.said == []
+        assert any(len(set(x.completion.versions.tolist())) > 1 for x in found)
+        for x in found:
+            c, prompt = x.completion, asked(4, 2)[x.request].prompt
+            assert c.version == c.versions[0]
+            assert (np.diff(c.versions) >= 0).all()
+            for version in set(c.versions.tolist()):
+                own = c.versions == version
+                with torch.no_grad():
+                    theirs = passed[version].score(pack([prompt], [[c.tokens]]), 1.0).logprobs.numpy()
+                np.testing.assert_allclose(c.logprobs[own], theirs[own], atol=1e-4)
+
+
+def test_a_server_that_keeps_old_weights_is_noticed_in_the_middle_of_a_pass(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SEGMENT", 5)
+    honest, liar = Stub(copied(policy)), Stub(copied(policy), takes_weights="says so")
+    with running(honest), running(liar):
+        made = lagging(policy, [honest, liar], tmp_path)
+        work = made.sample(asked(4, 2), PARAMS)
+        found = [next(work)]
+        moved(policy)
+        made.sync(Trained(policy, 1))
+        found += work
+        assert len(together(found)) == 8
+        (said,) = made.said
+        assert liar.url in said
+        assert "off those of version 1" in said
+        with torch.no_grad():
+            for x in found:
+                own, prompt = x.completion.versions == 1, asked(4, 2)[x.request].prompt
+                theirs = policy.score(pack([prompt], [[x.completion.tokens]]), 1.0).logprobs.numpy()
+                np.testing.assert_allclose(x.completion.logprobs[own], theirs[own], atol=1e-4)
+
+
+def test_an_evaluation_may_be_sampled_beside_the_training(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SEGMENT", 5)
+    with running(Stub(copied(policy))) as stub:
+        made = lagging(policy, [stub], tmp_path)
+        found: list[Sampled] = []
+        thread = threading.Thread(target=lambda: found.extend(made.sample(asked(4, 2), PARAMS)))
+        thread.start()
+        moved(policy)
+        made.sync(Trained(policy, 1))
+        evaluated = list(made.sample(asked(2, 2), PARAMS))
+        thread.join(60)
+        assert len(together(found)) == 8
+        assert len(together(evaluated)) == 4
+        assert {v for x in evaluated for v in x.completion.versions.tolist()} == {1}

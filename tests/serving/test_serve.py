@@ -19,6 +19,7 @@ import uvicorn
 from covey.config.schema import Servers
 from covey.errors import ConfigError
 from covey.models.policy import Policy, save_policy
+from covey.sampling import remote
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
@@ -114,6 +115,25 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
     for request, sample, ours in LocalSampler(trained).sample(asked(8), SamplingParams(10)):
         assert (found[request, sample].tokens == ours.tokens).all()
     assert "started anew" in made.said[0]
+
+
+def test_a_completion_in_segments_is_the_one_that_is_drawn_at_once(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SEGMENT", 3)
+    params = SamplingParams(10, top_k=20)
+    with serving(copied(policy)) as url:
+        made = RemoteSampler(policy, Servers(url=(url,)), tmp_path, random_prompts(4), 1.0, 6, lags=True)
+        theirs = {(x.request, x.sample): x.completion for x in made.sample(asked(), params)}
+    for request, sample, ours in LocalSampler(policy).sample(asked(), params):
+        found = theirs.pop((request, sample))
+        assert (found.tokens == ours.tokens).all()
+        if policy.bit_exact:
+            assert (found.logprobs == ours.logprobs).all(), "to the last bit"
+        assert (found.text, found.finish) == (ours.text, ours.finish)
+        assert (found.sampling_mask.ids == ours.sampling_mask.ids).all()
+        assert (found.sampling_mask.ends == ours.sampling_mask.ends).all()
+    assert not theirs
 
 
 def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path) -> None:

@@ -65,6 +65,21 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
             "rollout.prepass: nothing asks for the pass rates it would measure; set rollout.curriculum: "
             "frontier or rollout.adapt_group_size: true, or leave it at 0"
         )
+    by_rates = {
+        "curriculum": rollout.curriculum != "off",
+        "adapt_group_size": rollout.adapt_group_size,
+        "retire_after": rollout.retire_after > 0,
+    }
+    for name in (n for n, on in by_rates.items() if on and rollout.staleness):
+        yield (
+            f"rollout.staleness {rollout.staleness}: what rollout.{name} samples next follows from the pass "
+            f"rates of steps that have not ended yet; use staleness 0, or leave {name} out"
+        )
+    if rollout.staleness and "segments" in algorithm.needs:
+        yield (
+            f"rollout.staleness {rollout.staleness}: {algorithm.advantage.name} samples continuations under "
+            "the weights that sampled what they continue; use staleness 0, or another advantage"
+        )
     if rollout.top_k == 1:
         yield (
             "rollout.top_k 1: completions of a prompt would all be the same, so that there is nothing to "

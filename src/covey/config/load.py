@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
-from covey.objective.bound import AnyBound, Bound
+from covey.objective.bound import AnyBound, Bound, bind
+from covey.objective.corrections import truncated
 from covey.objective.preference import LOSSES
 
 
@@ -113,7 +114,22 @@ def _validate(
         name = str(config.algorithm.get("name", "grpo"))
         notes.append(f"algorithm {name} as {dialect} computes it; {departures(algorithm, name)}")
     notes = notes if config.method == "rl" else []
+    if config.method == "rl" and config.rollout.staleness and not config.stages:
+        algorithm, more = corrected(algorithm, config.algorithm)
+        notes = [*notes, *more]
     return Loaded(config, algorithm, origins, notes, folder=folder, loss=_loss(config, origins))
+
+
+def corrected(algorithm: Algorithm, named: object) -> tuple[Algorithm, list[str]]:
+    """The algorithm with an importance correction for stale tokens, unless its config says which or none."""
+    said = isinstance(named, Mapping) and ("correction" in named or named.get("old") == "sampler")
+    if said or algorithm.correction or algorithm.old == "sampler":
+        return algorithm, []
+    note = (
+        "rollout.staleness: algorithm.correction truncated weighs stale tokens by min(trainer / sampler, 2), "
+        "since none is named; `correction: null` trains on them as they are"
+    )
+    return replace(algorithm, correction=(bind(truncated),)), [note]
 
 
 def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:

@@ -185,6 +185,12 @@ class Rollout(Section):
     max_running: int = Field(
         256, ge=1, le=65_536, description="Completions generated at once, by each server; bounds the cache."
     )
+    staleness: int = Field(
+        0,
+        ge=0,
+        le=1_000,
+        description="Training steps that sampling may run ahead of the weights; 0 waits for every update.",
+    )
     sampler: Servers | None = Field(None, description="Sample on servers: {url: [http://127.0.0.1:8000]}.")
 
     @model_validator(mode="after")

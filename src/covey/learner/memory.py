@@ -141,6 +141,8 @@ def forecast(
     if config.method not in SAMPLES:
         rows = config.eval.problems * config.eval.samples
     slots = min(rollout.max_running, rows)
+    # Then a snapshot is sampled from, and what was begun is a prompt.
+    lags = config.method == "rl" and rollout.staleness > 0
     # Float32 copies of low-precision weights; weights that are split are such, beside a whole copy.
     masters = 4 if shape.number < 4 and size() == 1 else 0
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
@@ -150,11 +152,12 @@ def forecast(
         "program": program,
         "weights": shape.parameters * (shape.number + (4 // size() if size() > 1 else 0)),
         "reference": shape.parameters * shape.number if reference else 0,
+        "snapshot": shape.trained * shape.number if lags else 0,
         "critic": critic * (shape.number + 4 + moments + masters),
         "reward models": judges,
         "gradient": shape.trained * 4 * learns // size(),
         "optimizer": shape.trained * (moments * learns + masters) // size(),
-        "sampling": sampling_bytes(shape, slots, asked.prompt, rollout.max_tokens),
+        "sampling": sampling_bytes(shape, slots, asked.prompt, (1 + lags) * rollout.max_tokens),
         "update": update_bytes(shape, passing, config.train.recompute_layers) * learns,
     }
 

@@ -193,6 +193,21 @@ class Policy:
         return bool(torch.allclose(expected, found, rtol=1e-4, atol=1e-4))
 
 
+def snapshot(policy: Policy) -> Policy:
+    """A copy to sample from while the policy is trained; what is not trained is shared."""
+    frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
+    model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
+    return Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.precision)
+
+
+@torch.no_grad()
+def copy_trained(policy: Policy, into: Policy) -> None:
+    """Give a snapshot the weights that the policy has now."""
+    for mine, theirs in zip(into.model.parameters(), policy.model.parameters(), strict=True):
+        if theirs.requires_grad:
+            mine.copy_(theirs)
+
+
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in weights.items()}
 

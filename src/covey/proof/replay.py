@@ -24,7 +24,8 @@ class Agreement:
 
     step: int
     logprobs: float
-    """Nats, between what the sampler recorded and float64 under the shadow's weights."""
+    """Nats, between what the sampler recorded and float64 under the shadow's weights, of tokens that these
+    weights drew."""
     advantages: float
     """As a fraction of the step's largest advantage."""
     gradient: float
@@ -53,19 +54,22 @@ def replay(folder: Path, model: NamedWeights, architecture: AxisSettings, steps:
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for number, record in enumerate(metrics[:steps]):
         recorded, sampled = read_rows(folder, number)
+        fresh = [slice(None) if v is None else torch.from_numpy(v == trainer.updates) for *_, v in recorded]
         coefficient = trainer.kl_coef
         try:
-            done = shadow.step(trainer, setting, [row for row, _ in recorded], number)
+            done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
         except KeyError as error:
             raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
         shadow.steer(trainer, setting, done, sampled)
         applied = sum(done.norms) / max(len(done.norms), 1)
-        logprobs = [_gap(found, row.sampled) for found, row in zip(done.logprobs, done.rows, strict=True)]
-        largest = max((float(a.abs().max()) for _, a in recorded), default=0.0)
+        rows = zip(done.logprobs, done.rows, fresh, strict=True)
+        logprobs = [_gap(found[now], row.sampled[now]) for found, row, now in rows]
+        largest = max((float(a.abs().max()) for _, a, _ in recorded), default=0.0)
         yield Agreement(
             number,
             logprobs=max(logprobs, default=0.0),
-            advantages=max((_gap(row.advantage, a) for row, a in recorded), default=0.0) / max(largest, 1e-9),
+            advantages=max((_gap(row.advantage, a) for row, a, _ in recorded), default=0.0)
+            / max(largest, 1e-9),
             gradient=abs(applied - record["optimizer/grad_norm"]) / max(applied, 1e-9),
             kl_coef=abs(coefficient - record.get("kl/coef", coefficient)) / max(coefficient, 1e-9),
             **_weights(folder, number + 1, trainer.weights, start, last=number + 1 == setting.train["steps"]),
@@ -109,8 +113,8 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
     )
 
 
-def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]], int]:
-    """A step's trained completions with their recorded advantages (T,), and how many groups it sampled."""
+def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, np.ndarray | None]], int]:
+    """A step's trained completions, advantage and, where they differ, version of each token; its groups."""
     name = folder / "rollouts" / f"step_{number:06d}"
     lines = [json.loads(line) for line in name.with_suffix(".jsonl").read_text().splitlines()]
     arrays = dict(np.load(name.with_suffix(".npz"), allow_pickle=False))
@@ -138,7 +142,9 @@ def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor]]
                 correct=line.get("correct", False),
                 group=line["group"],
             )
-            rows.append((row, torch.from_numpy(arrays["advantages"][span][drawn]).double()))
+            advantages = torch.from_numpy(arrays["advantages"][span][drawn]).double()
+            versions = arrays["versions"][span][drawn] if "versions" in arrays else None
+            rows.append((row, advantages, versions))
     return rows, len(arrays["prompt_ends"])
 
 

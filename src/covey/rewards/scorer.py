@@ -189,6 +189,14 @@ class Scorer:
         """What it has taken so far."""
         return ScoringStats(self.calls, self.completions, self.waited, dict(self.context.logged))
 
+    def include(self, stats: ScoringStats) -> None:
+        """Count what another scorer has taken."""
+        self.calls += stats.calls
+        self.completions += stats.completions
+        self.waited += stats.waited
+        for name, values in stats.logged.items():
+            self.context.logged.setdefault(name, []).extend(values)
+
     def group(self, problem: Problem, prompt: np.ndarray, size: int) -> GroupScoring:
         """Begin a group, to which completions are added as they end."""
         return GroupScoring(self, problem, prompt, size)

@@ -116,6 +116,7 @@ def rollout_arrays(
     completions = [c for g in groups for c in g.completions]
     masks = [c.sampling_mask for c in completions if c.sampling_mask is not None]
     kept = SamplingMask.join(masks)
+    lags = any(c.versions is not None for c in completions)
     all_drawn = all(c.sampled is None for c in completions)
     return _npz(
         prompt_tokens=np.concatenate([g.prompt for g in groups]),
@@ -126,6 +127,7 @@ def rollout_arrays(
         advantages=np.concatenate(advantages).astype(np.float32),
         **seen,
         **({"kept_ids": kept.ids, "kept_ends": kept.ends} if masks else {}),
+        **({"versions": np.concatenate([c.token_versions for c in completions])} if lags else {}),
         **({} if all_drawn else {"sampled": np.concatenate([c.drawn for c in completions])}),
     )
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from covey.models.policy import Policy
 from covey.types import Completion
 
 
@@ -39,6 +40,8 @@ class Request:
     """(P,) int64 token ids."""
     streams: Sequence[int]
     """One key per completion: its t-th token is drawn with the t-th uniform of this key."""
+    begun: int = 0
+    """How many tokens of a completion that was begun elsewhere the prompt ends with."""
 
 
 class Sampled(NamedTuple):
@@ -54,6 +57,10 @@ class Weights(Protocol):
 
     version: int
     """Optimizer steps that moved the weights."""
+
+    @property
+    def policy(self) -> Policy:
+        """Whose weights these are."""
 
 
 class Sampler(Protocol):

@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
+from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.types import SamplingMask
 
@@ -106,6 +107,7 @@ def _covey_body(request: Request, params: SamplingParams, model: str, _: Sequenc
         "prompt": request.prompt.tolist(),
         "n": len(request.streams),
         "streams": list(request.streams),
+        **({"begun": request.begun} if request.begun else {}),
         **_common(params),
         "logprobs": 0,
         "return_token_ids": True,
@@ -122,6 +124,12 @@ def _common(params: SamplingParams) -> Body:
     }
 
 
+def _seed(request: Request) -> int:
+    """Of a server that takes one a request; each segment needs its own, or all begin with the same draws."""
+    first = request.streams[0]
+    return key(first, "segment", request.begun) if request.begun else first
+
+
 def _covey_load(ask: AskServer, folder: str, version: int) -> None:
     reply = ask("/weights", {"folder": folder, "version": version})
     if not isinstance(reply, Mapping) or reply.get("version") != version:
@@ -133,7 +141,7 @@ def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Seque
         "model": model,
         "prompt": request.prompt.tolist(),
         "n": len(request.streams),
-        "seed": request.streams[0] >> 2,  # it takes 63 bits, and adds the number of the completion
+        "seed": _seed(request) >> 2,  # it takes 63 bits, and adds the number of the completion
         **_common(params),
         "stop_token_ids": list(ends),
         "include_stop_str_in_output": True,
@@ -168,7 +176,7 @@ def _sglang_body(request: Request, params: SamplingParams, _: str, ends: Sequenc
         "stop_token_ids": list(ends),
         "no_stop_trim": True,
         "skip_special_tokens": False,
-        "sampling_seed": request.streams[0] >> 33,  # 31 bits
+        "sampling_seed": _seed(request) >> 33,  # 31 bits
         **({"stop": list(params.stop)} if params.stop else {}),
     }
     return {"input_ids": request.prompt.tolist(), "sampling_params": sampling, "return_logprob": True}

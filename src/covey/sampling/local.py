@@ -10,9 +10,11 @@ Shapes: B running completions, V vocabulary.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 from covey.errors import OutOfRoom, out_of_memory
 from covey.fault_injection import Faults
 from covey.kernels.calls import threads_lent
-from covey.models.policy import Policy
+from covey.models.policy import Policy, copy_trained
 from covey.rng import uniforms
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
@@ -31,11 +33,15 @@ from covey.sampling.modules import ModulesEngine
 from covey.types import Completion, SamplingMask
 
 Engine = CacheEngine | ModulesEngine
+Owner = tuple[int, int]
+"""Number of a request, and of its completion."""
 
 
 class LocalSampler:
-    """Samples in this process from the policy that is trained; its weights are never stale.
+    """Samples in this process: from the policy that is trained or, where it ``lags``, from a snapshot of it.
 
+    A snapshot changes between two tokens only: completions under way then continue from their tokens under
+    the new weights, keys and values computed anew, so that each token is drawn from exactly one version.
     Out of memory halves how many completions run at once, from then on, and tells ``on_fewer``.
     """
 
@@ -47,23 +53,38 @@ class LocalSampler:
         max_running: int = 256,
         faults: Faults | None = None,
         on_fewer: Callable[[int], None] = lambda _: None,
+        lags: bool = False,
     ) -> None:
-        self.policy = policy
+        self.policy, self.lags = policy, lags
         self.max_running = max_running
         self.faults = faults or Faults()
         self.on_fewer = on_fewer
         self.version = 0
         self.most_memory = 0
         """Bytes that sampling has taken at the most."""
+        self._door, self._weights = threading.Lock(), threading.Lock()
 
     @property
     def bit_exact(self) -> bool:
         """It samples from the trained policy itself: exact where that one is."""
-        return self.policy.bit_exact
+        return self.policy.bit_exact and not self.lags
 
     def sync(self, weights: Weights) -> None:
-        """Nothing to copy: it reads the very tensors that are trained."""
-        self.version = weights.version
+        """Without a snapshot there is nothing to copy: it reads the very tensors that are trained."""
+        if not self.lags:
+            self.version = weights.version
+            return
+        with self._door, self._weights:
+            copy_trained(weights.policy.whole, self.policy)
+            self.version = weights.version
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """The weights do not change inside the block."""
+        with self._door:  # whoever waits for the weights keeps it shut, and comes before the next token
+            pass
+        with self._weights:
+            yield
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order.
@@ -74,16 +95,21 @@ class LocalSampler:
         unfinished = dict.fromkeys(
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )
+        begun: dict[Owner, _Drawn] = {}
         while unfinished:
+            full = False
             try:
-                for sampled in self._pass(requests, params, deque(unfinished)):
-                    del unfinished[sampled.request, sampled.sample]
+                for sampled in self._pass(requests, params, list(unfinished), begun):
+                    owner = (sampled.request, sampled.sample)
+                    del unfinished[owner]
+                    begun.pop(owner, None)
                     yield sampled
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
+                full = True
             # Outside the handler, where the traceback no longer holds the tensors.
-            if unfinished:
+            if full and unfinished:
                 self._halve(min(self.max_running, len(unfinished)))
 
     def _halve(self, running: int) -> None:
@@ -97,33 +123,56 @@ class LocalSampler:
         self.on_fewer(self.max_running)
 
     def _pass(
-        self, requests: Sequence[Request], params: SamplingParams, waiting: deque[tuple[int, int]]
+        self,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        left: Sequence[Owner],
+        begun: dict[Owner, _Drawn],
     ) -> Iterator[Sampled]:
-        engine = self._engine(requests, params, min(self.max_running, len(waiting)))
-        running = _Running(self.policy, params, min(self.max_running, len(waiting)))
+        """Complete what is left. New weights end it early: what was under way is in ``begun`` then."""
+        prompts = [r.prompt for r in requests]
+        place = {owner: len(prompts) + i for i, owner in enumerate(begun)}
+        prompts += [np.concatenate([prompts[r], d.tokens.cpu().numpy()]) for (r, _), d in begun.items()]
+        waiting = deque([*begun, *(owner for owner in left if owner not in begun)])
+        slots, version = min(self.max_running, len(waiting)), self.version
+        engine = self._engine(prompts, params, slots)
+        running = _Running(self.policy, params, slots)
         compiled = self.policy.decoder is not None and self.policy.decoder.all_compiled
         while waiting or running.owners:
             self.faults.in_memory("memory.sampling")
-            with torch.no_grad(), threads_lent(compiled):
+            finished: list[Sampled] = []
+            with self._still(), torch.no_grad(), threads_lent(compiled):
+                if self.version != version:
+                    begun |= running.drawn()
+                    return
                 logits = [engine.decode(running.last())] if running.owners else []
                 count = min(engine.free_slots(running.count), len(waiting))
                 admitted = [waiting.popleft() for _ in range(count)]
                 for r, s in admitted:
-                    running.admit((r, s), requests[r].streams[s])
+                    running.admit((r, s), requests[r], begun.get((r, s)))
                 if admitted:
-                    logits.append(engine.admit([r for r, _ in admitted]))
-                running.draw(torch.cat(logits))
-            if ended := running.ended():
-                self.most_memory = max(self.most_memory, engine.memory)
-                finished = [running.completed(slot, finish, self.version) for slot, finish in ended.items()]
-                compaction = Compaction.after(ended, running.count)
-                running.evict(compaction)
-                engine.evict(compaction)
-                yield from finished
+                    logits.append(engine.admit([place.get(owner, owner[0]) for owner in admitted]))
+                running.draw(torch.cat(logits), version)
+                if ended := running.ended():
+                    self.most_memory = max(self.most_memory, engine.memory)
+                    finished = [running.completed(slot, finish, self.lags) for slot, finish in ended.items()]
+                    compaction = Compaction.after(ended, running.count)
+                    running.evict(compaction)
+                    engine.evict(compaction)
+            yield from finished
 
-    def _engine(self, requests: Sequence[Request], params: SamplingParams, slots: int) -> Engine:
+    def _engine(self, prompts: Sequence[np.ndarray], params: SamplingParams, slots: int) -> Engine:
         kind = ModulesEngine if self.policy.decoder is None else CacheEngine
-        return kind(self.policy, [r.prompt for r in requests], slots, params.max_tokens)
+        return kind(self.policy, prompts, slots, params.max_tokens)
+
+
+class _Drawn(NamedTuple):
+    """A completion under way: one value a token, and the ids that could be drawn."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    versions: Tensor
+    kept: list[np.ndarray]
 
 
 class _Running:
@@ -132,9 +181,10 @@ class _Running:
     def __init__(self, policy: Policy, params: SamplingParams, slots: int) -> None:
         self.policy, self.params = policy, params
         shape = (slots, params.max_tokens)
-        self.owners: list[tuple[int, int]] = []
+        self.owners: list[Owner] = []
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=policy.device)
         self.logprobs = torch.zeros(shape, device=policy.device)
+        self.versions = torch.zeros(shape, dtype=torch.int64, device=policy.device)
         self.uniform = torch.zeros(shape, device=policy.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.slots = torch.arange(slots, device=policy.device)
@@ -148,22 +198,34 @@ class _Running:
     def count(self) -> int:
         return len(self.owners)
 
-    def admit(self, owner: tuple[int, int], stream: int) -> None:
-        self.uniform[self.count] = torch.from_numpy(uniforms(stream, self.params.max_tokens))
-        self.lengths[self.count] = 0
+    def admit(self, owner: Owner, request: Request, begun: _Drawn | None) -> None:
+        slot, stream = self.count, request.streams[owner[1]]
+        draws = uniforms(stream, self.params.max_tokens, request.begun)
+        self.uniform[slot] = torch.from_numpy(draws)
+        self.lengths[slot] = length = len(begun.tokens) if begun else 0
+        if begun is not None:
+            self.tokens[slot, :length], self.logprobs[slot, :length] = begun.tokens, begun.logprobs
+            self.versions[slot, :length] = begun.versions
         self.owners.append(owner)
-        self.kept.append([])
+        self.kept.append(list(begun.kept) if begun else [])
+
+    def drawn(self) -> dict[Owner, _Drawn]:
+        """What there is of each completion."""
+        lengths = self.lengths[: self.count].tolist()
+        every = zip(self.owners, self.tokens, self.logprobs, self.versions, lengths, self.kept, strict=False)
+        return {o: _Drawn(t[:n].clone(), p[:n].clone(), v[:n].clone(), k) for o, t, p, v, n, k in every}
 
     def last(self) -> Tensor:
         """(B,) the latest token of each slot."""
         rows = self.slots[: self.count]
         return self.tokens[rows, self.lengths[rows] - 1]
 
-    def draw(self, logits: Tensor) -> None:
+    def draw(self, logits: Tensor, version: int) -> None:
         rows = self.slots[: self.count]
         position = self.lengths[rows]
         drawn = draw(logits, self.uniform[rows, position], self.params)
         self.tokens[rows, position], self.logprobs[rows, position] = drawn.tokens, drawn.logprobs
+        self.versions[rows, position] = version
         self.lengths[rows] += 1
         self.kept_now = drawn.kept
 
@@ -190,17 +252,21 @@ class _Running:
         text = self.policy.decode(tail.tolist())
         return any(s in text for s in self.params.stop)
 
-    def completed(self, slot: int, finish: Literal["stop", "length"], version: int) -> Sampled:
-        """The completion in a slot."""
+    def completed(self, slot: int, finish: Literal["stop", "length"], by_token: bool) -> Sampled:
+        """The completion in a slot; with the version of each token if ``by_token``."""
         length = int(self.lengths[slot])
-        tokens = self.tokens[slot, :length].cpu().numpy().copy()
-        logprobs = self.logprobs[slot, :length].cpu().numpy().copy()
+        tokens, logprobs, versions = (
+            rows[slot, :length].cpu().numpy().copy() for rows in (self.tokens, self.logprobs, self.versions)
+        )
         text = self.policy.decode(tokens.tolist())
         mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
-        return Sampled(*self.owners[slot], Completion(tokens, logprobs, text, finish, version, mask))
+        of_tokens = versions if by_token else None
+        done = Completion(tokens, logprobs, text, finish, int(versions[0]), mask, versions=of_tokens)
+        return Sampled(*self.owners[slot], done)
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""
-        for rows in (self.tokens, self.logprobs, self.uniform, self.lengths) if compaction.sources else ():
+        every = (self.tokens, self.logprobs, self.versions, self.uniform, self.lengths)
+        for rows in every if compaction.sources else ():
             rows[compaction.targets] = rows[compaction.sources]
         self.owners, self.kept = compaction.apply(self.owners), compaction.apply(self.kept)

@@ -3,6 +3,9 @@
 After every change of weights each server samples a few completions whose log-probs are compared with the
 trained policy's. A server that does not answer, or whose numbers do not fit, is left out: what it was asked
 is asked again of the others, with the same random streams. It takes part again once it proves itself.
+
+Where weights may change meanwhile (``lags``), each completion is asked for in segments: a server that has new
+weights to take ends its segments first, and what is unfinished continues from its tokens, here or elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -26,13 +29,13 @@ import torch
 from covey.config.schema import Servers
 from covey.errors import ConfigError, SamplersLost
 from covey.models.packing import pack
-from covey.models.policy import Policy, save_policy
+from covey.models.policy import Policy, copy_trained, save_policy
 from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Dialect, Misbehaved, answers, recognize
 from covey.sampling.restart import restart
-from covey.types import Completion
+from covey.types import Completion, SamplingMask
 from covey.web import ask
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
@@ -43,6 +46,8 @@ QUICK = 20.0
 """Seconds for a question that is no sampling."""
 TRY_AGAIN = 5.0
 """Seconds after which a server that was left out is tried again."""
+SEGMENT = 256
+"""Tokens that are asked for at a time where weights may change meanwhile."""
 PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
@@ -70,7 +75,20 @@ class RemoteServer:
     tried: float = -TRY_AGAIN
     """When it was last looked for, on the monotonic clock."""
     spread: float | None = None
-    """Mean difference of log-probs when it first proved to have the right weights, nats: its rounding."""
+    """Mean difference of log-probs when it came with the right weights, nats: its rounding."""
+    busy: int = 0
+    """Requests for completions that it works on."""
+    arrivals: int = 0
+    """How often it has proven to have the weights of the time."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Completions of a request that are asked for together; one that was begun is alone."""
+
+    request: int
+    samples: Sequence[int]
+    begun: Completion | None = None
 
 
 @dataclass
@@ -79,14 +97,19 @@ class _Pass:
 
     requests: Sequence[Request]
     params: SamplingParams
-    version: int
-    todo: deque[int]
-    results: queue.SimpleQueue[tuple[int, list[Answer]] | Exception | None] = field(
-        default_factory=queue.SimpleQueue
-    )
-    """Request and completions; None: a server was lost; an exception: a mistake of ours, to be raised."""
+    todo: deque[_Piece]
+    results: queue.SimpleQueue[list[Sampled] | Exception | None] = field(default_factory=queue.SimpleQueue)
+    """None: a server was lost or has weights to take; an exception: a mistake of ours, to be raised."""
+    joined: dict[str, int] = field(default_factory=dict)
+    """Address -> the arrival of a server since which it works on this."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     over: bool = False
+
+    def again(self, piece: _Piece) -> None:
+        """Somebody has to go on with this, before anything else."""
+        with self.changed:
+            self.todo.appendleft(piece)
+            self.changed.notify_all()
 
 
 class RemoteSampler:
@@ -104,12 +127,18 @@ class RemoteSampler:
         max_running: int,
         token: str = "",
         asking: Asking = ask,
+        lags: bool = False,
     ) -> None:
         """``folder`` is where weights are written for the servers; ``probes`` are prompts to compare on;
         ``asking`` is how a server is reached.
+
+        ``lags``: ``policy`` is a snapshot, and ``sync`` and ``sample`` are called in different threads.
         """
         self.policy, self.settings, self.folder, self.token = policy, servers, folder, token
-        self.asking = asking
+        self.asking, self.lags = asking, lags
+        self._moving = threading.Lock()
+        """Held while servers are given weights and compared: the snapshot must not change meanwhile."""
+        self._counting = threading.Lock()
         self.servers = [RemoteServer(url.rstrip("/")) for url in servers.url]
         self.temperature, self.max_running = temperature, max_running
         self.version = 0
@@ -127,11 +156,14 @@ class RemoteSampler:
         if self._exact is None:
             by_first(self._bring_up)
             self._exact = by_first(lambda: self._exact)
-        return bool(self._exact)
+        return bool(self._exact) and not self.lags
 
     def sync(self, weights: Weights) -> None:
-        """Sample from these weights from now on; they travel when the next sampling begins."""
-        self.version = weights.version
+        """Sample from these weights from now on; they travel when a server is next asked for something."""
+        with self._moving:
+            if self.lags:
+                copy_trained(weights.policy.whole, self.policy)
+            self.version = weights.version
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as their groups end. Raises SamplersLost when nobody is left to ask."""
@@ -141,9 +173,12 @@ class RemoteSampler:
                 "rollout.top_p and rollout.top_k: vLLM and SGLang do not say which tokens these left to be "
                 "drawn, so their log-probs cannot be trained on. Set top_p 1 and top_k 0, or use covey serve"
             )
-        work = _Pass(requests, params, self.version, deque(range(len(requests))))
-        self._join(work, self._present())
-        left, since = len(requests), time.monotonic()
+        samples = [range(len(request.streams)) for request in requests]
+        alone = [(r, [s]) for r, own in enumerate(samples) for s in own]
+        pieces = alone if self.lags else list(enumerate(samples))
+        work = _Pass(requests, params, deque(_Piece(r, own) for r, own in pieces))
+        self._join(work)
+        left, since = len(alone), time.monotonic()
         try:
             while left:
                 try:
@@ -153,25 +188,33 @@ class RemoteSampler:
                 if isinstance(result, Exception):
                     raise result
                 if result is not None:
-                    left, since = left - 1, time.monotonic()
-                    for i, one in enumerate(result[1]):
-                        yield Sampled(result[0], i, self._completion(one, work.version))
+                    left, since = left - len(result), time.monotonic()
+                    yield from result
                     continue
                 self.waiting()
-                self._join(work, self._return())
-                if not self._present() and time.monotonic() - since > self.settings.patience:
+                self._return()
+                self._join(work)
+                if all(s.lost for s in self.servers) and time.monotonic() - since > self.settings.patience:
                     raise self._nobody()
         finally:
             with work.changed:
                 work.over = True
                 work.changed.notify_all()
 
-    def _completion(self, one: Answer, version: int) -> Completion:
+    def _completion(self, begun: Completion | None, one: Answer, version: int) -> Completion:
+        """What there is of a completion with the segment that was added to it."""
         tokens = np.array(one.tokens, dtype=np.int64)
         logprobs = np.array(one.logprobs, dtype=np.float32)
+        versions, mask = np.full(len(tokens), version), one.sampling_mask
+        if begun is not None:
+            tokens = np.concatenate([begun.tokens, tokens])
+            logprobs = np.concatenate([begun.logprobs, logprobs])
+            versions = np.concatenate([begun.token_versions, versions])
+            mask = SamplingMask.join([m for m in (begun.sampling_mask, mask) if m]) if mask else None
         # The text is the tokens', whatever the server's own detokenizer made of them.
-        text = self.policy.decode(one.tokens)
-        return Completion(tokens, logprobs, text, one.finish, version, one.sampling_mask)
+        text = self.policy.decode(tokens.tolist())
+        by_token = versions if self.lags else None
+        return Completion(tokens, logprobs, text, one.finish, int(versions[0]), mask, versions=by_token)
 
     def _present(self) -> list[RemoteServer]:
         return [s for s in self.servers if not s.lost and s.version == self.version]
@@ -184,38 +227,70 @@ class RemoteSampler:
 
     # Asking
 
-    def _join(self, work: _Pass, servers: Sequence[RemoteServer]) -> None:
-        """Let servers work on a pass, each with as many groups at once as it has room for."""
-        biggest = max((len(r.streams) for r in work.requests), default=1)
+    def _join(self, work: _Pass) -> None:
+        """Let those present work on a pass, each with as many groups at once as it has room for."""
+        sizes = [len(r.streams) for r in work.requests]
+        biggest, most = (1, sum(sizes)) if self.lags else (max(sizes, default=1), len(sizes))
         lanes = max(1, self.max_running // biggest)
-        for server in servers:
-            for _ in range(min(lanes, len(work.requests))):
-                threading.Thread(target=self._lane, args=(server, work), daemon=True).start()
+        for server in self._present():
+            if work.joined.get(server.url) == server.arrivals:
+                continue
+            work.joined[server.url] = server.arrivals
+            for _ in range(min(lanes, most)):
+                given = (server, work, self.version)
+                threading.Thread(target=self._lane, args=given, daemon=True).start()
 
-    def _lane(self, server: RemoteServer, work: _Pass) -> None:
-        while (number := self._next(server, work)) is not None:
+    def _lane(self, server: RemoteServer, work: _Pass, version: int) -> None:
+        while (piece := self._next(server, work, version)) is not None:
+            failure = None
             try:
-                found = self._ask_for(server, work.requests[number], work.params)
+                found = self._ask_piece(server, work, piece)
             except FAILURES as error:
-                with work.changed:
-                    work.todo.appendleft(number)
-                    self._leave_out(server, error)
-                    work.changed.notify_all()
-                work.results.put(None)
-                return
+                failure = error
             except Exception as error:  # in a thread nobody would see it, and its group never come
                 work.results.put(error)
                 return
-            work.results.put((number, found))
+            with self._counting:
+                server.busy -= 1
+            if failure is not None:
+                self._leave_out(server, failure)
+            if failure is not None or (self.lags and server.version != version):
+                work.again(piece)
+                break
+            done = [self._completion(piece.begun, one, version) for one in found]
+            if done[0].finish == "length" and done[0].length < work.params.max_tokens:
+                work.again(replace(piece, begun=done[0]))
+                continue
+            pairs = zip(piece.samples, done, strict=True)
+            work.results.put([Sampled(piece.request, sample, one) for sample, one in pairs])
+        work.results.put(None)
 
-    def _next(self, server: RemoteServer, work: _Pass) -> int | None:
-        """The next request; waits for one that comes back while others are still under way."""
+    def _next(self, server: RemoteServer, work: _Pass, version: int) -> _Piece | None:
+        """The next piece; waits for one that comes back while others are still under way.
+
+        None where there will be none for this server: all are done, or it was lost, or has weights to take.
+        """
         with work.changed:
-            while not work.over and not server.lost:
+            while not work.over:
+                with self._counting:
+                    if server.lost or not server.version == version == self.version:
+                        break
+                    server.busy += bool(work.todo)
                 if work.todo:
                     return work.todo.popleft()
-                work.changed.wait()
+                work.changed.wait(1.0)
             return None
+
+    def _ask_piece(self, server: RemoteServer, work: _Pass, piece: _Piece) -> list[Answer]:
+        """A piece from a server, or a segment of it."""
+        request, begun = work.requests[piece.request], piece.begun
+        streams, drawn = [request.streams[s] for s in piece.samples], 0 if begun is None else begun.length
+        room = work.params.max_tokens - drawn
+        if self.lags and not work.params.stop:  # which may begin in one segment and end in the next
+            room = min(room, SEGMENT)
+        prompt = request.prompt if begun is None else np.concatenate([request.prompt, begun.tokens])
+        asked = Request(prompt, streams, request.begun + drawn)
+        return self._ask_for(server, asked, replace(work.params, max_tokens=room))
 
     def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
         """A group from a server. One that is busy is asked again, until the time of a request is over."""
@@ -266,7 +341,7 @@ class RemoteSampler:
             self._return(now=True)
             if self._present():
                 break
-            if time.monotonic() - begun > self.settings.patience:
+            if all(s.lost for s in self.servers) and time.monotonic() - begun > self.settings.patience:
                 raise self._nobody()
             self.waiting()
             time.sleep(0.2)
@@ -274,28 +349,30 @@ class RemoteSampler:
             same = all(s.dialect and s.dialect.streams and s.spread == 0 for s in self._present())
             self._exact = same and self.policy.bit_exact
 
-    def _return(self, now: bool = False) -> list[RemoteServer]:
-        """Servers that have the present weights and did not before."""
+    def _return(self, now: bool = False) -> None:
+        """Let servers that have not the present weights take them and prove it."""
         due = [
             s
             for s in self.servers
             if (now or time.monotonic() - s.tried > TRY_AGAIN if s.lost else s.version != self.version)
         ]
-        back = []
         for server in due:
-            was, server.tried = server.lost, time.monotonic()
-            try:
-                self._bring(server)
-            except FAILURES as error:
-                server.lost, server.version = _reason(error), None
-                if server.lost != was:
-                    self.say(f"{server.url} is left out: {server.lost}")
-                continue
-            server.lost = ""
-            back.append(server)
+            with self._moving:
+                with self._counting:  # from here on nobody asks it for completions
+                    if not server.lost and (server.busy or server.version == self.version):
+                        continue
+                    server.version = None
+                was, server.tried = server.lost, time.monotonic()
+                try:
+                    self._bring(server)
+                except FAILURES as error:
+                    server.lost, server.version = _reason(error), None
+                    if server.lost != was:
+                        self.say(f"{server.url} is left out: {server.lost}")
+                    continue
+                server.lost, server.arrivals = "", server.arrivals + 1
             if was:
                 self.say(f"{server.url} takes part again, from version {self.version} on")
-        return back
 
     def _bring(self, server: RemoteServer) -> None:
         """Give a server the present weights and let it prove that it has them."""

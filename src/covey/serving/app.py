@@ -59,6 +59,8 @@ class Wanted(BaseModel):
     seed: int | None = None
     streams: list[int] | None = Field(None, max_length=4096)
     """Instead of ``seed``: a key for each of the ``n`` completions."""
+    begun: int = Field(0, ge=0, le=2**32)
+    """How many tokens at the end of the prompt were drawn from these streams before."""
 
     def params(self) -> SamplingParams:
         """How to draw."""
@@ -233,7 +235,7 @@ class Service:
             )
         if wanted.model not in ("", self.name):
             raise Refused(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
-        asked = Request(np.array(tokens, dtype=np.int64), wanted.keys())
+        asked = Request(np.array(tokens, dtype=np.int64), wanted.keys(), wanted.begun)
         return await asyncio.wrap_future(self.model.ask(asked, wanted.params()))
 
     def _reply(

@@ -45,6 +45,7 @@ from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
+from covey.runs.kept import forget_kept
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.source import EXAMPLES
@@ -360,6 +361,7 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
         run.journal.folder.read("metrics.jsonl"),
         run.journal.folder.read("evals.jsonl"),
     )
+    forget_kept(folder)
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from math import isfinite
 
@@ -23,7 +24,8 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.controllers import Coefficients
 from covey.objective.diagnostics import TokenStats
 from covey.rng import key, permutation, uniforms
-from covey.rollout import Rollouts
+from covey.rollout import RolloutBatch, Rollouts
+from covey.runs.kept import Kept
 from covey.training.run import AnyLearner, Run
 from covey.types import Group
 
@@ -31,27 +33,36 @@ from covey.types import Group
 def train(run: Run) -> None:
     """Do the steps that are left. A stop request surfaces as Stopped between updates."""
     config, algorithm, journal = run.loaded.config, run.loaded.algorithm, run.journal
-    source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed)
-    rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     old = old_logprob_source(algorithm, run.sampler, updates_of(config))
-    for step in range(run.state.step, config.train.steps):
-        run.begin_step()
-        with journal.clock("rollout"):
-            rollout = next(rollouts)
-        journal.console.doing("updating")
-        now = run.state.coefficients
-        with journal.clock("prepare"):
-            batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, step, run.critic)
-        with journal.clock("update"):
-            done = update(run, batch, old, step)
-        run.sampler.sync(run.learner)
-        run.advance(step + 1, rollout.position)
-        metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
-        report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
-        run.follow(step, metrics, [*rollout.groups, *rollout.filtered], signal=bool(batch.advantages.any()))
-        refresh(run.learner, algorithm, updates=sum(norm > 0 for norm in done.norms))
-        if run.evaluate_and_save():
-            break
+    with closing(rollouts_of(run)) as rollouts:
+        for step in range(run.state.step, config.train.steps):
+            run.begin_step()
+            with journal.clock("rollout"):
+                rollout = next(rollouts)
+            journal.console.doing("updating")
+            now = run.state.coefficients
+            with journal.clock("prepare"):
+                batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, step, run.critic)
+            with journal.clock("update"):
+                done = update(run, batch, old, step)
+            run.sampler.sync(run.learner)
+            run.advance(step + 1, rollout.position)
+            metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
+            report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
+            groups = [*rollout.groups, *rollout.filtered]
+            run.follow(step, metrics, groups, signal=bool(batch.advantages.any()))
+            refresh(run.learner, algorithm, updates=sum(norm > 0 for norm in done.norms))
+            if run.evaluate_and_save():
+                break
+
+
+def rollouts_of(run: Run) -> Generator[RolloutBatch, None, None]:
+    """The batches of the steps that are left; closing it ends the thread that samples ahead, if one does."""
+    config = run.loaded.config
+    keeps = Kept(run.journal.folder.path) if config.rollout.staleness else None
+    parts = (run.train_set, run.sampler, run.rewards, config.rollout, run.loaded.algorithm, config.seed)
+    source = Rollouts(*parts, config.train.steps, keeps)
+    return source.after(run.state.step, run.state.position, run.on_sample)
 
 
 def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:

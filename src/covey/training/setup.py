@@ -20,7 +20,7 @@ from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
 from covey.models.load import load_policy
-from covey.models.policy import Policy
+from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
@@ -34,6 +34,7 @@ from covey.runs.compatibility import environment, found_differences
 from covey.runs.folder import RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
+from covey.runs.kept import forget_kept
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -193,17 +194,17 @@ def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], option
     """Servers where the config names some or Ray places them, else this process."""
     rollout = config.rollout
     asking: Asking = ask
+    lags = rollout.staleness > 0
+    policy = snapshot(policy) if lags else policy
     sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
     if sampler is None:
-        return LocalSampler(policy, rollout.max_running, options.faults)
+        return LocalSampler(policy, rollout.max_running, options.faults, lags=lags)
     folder, token = sampler.folder or config.output / "sync", os.environ.get(TOKEN, "")
     if config.launch.samplers and first():  # who asks for all of them
         placed = PlacedSamplers(policy, config, folder)
         sampler, asking = sampler.model_copy(update={"url": (*sampler.url, *placed.urls)}), placed.ask
-    probes = [p.tokens for p in prompts]
-    return RemoteSampler(
-        policy, sampler, folder, probes, rollout.temperature, rollout.max_running, token, asking
-    )
+    common = (rollout.temperature, rollout.max_running, token, asking, lags)
+    return RemoteSampler(policy, sampler, folder, [p.tokens for p in prompts], *common)
 
 
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
@@ -229,6 +230,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run as it was begun, or leave out "
             "--strict"
         )
+    if harmful:
+        forget_kept(folder.path)
     if run.restore():
         journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
         for difference in differences:

@@ -1,0 +1,133 @@
+"""Running ahead: groups are sampled in a thread of their own before a training step asks for them.
+
+Tickets number the problems in the order of the data, epoch after epoch. They are begun in order and taken in
+order, whatever the order they end in: nothing is left out because it takes long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
+from covey.types import Completion
+
+T = TypeVar("T")
+Begin = Callable[[range, Callable[[], None]], Iterator[tuple[int, T]]]
+"""(tickets, called for each completion that ends) -> tickets with what is begun, as they are sampled."""
+
+
+class Keeps(Protocol):
+    """Where finished completions outlive the process."""
+
+    def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
+        """What an earlier process has drawn for this; None: nothing."""
+
+    def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
+        """Keep a completion until it has been trained on and a checkpoint says so."""
+        ...
+
+    def passed(self, step: int, cursor: int) -> None:
+        """A step begins, and tickets below ``cursor`` were taken by those before it."""
+        ...
+
+
+class _Over(Exception):
+    """Nobody asks for more."""
+
+
+class Ahead(Generic[T]):
+    """A thread that begins tickets, up to a limit that moves with the training."""
+
+    def __init__(self, begin: Begin[T], first: int) -> None:
+        self._begin, self._next, self._until = begin, first, first
+        self._ready: dict[int, T] = {}
+        self._ended, self._over = 0, False
+        self._failed: BaseException | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="sampling", daemon=True)
+
+    def take(self, tickets: Sequence[int], until: int, progress: Callable[[int, int], None]) -> list[T]:
+        """What these tickets have become; all below ``until`` may be begun from now on.
+
+        Raises what the sampling thread has raised.
+        """
+        with self._changed:
+            self._until = max(self._until, until)
+            self._changed.notify_all()
+            if self._thread.ident is None:
+                self._thread.start()
+        ready = ended = 0
+        while ready < len(tickets):
+            with self._changed:
+                while self._ended == ended and self._failed is None:
+                    self._changed.wait()
+                if self._failed is not None:
+                    raise self._failed
+                ended, ready = self._ended, sum(t in self._ready for t in tickets)
+            progress(ready, len(tickets))
+        return [self._ready.pop(t) for t in tickets]
+
+    def close(self) -> None:
+        """End the thread at the next completion that ends; what was begun is given up."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._over or self._next < self._until)
+                    if self._over:
+                        return
+                    tickets = range(self._next, self._until)
+                    self._next = self._until
+                for ticket, begun in self._begin(tickets, self._one_ended):
+                    with self._changed:
+                        self._ready[ticket] = begun
+                    self._one_ended()
+        except _Over:
+            pass
+        except BaseException as error:  # whoever takes tickets raises it
+            with self._changed:
+                self._failed = error
+                self._changed.notify_all()
+
+    def _one_ended(self) -> None:
+        with self._changed:
+            if self._over:
+                raise _Over
+            self._ended += 1
+            self._changed.notify_all()
+
+
+def kept_or_sampled(
+    sampler: Sampler,
+    keeps: Keeps,
+    tickets: Sequence[int],
+    requests: Sequence[Request],
+    params: SamplingParams,
+) -> Iterator[Sampled]:
+    """``sampler.sample``, but for the completions that an earlier process has finished; new ones are kept."""
+    left: list[tuple[int, list[int]]] = []
+    for number, (ticket, request) in enumerate(zip(tickets, requests, strict=True)):
+        missing = []
+        for sample in range(len(request.streams)):
+            found = keeps.find(ticket, request, sample, params)
+            if found is None:
+                missing.append(sample)
+            else:
+                yield Sampled(number, sample, found)
+        if missing:
+            left.append((number, missing))
+    asked = [replace(requests[n], streams=[requests[n].streams[s] for s in missing]) for n, missing in left]
+    for sampled in sampler.sample(asked, params):
+        number, missing = left[sampled.request]
+        done = sampled._replace(request=number, sample=missing[sampled.sample])
+        keeps.add(tickets[number], requests[number], params, done)
+        yield done

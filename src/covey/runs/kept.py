@@ -1,0 +1,104 @@
+"""Finished completions of a run that samples ahead, kept on disk until a checkpoint is past their step.
+
+`pending/NNNNNNNN.jsonl`, one file for each problem in the order of the data, one line a completion. A line is
+written when its completion ends and found again by all that determined it; a damaged one is drawn again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from covey.runs.atomic import discard, make_folder
+from covey.runs.folder import checkpoints
+from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.types import Completion, SamplingMask
+
+PENDING = "pending"
+FILE = re.compile(r"(\d{8,})\.jsonl")
+ARRAYS = {"tokens": "int64", "logprobs": "float32", "versions": "int64", "ids": "int32", "ends": "int64"}
+"""What a line holds as base64, and of which type."""
+
+
+class Kept:
+    """``covey.ahead.Keeps``, in a run's folder."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.folder = run, run / PENDING
+        make_folder(self.folder)
+        self._cursors: dict[int, int] = {}
+        self._records: dict[int, dict[str, dict[str, str]]] = {}
+
+    def find(self, ticket: int, request: Request, sample: int, params: SamplingParams) -> Completion | None:
+        """What an earlier process has drawn for this; None: nothing."""
+        if ticket not in self._records:
+            path = self._path(ticket)
+            lines = path.read_bytes().split(b"\n") if path.exists() else []
+            found = (_read(line) for line in lines)
+            self._records[ticket] = {str(r.pop("name")): r for r in found if r}
+        record = self._records[ticket].get(_name(request, sample, params))
+        return None if record is None else _completion(record)
+
+    def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
+        """Append a completion, in one write; a line that a killed process has torn before it stays torn."""
+        c = done.completion
+        arrays = {"tokens": c.tokens, "logprobs": c.logprobs, "versions": c.token_versions}
+        if c.sampling_mask is not None:
+            arrays |= {"ids": c.sampling_mask.ids, "ends": c.sampling_mask.ends}
+        packed = {n: base64.b64encode(a.astype(ARRAYS[n]).tobytes()).decode() for n, a in arrays.items()}
+        name = _name(request, done.sample, params)
+        record = json.dumps({"name": name, "text": c.text, "finish": c.finish, **packed}).encode()
+        with self._path(ticket).open("ab", buffering=0) as file:
+            file.write(b"\n" + _check(record) + b" " + record + b"\n")
+
+    def passed(self, step: int, cursor: int) -> None:
+        """A step begins, and tickets below ``cursor`` were taken before: forget what no resume asks for."""
+        self._cursors[step] = cursor
+        saved = checkpoints(self.run)
+        newest = int(saved[-1].name.removeprefix("step_")) if saved else 0
+        done = self._cursors.get(newest, 0)
+        for path in self.folder.iterdir() if done else ():
+            if (match := FILE.fullmatch(path.name)) and int(match[1]) < done:
+                path.unlink(missing_ok=True)  # another process of the run may have done so
+        self._records = {ticket: r for ticket, r in self._records.items() if ticket >= done}
+
+    def _path(self, ticket: int) -> Path:
+        return self.folder / f"{ticket:08d}.jsonl"
+
+
+def forget_kept(run: Path) -> None:
+    """Remove what was kept: the run has ended, or continues as another one than drew it."""
+    if (run / PENDING).is_dir():
+        discard(run / PENDING)
+
+
+def _name(request: Request, sample: int, params: SamplingParams) -> str:
+    """Of all that determines a completion but the weights."""
+    what = (request.prompt.tolist(), request.streams[sample], params)
+    return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
+
+
+def _check(record: bytes) -> bytes:
+    return hashlib.blake2b(record, digest_size=8).hexdigest().encode()
+
+
+def _read(line: bytes) -> dict[str, str] | None:
+    check, _, record = line.partition(b" ")
+    return json.loads(record) if record and _check(record) == check else None
+
+
+def _completion(record: Mapping[str, str]) -> Completion:
+    arrays = {
+        n: np.frombuffer(base64.b64decode(record[n]), dtype) for n, dtype in ARRAYS.items() if n in record
+    }
+    mask = SamplingMask(arrays["ids"], arrays["ends"]) if "ids" in arrays else None
+    finish: Literal["stop", "length"] = "stop" if record["finish"] == "stop" else "length"
+    tokens, logprobs, versions = (arrays[n].copy() for n in ("tokens", "logprobs", "versions"))
+    return Completion(tokens, logprobs, record["text"], finish, int(versions[0]), mask, versions=versions)
