@@ -69,7 +69,7 @@ def test_show_repeats_what_the_run_has_found(runs, capsys) -> None:
         "advice": "",
     }
     (runs[0] / "findings.jsonl").write_text(json.dumps(record) + "\n")
-    assert "step 2: 75 % tie. Try: rollout.group_size: 16" in out(capsys, "show", runs[0])
+    assert "step 3: 75 % tie. Try: rollout.group_size: 16" in out(capsys, "show", runs[0])
     (runs[0] / "findings.jsonl").unlink()
 
 

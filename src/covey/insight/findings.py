@@ -135,8 +135,9 @@ class Seen:
         return value
 
     def least(self, name: str) -> float:
-        """Mean over the last steps less two standard errors: what it is at the least."""
-        return self.late(name) - 2 * _error(self.last, name)
+        """Mean over the last steps less two standard errors; NaN of less than three steps that have it."""
+        doubt = _error(self.last, name) if len(_values(self.last, name)) > 2 else math.nan
+        return self.late(name) - 2 * doubt
 
     def usual(self, name: str) -> float:
         """Median over the last steps, of what one step alone may throw far out."""
