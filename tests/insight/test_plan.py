@@ -161,7 +161,8 @@ EIGHT = ("--devices", 8)
 
 def test_a_model_larger_than_a_device_is_sampled_over_several(config: Path, capsys) -> None:
     words = [str(config), "--device", "h100", "--model", "70B", "--devices", "32"]
-    assert out(capsys, *words, "--samplers", 8)["copies"] == [2, 4]
+    assert main(["plan", *words, "--samplers", "8", "--json"]) == 1, "a trainer's whole copy does not fit"
+    assert json.loads(capsys.readouterr().out)["copies"] == [2, 4]
     assert main(["plan", *words, "--samplers", "2"]) == 2
     assert "need 4 devices of 86 GB to sample from, there are 2" in capsys.readouterr().err
 

@@ -20,12 +20,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-import covey
 from covey.errors import ConfigError, CoveyError, DataError
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.serving.shared import SharedModel, TooBusy
-from covey.types import Completion
+from covey.types import VERSION, Completion
 from covey.web import LOOPBACK
 
 LARGEST_BODY = 16 << 20
@@ -165,7 +164,7 @@ class Service:
         return JSONResponse(
             {
                 "server": "covey",
-                "covey": covey.__version__,
+                "covey": VERSION,
                 "model": self.name,
                 "version": self.model.version,
                 "takes_weights": self.weights is not None,
