@@ -332,16 +332,10 @@ def command_doctor(*, as_json: Json = False) -> int:
 
 @app.command(name="algorithms")
 def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
-    """List the algorithms axis by axis, or show one: its paper, formulas and YAML.
-
-    Args:
-        dialect: As another framework computes it: trl-1.16, verl-0.9.1, openrlhf-0.11 or nemo-rl-0.7.
-    """
+    """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
     from covey.cli.algorithms import show_all, show_one
 
-    if name is None and dialect is None:
-        return show_all(as_json)
-    return show_one(name or "grpo", as_json, dialect)
+    return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
 
 
 def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = False) -> Loaded:
