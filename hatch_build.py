@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "src"))
-from covey.kernels.compiler import LEVELS, compiled, sources  # noqa: E402
+from covey.kernels.compiler import LEVELS, built, c_sources  # noqa: E402
 
 CROSS = "{machine}-linux-gnu-gcc"
 
@@ -41,7 +41,7 @@ class Libraries(BuildHookInterface):
                 self.app.display_warning(f"no compiler for {level.name}: not in this wheel")
                 continue
             try:
-                content = compiled(compiler, level.flags, sources())
+                content = built(compiler, level.flags, c_sources())
             except subprocess.CalledProcessError as error:
                 reason = error.stderr.decode(errors="replace")[-300:]
                 self.app.display_warning(f"{compiler} cannot make {level.name}: not in this wheel: {reason}")

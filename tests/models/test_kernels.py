@@ -28,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
     builds: list[int] = []
-    monkeypatch.setattr(build, "compiled", lambda *_: builds.append(1) or content)
+    monkeypatch.setattr(build, "built", lambda *_: builds.append(1) or content)
     monkeypatch.setattr(build, "builds", builds, raising=False)
     return tmp_path / "cache" / "covey"
 

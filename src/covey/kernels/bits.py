@@ -17,9 +17,9 @@ from covey.kernels.calls import call, packed_size
 Pair = tuple[str, Tensor, Tensor]
 """What is compared, as sampling and as training compute it."""
 OUTPUTS_INPUTS = ((64, 32), (300, 48), (97, 272))
-HEADS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
+SPLITS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
 """Query heads, key heads, width."""
-PROMPT, OWN, ROOM = 19, 37, 64
+READ, DRAWN, ROOM = 19, 37, 64
 
 
 def first_difference(dtype: torch.dtype) -> str:
@@ -47,10 +47,10 @@ def _products(dtype: torch.dtype) -> Iterator[Pair]:
 
 
 def _attention(dtype: torch.dtype) -> Iterator[Pair]:
-    total = PROMPT + OWN
+    total = READ + DRAWN
     places = torch.arange(total)
-    spans = torch.tensor([[0, 0, 0, PROMPT], [0, PROMPT, PROMPT, OWN]])
-    for h, k, e in HEADS:
+    spans = torch.tensor([[0, 0, 0, READ], [0, READ, READ, DRAWN]])
+    for h, k, e in SPLITS:
         qkv = torch.randn(total, (h + 2 * k) * e).to(dtype)
         norms = [torch.rand(e).to(dtype) + 0.5 for _ in range(2)]
         angles = torch.rand(total, e // 2).repeat(1, 2)
@@ -61,12 +61,12 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
             trained, levels = qkv.new_empty(total, h, e), torch.empty(total, h)
             call("attend", *parts, spans, 2, 0.2, trained, levels, h, k, e, total, window, dtype=dtype)
             stores = [torch.zeros(1, k, *s) for s in ((e, ROOM), (ROOM, e)) * 2]
-            stores[0][0, :, :, :PROMPT] = parts[1][:PROMPT].permute(1, 2, 0)
-            stores[1][0, :, :PROMPT] = parts[2][:PROMPT].transpose(0, 1)
-            slot, before = torch.zeros(1, dtype=torch.int64), torch.tensor([PROMPT])
-            sampled = qkv.new_empty(OWN, h * e)
-            for t in range(OWN):
-                row, sizes = qkv[PROMPT + t], (1, h, k, e, ROOM, ROOM, window)
+            stores[0][0, :, :, :READ] = parts[1][:READ].permute(1, 2, 0)
+            stores[1][0, :, :READ] = parts[2][:READ].transpose(0, 1)
+            slot, before = torch.zeros(1, dtype=torch.int64), torch.tensor([READ])
+            sampled = qkv.new_empty(DRAWN, h * e)
+            for t in range(DRAWN):
+                row, sizes = qkv[READ + t], (1, h, k, e, ROOM, ROOM, window)
                 slots = (slot, before, torch.tensor([t]))
                 given: tuple[Tensor | float, ...] = (
                     row,
@@ -79,7 +79,7 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
                     sampled[t],
                 )
                 call("decode_attend", *given, *sizes, dtype=dtype)
-            yield f"attention of {h} heads of {e}", sampled, trained[PROMPT:].flatten(1)
+            yield f"attention of {h} heads of {e}", sampled, trained[READ:].flatten(1)
 
 
 def _logits(dtype: torch.dtype) -> Iterator[Pair]:

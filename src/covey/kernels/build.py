@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covey.kernels.choice import Trial
-from covey.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, compiled, sources
+from covey.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
 
 OFF = "COVEY_KERNELS"
 """Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""
@@ -149,7 +149,7 @@ def _keep_freed_memory() -> None:
 
 def _compiled(compiler: str, extra: Sequence[str] = ()) -> tuple[bytes, Path]:
     """The library for this processor, and where it is kept."""
-    flags, files = [NATIVE, *extra], sources()
+    flags, files = [NATIVE, *extra], c_sources()
     identity = _identity(*files.values(), *FLAGS, *flags, platform.machine(), processor(), _version(compiler))
     target = _cache_folder() / f"kernels-{identity}.so"
     content = _kept(target)
@@ -159,7 +159,7 @@ def _compiled(compiler: str, extra: Sequence[str] = ()) -> tuple[bytes, Path]:
         print(
             "note: compiling operations for this processor, once: half a minute", file=sys.stderr, flush=True
         )
-        content = compiled(compiler, flags, files)
+        content = built(compiler, flags, files)
         with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
             _keep(target, content)
             _keep(_digest_of(target), hashlib.sha256(content).hexdigest().encode())

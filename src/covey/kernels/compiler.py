@@ -45,13 +45,13 @@ LEVELS = (
 """The best of each machine first."""
 
 
-def sources() -> dict[str, bytes]:
+def c_sources() -> dict[str, bytes]:
     """The files that a library is made of."""
     here = Path(__file__).parent
     return {name: (here / name).read_bytes() for name in SOURCES}
 
 
-def compiled(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> bytes:
+def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> bytes:
     """A library. Raises CalledProcessError or TimeoutExpired."""
     apple = platform.system() == "Darwin"  # its clang knows the blocks, but not the option
     blocks = ["-Xclang", "-fopenmp"] if apple else ["-fopenmp"]
@@ -66,7 +66,7 @@ def compiled(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) ->
             command = [compiler, *FLAGS, *flags, *blocks, *extra, "-c", str(folder / f"{source}.c")]
             subprocess.run([*command, "-o", objects[-1]], check=True, capture_output=True, timeout=120)
         # Linked without -fopenmp: what runs the blocks is in team.c.
-        built = folder / "kernels.so"
-        command = [compiler, "-shared", "-pthread", *objects, "-lm", "-o", str(built)]
+        target = folder / "kernels.so"
+        command = [compiler, "-shared", "-pthread", *objects, "-lm", "-o", str(target)]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        return built.read_bytes()
+        return target.read_bytes()

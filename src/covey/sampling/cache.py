@@ -106,7 +106,7 @@ class CacheEngine:
 
     def _prefill(self, requests: list[int]) -> None:
         prompts = [self.prompts[r] for r in requests]
-        shared = shared_tokens(prompts)
+        shared = common_start(prompts)
         if shared:  # as a prompt, what follows as its completions, of which the last token is not read
             packed = pack([prompts[0][:shared]], [[np.append(p[shared:], 0) for p in prompts]])
         else:
@@ -130,10 +130,10 @@ class CacheEngine:
             self.logits[r] = first
 
 
-def shared_tokens(prompts: Sequence[np.ndarray]) -> int:
+def common_start(prompts: Sequence[np.ndarray]) -> int:
     """How many tokens all prompts begin with, a system prompt say; 0 where few would be saved.
 
-    >>> shared_tokens([np.arange(40), np.arange(50)]), shared_tokens([np.arange(9), np.arange(9)])
+    >>> common_start([np.arange(40), np.arange(50)]), common_start([np.arange(9), np.arange(9)])
     (39, 0)
     """
     most = min(map(len, prompts)) - 1
