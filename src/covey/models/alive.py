@@ -29,8 +29,8 @@ class Activations:
     def counted(self, device: torch.device, weights: Iterable[Tensor]) -> Iterator[None]:
         """Count a forward pass inside the block; ``weights`` are there anyway.
 
-        Of a GPU the allocator is asked. On a CPU every tensor that autograd saves is counted, where weights are
-        not split: gathered ones would be counted as well.
+        Of a GPU the allocator is asked. On a CPU every tensor that autograd saves is counted, where weights
+        are not split: gathered ones would be counted as well.
         """
         if not torch.is_grad_enabled() or (size() > 1 and device.type == "cpu"):
             yield
