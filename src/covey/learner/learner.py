@@ -188,7 +188,7 @@ class Learner(Generic[M]):
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             needed = self.reference if objective.needs_reference else None
             other = needed.outputs(micro.packed) if needed is not None else None
-            with self.activations.counted(self.policy.device, map(own, self.policy.model.parameters())):
+            with self.activations.counted(self.policy.device, self.policy.model.parameters()):
                 loss, seen = objective(micro, self.policy.score(micro.packed, objective.temperature, other))
             yield loss, seen if piece.counts else None
 

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from covey.models.sharded import own
+from covey.processes import size
+
 
 def alive_bytes(tensors: Iterable[Tensor | None]) -> int:
     """Of their storages, each once however many views of it there are."""
-    storages = (t.untyped_storage() for t in tensors if t is not None)
+    storages = (own(t).untyped_storage() for t in tensors if t is not None)
     return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
 
 
@@ -26,9 +29,10 @@ class Activations:
     def counted(self, device: torch.device, weights: Iterable[Tensor]) -> Iterator[None]:
         """Count a forward pass inside the block; ``weights`` are there anyway.
 
-        Of a GPU the allocator is asked. On a CPU every tensor that autograd saves is counted.
+        Of a GPU the allocator is asked. On a CPU every tensor that autograd saves is counted, where weights
+        are not split: gathered ones would be counted as well.
         """
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (size() > 1 and device.type == "cpu"):
             yield
             return
         if device.type == "cuda":
