@@ -64,11 +64,9 @@ NEAR = (
     ("sampling", ["tests/sampling/test_draw.py", "tests/sampling/test_local.py"]),
     (
         "runs/folder",
-        [
-            "tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint",
-            "tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked",
-        ],
+        ["tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint"],
     ),
+    ("runs/rollouts", ["tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked"]),
     ("advantage", [*MATHEMATICS, *PROOF]),
     ("learner/old_logprobs", ["tests/train/test_old_logprobs.py", *PROOF]),
     ("learner/learner", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
@@ -300,8 +298,8 @@ MUTANTS = [
     *of(
         "batching.py",
         ("rewards in float32", "for r in g.rewards.tolist()], dtype=torch.float64)", "for r in g.rewards.tolist()], dtype=torch.float32).double()"),
-        ("whitening per micro-batch's totals", "yield _micro(batch, piece, totals, group_tokens)\n            piece", "yield _micro(batch, piece, batch.select(piece).totals(max_tokens), group_tokens)\n            piece"),
-        ("group tokens of the micro-batch", "totals, group_tokens[rows])", "totals, part.group_tokens)"),
+        ("whitening per micro-batch's totals", "yield _micro(batch, pieces[number if counts else 0], totals, group_tokens, counts)", "yield _micro(batch, pieces[number], batch.select(pieces[number]).totals(max_tokens), group_tokens, counts)"),
+        ("group tokens of the micro-batch", "totals, group_tokens[rows], rows, counts)", "totals, part.group_tokens, rows, counts)"),
         ("masked tokens counted", "tokens=int(self.mask.sum())", "tokens=self.mask.numel()"),
         ("prompts counted as completions", "prompts=len(self.group[trained].unique())", "prompts=int(trained.sum())"),
         ("a group split over minibatches", "[batch.select([i for g in part.tolist() for i in rows[g]]) for part in parts]", "[batch.select(p.tolist()) for p in np.array_split(np.arange(len(batch)), len(parts))]"),
@@ -338,7 +336,7 @@ MUTANTS = [
         ("reference scored with the policy's weights", "of or self.policy", "self.policy"),
         ("longest completion for max_tokens", "objective.max_tokens, skips", "trained.mask.shape[1], skips"),
         ("idle completions never pull", "skips, whole = objective.skips_idle,", "skips, whole = True,"),
-        ("gradients of the last micro-batch alone", "            loss.backward()\n", "            self.clear()\n            loss.backward()\n"),
+        ("gradients of the last micro-batch alone", "            (loss * 0.0 if seen", "            self.clear()\n            (loss * 0.0 if seen"),
         ("half a gradient kept when memory ran out", "            self.clear()\n            self._halve()\n", "            self._halve()\n"),
         ("an update of norm 0 counted", "self.version += norm > 0", "self.version += 1"),
     ),
@@ -385,9 +383,9 @@ MUTANTS = [
         ("weights decayed twice", '"weight_decay": train.weight_decay', '"weight_decay": 2 * train.weight_decay'),
         ("gradient not clipped", "clip_grad_norm_(part, clip)", "clip_grad_norm_(part, math.inf)"),
         ("gradient clipped after the update", "        self.adam.step()\n", "        for m in self.masters:\n            m.grad.mul_(max(norm / self.train.grad_clip, 1.0))\n        self.adam.step()\n"),
-        ("masters not copied back", "parameter.copy_(master)", "pass"),
+        ("masters not copied back", "for master, parameter in self._copies():\n                parameter.copy_(master)\n        for", "for master, parameter in ():\n                parameter.copy_(master)\n        for"),
         ("resume forgets AdamW's step count", "counts = value.dtype == torch.int64", 'counts = value.dtype == torch.int64\n                value = value * 0 if key == "step" else value'),
-        ("resume forgets the masters", "master.copy_(value)", "pass"),
+        ("resume forgets the masters", "                take(master, value)\n", "                pass\n"),
     ),
     *of(
         "learner/schedule.py",
@@ -414,7 +412,10 @@ MUTANTS = [
         "runs/folder.py",
         ("rollouts of the step after a checkpoint kept", "if number >= step:", "if number > step:"),
         ("streams not cut", "                os.truncate(path, size)\n", "                pass\n"),
-        ("rejected groups logged as trained", '"trained": number < len(trained)', '"trained": True'),
+    ),
+    *of(
+        "runs/rollouts.py",
+        ("rejected groups logged as trained", '"trained": number < trained', '"trained": True'),
     ),
     *of(
         "rollout.py",
@@ -437,7 +438,7 @@ MUTANTS = [
         ("a stop string counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "stop" if stopped[slot] else "length"'),
         ("one uniform for all tokens", "self.uniform[rows, position]", "self.uniform[rows, 0]"),
         ("kept sets stay when others leave", "compaction.apply(self.owners), compaction.apply(self.kept)", "(kept := compaction.apply(self.owners)), self.kept[: len(kept)]"),
-        ("uniforms stay when others leave", "(self.tokens, self.logprobs, self.uniform, self.lengths)", "(self.tokens, self.logprobs, self.lengths)"),
+        ("uniforms stay when others leave", "(self.tokens, self.logprobs, self.versions, self.uniform, self.lengths)", "(self.tokens, self.logprobs, self.versions, self.lengths)"),
         ("log-prob of the next place", "self.logprobs[slot, :length]", "self.logprobs[slot, 1 : length + 1]"),
     ),
     *of(

@@ -27,7 +27,7 @@ from covey.objective.penalties import bounded_value
 from covey.objective.value import value_targets
 from covey.types import Group, StepRewards
 
-WHOLE = StepRewards((), ())
+UNCUT = StepRewards((), ())
 """A completion that nobody cut: a group that was not sampled for its estimator, as a preview's."""
 CENTRED = 1e-3
 """Largest share of the summed sizes of a group's advantages that their sum may be, to be called zero."""
@@ -165,7 +165,7 @@ def _group_view(group: Group, rows: Batch, penalty: _KLReward) -> GroupData:
         token_rewards=_token_rewards(group, rewards, rows.mask, penalty.token),
         values=None if rows.values is None else rows.values.double(),
         running_mean=torch.zeros_like(rewards) if means is None else torch.from_numpy(means[keep]),
-        segments=[s for s, k in zip(group.segments or repeat(WHOLE), keep, strict=False) if k],
+        segments=[s for s, k in zip(group.segments or repeat(UNCUT), keep, strict=False) if k],
     )
 
 

@@ -10,12 +10,12 @@ from typing import get_args
 import numpy as np
 
 from covey.estimates import Evaluation
+from covey.gathering import Progress, score_all
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import Rule, extract
 from covey.rewards.scorer import Scorer
 from covey.rng import key
-from covey.rollout import Progress, score_all
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.types import Group
 

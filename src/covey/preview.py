@@ -16,6 +16,7 @@ from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import ConfigError, Stopped
+from covey.gathering import Progress, score_each
 from covey.insight.preview import Measured, Preview
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
@@ -29,7 +30,7 @@ from covey.prompts import Prompted
 from covey.rewards.groups import credited
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
-from covey.rollout import Progress, sampling_params, score_each
+from covey.rollout import sampling_params
 from covey.runs.reader import read_environment
 from covey.sampling.base import Request, Sampler
 from covey.signals import StopSignal

@@ -6,7 +6,7 @@ follow from the seed, so a run that resumes at a cursor continues exactly as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import count
@@ -19,24 +19,22 @@ from covey.ahead import Ahead, Keeps, kept_or_sampled
 from covey.config.schema import Rollout
 from covey.continuations import Cut, with_segments
 from covey.errors import DataError
+from covey.gathering import Progress, gathered, of_all, score_all, share
 from covey.objective.advantages import running_means
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
 from covey.objective.credit import segment_difference
 from covey.objective.data import FilterData
-from covey.processes import by_first, first, gather, mine, shared, size
+from covey.processes import by_first, gather
 from covey.prompts import Prompted
 from covey.rewards.audit import ask_canaries, count_failures, paid_elsewhere
 from covey.rewards.base import Rewards
 from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
-from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
+from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, Memory, allocate
-from covey.types import Group, Problem
-
-Progress = Callable[[int, int], None]
-"""Told (completions done, completions asked for); may raise to stop."""
+from covey.types import Group
 
 
 @dataclass(frozen=True)
@@ -407,73 +405,3 @@ def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:
     kept = [np.diff(mask.ends, prepend=0)[drawn] for mask, drawn in masked]
     places = sum(map(len, kept))
     return {"rollout/kept_tokens": sum(int(k.sum()) for k in kept) / places} if places else {}
-
-
-def score_all(
-    problems: Sequence[Prompted],
-    requests: Sequence[Request],
-    sampler: Sampler,
-    params: SamplingParams,
-    scorer: Scorer,
-    progress: Progress,
-) -> list[Group]:
-    """Sample all requests; judge each completion as soon as it ends, while others are generated.
-
-    Results are in the order of the requests, in whatever order completions end. Each of several processes
-    samples and judges its share, and gets the groups of the others.
-    """
-    numbers = share(len(requests), sampler)
-
-    def ours() -> dict[int, Group]:
-        asked, own = [problems[n] for n in numbers], [requests[n] for n in numbers]
-        whole = dict(score_each(asked, own, sampler, params, scorer, progress))
-        return {number: whole[place].result() for place, number in enumerate(numbers)}
-
-    return of_all(problems, ours)
-
-
-def share(count: int, sampler: Sampler) -> Sequence[int]:
-    """The numbers of so many requests that this process samples."""
-    everybody = size() == 1 or sampler.shares
-    return mine(count) if everybody else range(count if first() else 0)
-
-
-def of_all(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
-    """The groups of all problems, in their order; each of several processes makes some, by their numbers."""
-
-    def sent() -> Mapping[int, Group]:
-        made = ours()
-        return made if size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
-
-    found = {number: group for part in shared(sent) for number, group in part.items()}
-    return [replace(found[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
-
-
-NO_PROBLEM = Problem("", "")
-"""Stands for a group's problem on its way to other processes, which have it."""
-
-
-def score_each(
-    problems: Sequence[Prompted],
-    requests: Sequence[Request],
-    sampler: Sampler,
-    params: SamplingParams,
-    scorer: Scorer,
-    progress: Progress,
-) -> Iterator[tuple[int, GroupScoring]]:
-    """``score_all``, each group with its number as soon as its last completion has ended."""
-    sizes = [len(request.streams) for request in requests]
-    groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
-    return gathered(groups, sampler.sample(requests, params), progress)
-
-
-def gathered(
-    groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: Progress
-) -> Iterator[tuple[int, GroupScoring]]:
-    """Completions into their groups as they end; each group with its number once it has all of them."""
-    total = sum(group.size for group in groups)
-    for done, (number, sample, completion) in enumerate(drawn, start=1):
-        progress(done, total)
-        groups[number].add(sample, completion)
-        if len(groups[number].completions) == groups[number].size:
-            yield number, groups[number]

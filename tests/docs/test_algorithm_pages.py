@@ -118,7 +118,7 @@ def logged() -> set[str]:
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
     for file in ("metrics.py", "rollout.py", "training/preference.py", "training/reward_model.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")
-        families = "rollout|optimizer|kl|entropy|update|value|preference|reward_model"
+        families = "rollout|staleness|optimizer|kl|entropy|update|value|preference|reward_model"
         names |= set(re.findall(rf'"((?:{families})/\w+)"', text))
     names = {re.sub(r"\d\.\d\d_\d\.\d\d", "A_B", name) for name in names}
     names = {re.sub(r"quarter_\d", "quarter_N", name) for name in names}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -373,7 +374,8 @@ def test_completions_under_way_continue_under_new_weights(
     policy: Policy, tmp_path: Path, speaks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SEGMENT", 5)
-    stubs = [Stub(copied(policy), speaks), Stub(copied(policy), speaks)]
+    pauses = cycle([0.0, 0.05, 0.2])  # so that something is under way when others have ended
+    stubs = [Stub(copied(policy), speaks, before=lambda: time.sleep(next(pauses))) for _ in range(2)]
     passed = {0: copied(policy)}
     with running(stubs[0]), running(stubs[1]):
         made = lagging(policy, stubs, tmp_path)

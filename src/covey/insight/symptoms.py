@@ -186,7 +186,7 @@ def _(seen: Seen) -> str | None:
 
 @_rule(
     "stale",
-    to("algorithm.correction", "truncated", lambda own: own is not None),
+    to("algorithm.correction", "truncated", bool),
     scaled("rollout.staleness", 0.5, 1),
     SMALLER_LR,
     explains=("mismatch", "worse", "kl_growth", *STILL),

@@ -60,7 +60,7 @@ def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dic
     if not rows:
         raise DataError(
             f"{run}: none of {len(groups)} groups has whole completions whose rewards differ by more than "
-            f"{margin:g}; {unfinished(groups) or 'ask for less (--margin)'}"
+            f"{margin:g}; {mostly_truncated(groups) or 'ask for less (--margin)'}"
         )
     make_folder(output.parent)
     write_file(output, as_jsonl(rows))
@@ -114,7 +114,7 @@ def kept_of(
     return [row for texts in kept.values() for row in texts.values()]
 
 
-def unfinished(groups: Iterable[Sequence[LoggedSample]]) -> str:
+def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
     """What to do where most completions are left out because they are truncated; empty where few are."""
     samples = [s for group in groups for s in group]
     whole = sum(s.finish == "stop" for s in samples)

@@ -18,7 +18,7 @@ import numpy as np
 from covey.errors import CheckpointError, ConfigError
 from covey.types import Completion, Group, SamplingMask, StepRewards
 
-ALWAYS = {"group", "sample", "trained", "problem", "prompt", "completion", "finish", "tokens"} | {
+ROW_KEYS = {"group", "sample", "trained", "problem", "prompt", "completion", "finish", "tokens"} | {
     "reward", "advantage", "components", "weights", "greedy_reward"
 }  # fmt: skip
 """What every row of the log has, and readers rely on."""
@@ -79,7 +79,7 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if not isinstance(row, dict) or not row.keys() >= ALWAYS or not isinstance(row["group"], int):
+        if not isinstance(row, dict) or not row.keys() >= ROW_KEYS or not isinstance(row["group"], int):
             raise CheckpointError(f"{path}:{number}: damaged. Put the file back")
         rows.append(row)
     if not rows:

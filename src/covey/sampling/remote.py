@@ -10,14 +10,13 @@ weights to take ends its segments first, and what is unfinished continues from i
 
 from __future__ import annotations
 
-import http.client
 import queue
 import shutil
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -33,8 +32,9 @@ from covey.models.policy import Policy, copy_trained, save_policy
 from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
-from covey.sampling.dialects import Answer, Dialect, Misbehaved, answers, recognize
+from covey.sampling.dialects import Answer, Misbehaved, answers, recognize
 from covey.sampling.restart import restart
+from covey.sampling.servers import FAILURES, TRY_AGAIN, Asking, Piece, RemoteServer, WorkList, reason_of
 from covey.types import Completion, SamplingMask
 from covey.web import ask
 
@@ -44,72 +44,12 @@ MOST_BYTES = 1 << 28
 """Bytes of a reply."""
 QUICK = 20.0
 """Seconds for a question that is no sampling."""
-TRY_AGAIN = 5.0
-"""Seconds after which a server that was left out is tried again."""
 SEGMENT = 256
 """Tokens that are asked for at a time where weights may change meanwhile."""
 PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
 """Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
-Asking = Callable[[str, object, str, float, int], object]
-"""How a server is reached: ``covey.web.ask``, or another way with its signature."""
-FAILURES = (OSError, http.client.HTTPException, ValueError, RecursionError, Misbehaved)
-"""What asking a server may raise."""
-
-
-@dataclass
-class RemoteServer:
-    """One server, and how it fares."""
-
-    url: str
-    dialect: Dialect | None = None
-    """None: it has never answered."""
-    model: str = ""
-    version: int | None = None
-    """Of the weights it has proven to have."""
-    stamp: object = None
-    """What its replies bear since it proved that; another one is of another start, or of other weights."""
-    lost: str = ""
-    """Why it is left out; empty: it takes part."""
-    tried: float = -TRY_AGAIN
-    """When it was last looked for, on the monotonic clock."""
-    spread: float | None = None
-    """Mean difference of log-probs when it came with the right weights, nats: its rounding."""
-    busy: int = 0
-    """Requests for completions that it works on."""
-    arrivals: int = 0
-    """How often it has proven to have the weights of the time."""
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """Completions of a request that are asked for together; one that was begun is alone."""
-
-    request: int
-    samples: Sequence[int]
-    begun: Completion | None = None
-
-
-@dataclass
-class _Pass:
-    """One call of ``sample``: what is left to ask, and what came back."""
-
-    requests: Sequence[Request]
-    params: SamplingParams
-    todo: deque[_Piece]
-    results: queue.SimpleQueue[list[Sampled] | Exception | None] = field(default_factory=queue.SimpleQueue)
-    """None: a server was lost or has weights to take; an exception: a mistake of ours, to be raised."""
-    joined: dict[str, int] = field(default_factory=dict)
-    """Address -> the arrival of a server since which it works on this."""
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    over: bool = False
-
-    def again(self, piece: _Piece) -> None:
-        """Somebody has to go on with this, before anything else."""
-        with self.changed:
-            self.todo.appendleft(piece)
-            self.changed.notify_all()
 
 
 class RemoteSampler:
@@ -176,7 +116,7 @@ class RemoteSampler:
         samples = [range(len(request.streams)) for request in requests]
         alone = [(r, [s]) for r, own in enumerate(samples) for s in own]
         pieces = alone if self.lags else list(enumerate(samples))
-        work = _Pass(requests, params, deque(_Piece(r, own) for r, own in pieces))
+        work = WorkList(requests, params, deque(Piece(r, own) for r, own in pieces))
         self._join(work)
         left, since = len(alone), time.monotonic()
         try:
@@ -227,7 +167,7 @@ class RemoteSampler:
 
     # Asking
 
-    def _join(self, work: _Pass) -> None:
+    def _join(self, work: WorkList) -> None:
         """Let those present work on a pass, each with as many groups at once as it has room for."""
         sizes = [len(r.streams) for r in work.requests]
         biggest, most = (1, sum(sizes)) if self.lags else (max(sizes, default=1), len(sizes))
@@ -240,7 +180,7 @@ class RemoteSampler:
                 given = (server, work, self.version)
                 threading.Thread(target=self._lane, args=given, daemon=True).start()
 
-    def _lane(self, server: RemoteServer, work: _Pass, version: int) -> None:
+    def _lane(self, server: RemoteServer, work: WorkList, version: int) -> None:
         while (piece := self._next(server, work, version)) is not None:
             failure = None
             try:
@@ -265,7 +205,7 @@ class RemoteSampler:
             work.results.put([Sampled(piece.request, sample, one) for sample, one in pairs])
         work.results.put(None)
 
-    def _next(self, server: RemoteServer, work: _Pass, version: int) -> _Piece | None:
+    def _next(self, server: RemoteServer, work: WorkList, version: int) -> Piece | None:
         """The next piece; waits for one that comes back while others are still under way.
 
         None where there will be none for this server: all are done, or it was lost, or has weights to take.
@@ -281,7 +221,7 @@ class RemoteSampler:
                 work.changed.wait(1.0)
             return None
 
-    def _ask_piece(self, server: RemoteServer, work: _Pass, piece: _Piece) -> list[Answer]:
+    def _ask_piece(self, server: RemoteServer, work: WorkList, piece: Piece) -> list[Answer]:
         """A piece from a server, or a segment of it."""
         request, begun = work.requests[piece.request], piece.begun
         streams, drawn = [request.streams[s] for s in piece.samples], 0 if begun is None else begun.length
@@ -329,7 +269,7 @@ class RemoteSampler:
     def _leave_out(self, server: RemoteServer, error: BaseException) -> None:
         if server.lost:
             return
-        server.lost, server.version, server.tried = _reason(error), None, time.monotonic()
+        server.lost, server.version, server.tried = reason_of(error), None, time.monotonic()
         self.say(f"{server.url} is left out: {server.lost}")
 
     # Weights
@@ -366,7 +306,7 @@ class RemoteSampler:
                 try:
                     self._bring(server)
                 except FAILURES as error:
-                    server.lost, server.version = _reason(error), None
+                    server.lost, server.version = reason_of(error), None
                     if server.lost != was:
                         self.say(f"{server.url} is left out: {server.lost}")
                     continue
@@ -389,7 +329,7 @@ class RemoteSampler:
             server.dialect.load(patient, str(folder), self.version)
             wrong = self._wrong(server)
         except FAILURES as error:
-            wrong = _reason(error)
+            wrong = reason_of(error)
         if wrong and self.settings.restart:
             self.say(f"{server.url}: {wrong}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
@@ -455,11 +395,3 @@ class RemoteSampler:
                 if old != target:
                     shutil.rmtree(old, ignore_errors=True)
         return target.resolve()
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, HTTPError):
-        with error:
-            said = error.read(400).decode(errors="replace") if error.fp else ""
-        return f"HTTP {error.code} {error.reason} {' '.join(said.split())[:200]}".strip()
-    return str(error).strip() or type(error).__name__

@@ -12,7 +12,7 @@ from covey.errors import DataError
 from covey.objective.diagnostics import group_metrics, score_metrics
 from covey.rollout import Rollouts
 from covey.runs.atomic import write_file
-from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, pairs_of, sampled_groups, unfinished
+from covey.runs.harvest import ExampleRow, as_jsonl, kept_of, mostly_truncated, pairs_of, sampled_groups
 from covey.tasks.source import EXAMPLES
 from covey.training.run import Run
 from covey.types import Problem
@@ -47,7 +47,7 @@ def kept(run: Run) -> list[ExampleRow]:
     rows = KEEPS[config.method](run, problems)
     completions = config.train.steps * config.rollout.prompts_per_step * config.rollout.group_size
     if not rows:
-        why = unfinished(sampled_groups(folder)) or _why(config)
+        why = mostly_truncated(sampled_groups(folder)) or _why(config)
         raise DataError(
             f"{folder}: {completions} completions were sampled and none is kept: {why}. The stages before "
             "this one are kept"

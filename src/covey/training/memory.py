@@ -69,7 +69,7 @@ def in_megabytes(roles: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in roles.items() if size >= 5e5)
 
 
-def measured(run: Run) -> dict[str, int]:
+def memory_measured(run: Run) -> dict[str, int]:
     """Bytes that the run's tensors really take, by what they are for; of what comes and goes the most so far.
 
     ``activations`` is what a forward pass leaves for its backward pass, of the policy or of its critic.

@@ -48,11 +48,11 @@ from covey.runs.folder import latest_checkpoint, read_numbers
 from covey.runs.kept import forget_kept
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
+from covey.tasks.ordered_stages import MODELLESS, refuse_missing
 from covey.tasks.source import EXAMPLES
 from covey.training import collect, given, preference, reward_model, rl
 from covey.training.collect import KEEPS, kept
-from covey.training.memory import in_megabytes, measured
-from covey.training.order import MODELLESS, refuse_missing
+from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
@@ -353,14 +353,10 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
-    run.journal.say(f"memory, measured: {in_megabytes(measured(run))} MB")
+    run.journal.say(f"memory, measured: {in_megabytes(memory_measured(run))} MB")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
-    write_curve(
-        folder / "curve.svg",
-        title,
-        run.journal.folder.read("metrics.jsonl"),
-        run.journal.folder.read("evals.jsonl"),
-    )
+    streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
+    write_curve(folder / "curve.svg", title, *streams)
     forget_kept(folder)
     result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
     _conclude(run, result)
@@ -369,7 +365,6 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
     run.journal.say(f"{config.output.name}: {words}{told}")
     if verdict and verdict.word in ("did not learn", "got worse"):
         why = next((Finding.from_record(r) for r in run.journal.folder.read(STREAM)), None)
-        streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
         if why := why or likely(*streams, settings_of(run.loaded)):
             run.journal.say(f"likely why: {why}", "yellow")
     return result

@@ -39,13 +39,14 @@ from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
 from covey.sampling.local import LocalSampler
-from covey.sampling.remote import TOKEN, Asking, RemoteSampler
+from covey.sampling.remote import TOKEN, RemoteSampler
+from covey.sampling.servers import Asking
 from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
 from covey.trackers import check_tracker
-from covey.training.memory import measured, plan_memory
+from covey.training.memory import memory_measured, plan_memory
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.web import ask
@@ -163,7 +164,7 @@ def connect(run: Run) -> None:
         run.journal.say(what, "yellow")
         run.journal.event(run.state.step, "sampling server", because=what)
 
-    run.journal.clock.alive = partial(measured, run)
+    run.journal.clock.alive = partial(memory_measured, run)
     wanted = run.loaded.config.train.tokens_per_micro_batch
     for learner in (run.learner, run.critic):
         if learner is not None:

@@ -11,12 +11,11 @@ from covey.config.schema import Method
 from covey.errors import ConfigError, DataError
 from covey.tasks.examples import WANTED, Kind
 from covey.tasks.source import data_files
-from covey.training.collect import KEEPS
 
 STAGE = re.compile(rf"\d+-(?:{'|'.join(get_args(Method))})")
 MAKES: Mapping[str, Kind] = {"pairs": "pair", "rejection_sampling": "answer"}
 """What a stage that makes examples leaves; of `filter` it is what its corpus has."""
-MODELLESS = (*KEEPS, "filter")
+MODELLESS = (*MAKES, "filter")
 """Methods that make examples: the model they sample from goes on to the stage after them."""
 
 

@@ -1,0 +1,88 @@
+"""Requests to scored groups: each completion is judged as soon as it ends, while others are generated.
+
+Each of several processes samples and judges its share, and gets the groups of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from covey.processes import first, mine, shared, size
+from covey.prompts import Prompted
+from covey.rewards.scorer import GroupScoring, Scorer
+from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
+from covey.types import Group, Problem
+
+Progress = Callable[[int, int], None]
+"""Told (completions done, completions asked for); may raise to stop."""
+
+
+def score_all(
+    problems: Sequence[Prompted],
+    requests: Sequence[Request],
+    sampler: Sampler,
+    params: SamplingParams,
+    scorer: Scorer,
+    progress: Progress,
+) -> list[Group]:
+    """Sample all requests; judge each completion as soon as it ends, while others are generated.
+
+    Results are in the order of the requests, in whatever order completions end. Each of several processes
+    samples and judges its share, and gets the groups of the others.
+    """
+    numbers = share(len(requests), sampler)
+
+    def ours() -> dict[int, Group]:
+        asked, own = [problems[n] for n in numbers], [requests[n] for n in numbers]
+        whole = dict(score_each(asked, own, sampler, params, scorer, progress))
+        return {number: whole[place].result() for place, number in enumerate(numbers)}
+
+    return of_all(problems, ours)
+
+
+def share(count: int, sampler: Sampler) -> Sequence[int]:
+    """The numbers of so many requests that this process samples."""
+    everybody = size() == 1 or sampler.shares
+    return mine(count) if everybody else range(count if first() else 0)
+
+
+def of_all(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]) -> list[Group]:
+    """The groups of all problems, in their order; each of several processes makes some, by their numbers."""
+
+    def sent() -> Mapping[int, Group]:
+        made = ours()
+        return made if size() == 1 else {n: replace(g, problem=NO_PROBLEM) for n, g in made.items()}
+
+    found = {number: group for part in shared(sent) for number, group in part.items()}
+    return [replace(found[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
+
+
+NO_PROBLEM = Problem("", "")
+"""Stands for a group's problem on its way to other processes, which have it."""
+
+
+def score_each(
+    problems: Sequence[Prompted],
+    requests: Sequence[Request],
+    sampler: Sampler,
+    params: SamplingParams,
+    scorer: Scorer,
+    progress: Progress,
+) -> Iterator[tuple[int, GroupScoring]]:
+    """``score_all``, each group with its number as soon as its last completion has ended."""
+    sizes = [len(request.streams) for request in requests]
+    groups = [scorer.group(p.problem, p.tokens, n) for p, n in zip(problems, sizes, strict=True)]
+    return gathered(groups, sampler.sample(requests, params), progress)
+
+
+def gathered(
+    groups: Sequence[GroupScoring], drawn: Iterable[Sampled], progress: Progress
+) -> Iterator[tuple[int, GroupScoring]]:
+    """Completions into their groups as they end; each group with its number once it has all of them."""
+    total = sum(group.size for group in groups)
+    for done, (number, sample, completion) in enumerate(drawn, start=1):
+        progress(done, total)
+        groups[number].add(sample, completion)
+        if len(groups[number].completions) == groups[number].size:
+            yield number, groups[number]
