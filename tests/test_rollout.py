@@ -122,13 +122,18 @@ def test_the_cursor_counts_problems_that_replaced_others() -> None:
     assert len(set(taken[:12])) == min(len(taken), 12)
 
 
-def test_a_filter_does_not_see_what_could_not_be_judged() -> None:
+@pytest.mark.parametrize(
+    ("name", "paid"), [("informative", 0.0), ({"name": "pass_rate_band", "low": 0.2, "high": 0.8}, 1.0)]
+)
+def test_a_filter_does_not_see_what_could_not_be_judged(name: object, paid: float) -> None:
+    """All that was judged got the same; what was not is no other reward."""
+
     def judged(completion: str) -> float | None:
-        return None if completion == "unclear" else 0.0
+        return None if completion == "unclear" else paid
 
     answer = ScriptedSampler(lambda _, stream: "unclear" if stream % 2 else "wrong")
     config = Rollout(group_size=8, prompts_per_step=3, max_tokens=8, max_resampling_rounds=0)
-    rewards, algorithm = load_rewards([judged], None), build_algorithm("dapo")
+    rewards, algorithm = load_rewards([judged], None), build_algorithm({"name": "grpo", "filter": name})
     batch = first(Rollouts(prompted(3), answer, rewards, config, algorithm, 0))
     assert any(0 < g.scorable.sum() < 8 for g in batch.filtered)
     assert batch.groups == []

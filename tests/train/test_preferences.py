@@ -323,6 +323,8 @@ def test_every_method_trains_and_measures_held_out_pairs(tmp_path: Path, method:
     assert all(np.isfinite(m["loss"]) and m["optimizer/grad_norm"] > 0 for m in metrics)
     assert ["held_out/preference/accuracy" in m for m in metrics] == [False, True, False, True]
     assert (tmp_path / "run" / REFERENCE).exists() == (method not in ("orpo", "simpo"))
+    if method != "kto":  # what is chosen gains on what is rejected
+        assert metrics[-1]["preference/margin"] > metrics[0]["preference/margin"]
 
 
 @pytest.mark.parametrize("method", ["dpo", "kto", "simpo"])
