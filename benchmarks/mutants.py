@@ -60,7 +60,7 @@ NEAR = (
     ("rollout", ["tests/test_rollout.py", "tests/test_difficulty.py"]),
     ("evaluation", ["tests/test_evaluate.py"]),
     ("estimates", ["tests/test_evaluate.py"]),
-    ("tasks/difficulty", ["tests/test_difficulty.py"]),
+    ("tasks/difficulty", ["tests/test_difficulty.py", "tests/test_rollout.py"]),
     ("sampling", ["tests/sampling/test_draw.py", "tests/sampling/test_local.py"]),
     (
         "runs/folder",

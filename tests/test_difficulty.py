@@ -96,3 +96,13 @@ def test_rollouts_follow_the_frontier_and_adapt_group_sizes() -> None:
     others = [n for name, ns in sizes.items() if name != "p0" for n in ns[3:]]
     assert len(sizes["p0"]) > 25
     assert np.mean(sizes["p0"][3:]) > 2 * np.mean(others)
+
+
+def test_solved_in_a_row_is_not_solved_now_and_then() -> None:
+    difficulty = Difficulty(2)
+    for first, second in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.0)):
+        difficulty.update(0, first)
+        difficulty.update(1, second)
+    assert difficulty.retired(2).tolist() == [False, False]
+    difficulty.update(0, 1.0)
+    assert difficulty.retired(2).tolist() == [True, False]

@@ -59,7 +59,7 @@ def test_there_is_an_effect_for_every_setting_of_the_algorithm_and_for_no_other(
         ("beta", "algorithm.kl.coef (of kl"),
         ("epsilon", "algorithm.surrogate.clip_low (of clip"),
         ("num_generations", "rollout.group_size ("),
-        ("use_vllm", "write rollout.sampler, the addresses of servers"),
+        ("use_vllm", "write rollout.sampler.url, the addresses of servers"),
         ("num_train_epochs", "write train.steps"),
         ("kl", "algorithm.kl ("),
         ("clip_high", "algorithm.surrogate.clip_high (of clip"),

@@ -41,7 +41,7 @@ def test_what_to_write_instead_are_settings() -> None:
     settings = set(key_paths())
     assert set(trl.SAME.values()) <= settings
     for name, remedy in trl.INSTEAD.items():
-        keys = re.findall(r"(?:train|rollout|eval|data)\.\w+", remedy)
+        keys = re.findall(r"(?:train|rollout|eval|data)(?:\.\w+)+", remedy)
         assert set(keys) <= settings, name
 
 

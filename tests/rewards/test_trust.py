@@ -36,9 +36,13 @@ def test_nothing_is_evaluated_but_in_the_confined_child() -> None:
     assert found == ALLOWED
 
 
+OWN_PROCESSES = {"processes.py"}
+"""What the ranks of one run tell each other, which torch pickles: nobody else can speak there."""
+
+
 def test_algebra_is_imported_by_children_only_and_nothing_is_unpickled() -> None:
     for name, tree in sources().items():
         modules = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
         modules |= {(n.module or "").split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-        assert not modules & UNPICKLING, name
+        assert not modules & UNPICKLING or name in OWN_PROCESSES, name
         assert name in CHILDREN or not modules & IN_CHILDREN_ONLY, name

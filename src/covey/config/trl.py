@@ -129,8 +129,8 @@ INSTEAD: Mapping[str, str] = {
     "dataset_train_split": "write data.train, a file",
     "dataset_test_split": "write data.test, a file",
     "reward_model_name_or_path": "write it in rewards: see docs/rewards.md",
-    "use_vllm": "write rollout.sampler, the addresses of servers: {url: [http://127.0.0.1:8000]}",
-    "vllm_server_base_url": "write rollout.sampler, as {url: [http://127.0.0.1:8000]}",
+    "use_vllm": "write rollout.sampler.url, the addresses of servers: [http://127.0.0.1:8000]",
+    "vllm_server_base_url": "write rollout.sampler.url, as [http://127.0.0.1:8000]",
     "resume_from_checkpoint": "give the same command again, or `covey resume RUN`",
     "max_prompt_length": "leave it out; data.long_prompts says what happens to prompts that do not fit",
     "log_completions": "leave it out; every completion is kept in the run's rollouts/",
@@ -138,7 +138,7 @@ INSTEAD: Mapping[str, str] = {
 }
 """Names of something covey has in another form: what to write."""
 
-_NO_VLLM = "completions are sampled by covey itself, or on the servers that rollout.sampler names"
+_NO_VLLM = "completions are sampled by covey itself, or on the servers that rollout.sampler.url names"
 ALWAYS = "metrics, completions and curves are always written to the run's folder"
 _ONE_PROCESS = "a run is one process on one device"
 _DATA_FLOW = "data is read whole and shuffled by the seed; there is no loader"

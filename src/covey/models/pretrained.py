@@ -30,10 +30,11 @@ WEIGHTS = re.compile(r"[^/\\]+\.safetensors(\.index\.json)?")
 
 LARGEST: dict[str, int] = {"num_hidden_layers": 2048, "hidden_size": 1 << 18, "vocab_size": 1 << 24}
 """Larger models are a mistake in config.json, or an attack; even their skeleton takes for ever."""
+WRITES = "ForCausalLM"
 HEADS = {
     "ForSequenceClassification": "a head that judges whole answers",
     "ForTokenClassification": "a head that judges steps",
-    "ForCausalLM": "it writes and judges nothing",
+    WRITES: "it writes and judges nothing",
 }
 """The end of a class's name -> what its models do."""
 LEAST_BYTES = 1 / 4
@@ -196,14 +197,24 @@ def _check_intact(folder: Path) -> None:
 
 
 def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
-    """Raise ConfigError if a reward model is asked for and the config names a model with another head."""
+    """Raise ConfigError if one judges where the other writes, or steps where the other judges answers.
+
+    Some language models have names of their own (GPT2LMHeadModel); those that judge all end alike.
+    """
     wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
-    if wanted in HEADS and named and not any(name.endswith(wanted) for name in named):
-        has = next((HEADS[end] for end in HEADS if named[0].endswith(end)), "another head")
+    ends = [next((end for end in HEADS if name.endswith(end)), WRITES) for name in named]
+    if wanted in HEADS and named and wanted not in ends:
+        remedy = (
+            ""
+            if wanted == WRITES
+            else (
+                ". `method: reward_model` trains one: of pairs or judged answers for whole answers, of labelled "
+                "steps for steps"
+            )
+        )
         raise ConfigError(
-            f"model: {source} is a {named[0]} ({has}); {HEADS[wanted]} is needed here, a model {wanted}. "
-            "`method: reward_model` trains one: of pairs or judged answers for whole answers, of labelled "
-            "steps for steps"
+            f"model: {source} is a {named[0]} ({HEADS[ends[0]]}); {HEADS[wanted]} is needed here, a model "
+            f"{wanted}{remedy}"
         )
 
 

@@ -136,7 +136,8 @@ def first_words(function: Callable[..., object]) -> str:
 def formula_of(function: Callable[..., object]) -> str:
     """The right-hand side of a docstring's `A_i = ...`, where it is one of plain numbers; else empty."""
     found = re.match(r"A_i = (.+?)(?: = |, undivided|, 0 where|: |\. )", first_words(function))
-    return "" if found is None or "_k" in found[1] else found[1]
+    other = found is None or any(symbol in found[1] for symbol in ("_k", "s_i"))
+    return "" if found is None or other else found[1]
 
 
 def _numbers(formula: str, data: GroupData, i: int, settings: Mapping[str, float]) -> dict[str, float]:
@@ -242,6 +243,8 @@ def gate_tool(
     for rule in AXIS["surrogate"]:
         chosen = {"clip_low": clip_low, "clip_high": clip_high}
         surrogate = bind(rule, **{k: v for k, v in chosen.items() if k in setting_defaults(rule)})
+        if "group" in surrogate.needs:  # one of all completions of a group has no push of a token alone
+            continue
         algorithm = Algorithm(bind(AXIS["advantage"][1]), surrogate=surrogate)
         gains = -policy_values(algorithm, _with_ratio(algorithm, inputs))[:, 0]
         pushes = gradient_coefficient(algorithm, inputs)[:, 0]
