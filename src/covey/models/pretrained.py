@@ -204,17 +204,13 @@ def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
     wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
     ends = [next((end for end in HEADS if name.endswith(end)), WRITES) for name in named]
     if wanted in HEADS and named and wanted not in ends:
-        remedy = (
-            ""
-            if wanted == WRITES
-            else (
-                ". `method: reward_model` trains one: of pairs or judged answers for whole answers, of labelled "
-                "steps for steps"
-            )
+        how = (
+            ". `method: reward_model` trains one: of pairs or judged answers for whole answers, of labelled "
+            "steps for steps"
         )
         raise ConfigError(
             f"model: {source} is a {named[0]} ({HEADS[ends[0]]}); {HEADS[wanted]} is needed here, a model "
-            f"{wanted}{remedy}"
+            f"{wanted}{'' if wanted == WRITES else how}"
         )
 
 
