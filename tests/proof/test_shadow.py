@@ -24,7 +24,8 @@ def agree(case: Case, output: Path, model: Model) -> None:
         assert step.kl_coef < 1e-6
     assert any(m["optimizer/grad_norm"] > 0 for m in metrics_of(output))
     assert last.weights is not None
-    assert last.weights < case.lr * (0.2 if exact else 20)
+    # The largest of all: Adam moves a weight whose gradient is mere rounding by a share of the rate.
+    assert last.weights < case.lr * (0.5 if exact else 20)
     assert last.course is not None
     assert last.course < (3e-3 if exact else 0.3)
 
