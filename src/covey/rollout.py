@@ -373,12 +373,12 @@ class Rollouts:
     def _finished(self, begun: Begun, scorer: Scorer) -> Group:
         """The group with all its scores; what they took is counted in ``scorer``."""
         group, noise = begun.scoring.result(), self.rewards.noise
+        baseline = None if begun.greedy is None else self._finished(begun.greedy, begun.scoring.scorer)
         if begun.scoring.scorer is not scorer:
             scorer.include(begun.scoring.scorer.stats)
         if noise:
             group = with_label_noise(group, self.rewards.rewards, noise, begun.request.streams)
-        if begun.greedy is not None:
-            baseline = self._finished(begun.greedy, scorer)
+        if baseline is not None:
             group = replace(group, greedy_reward=float(baseline.rewards[0]))
         return credited(group, self.algorithm.credit)
 
