@@ -269,8 +269,8 @@ def test_settings_of_stages_that_nothing_would_read(settings: dict[str, Any], sa
 
 
 def test_a_filter_for_a_reward_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"keep.least: no reward is called 'languag'; there are: varied"):
-        start(tmp_path / "run", method="rejection_sampling", keep={"least": {"languag": 1}}, algorithm="grpo")
+    with pytest.raises(ConfigError, match=r"keep.least: no reward is called 'tongue'; there are: varied"):
+        start(tmp_path / "run", method="rejection_sampling", keep={"least": {"tongue": 1}}, algorithm="grpo")
 
 
 @pytest.mark.parametrize("name", ["r1_zero", "r1", "sft_dpo_rl", "iterative_grpo"])

@@ -230,8 +230,8 @@ NAMES = frozenset({*SAME, *LOSS, *INSTEAD, *_ABSENT})
 def told(name: str) -> str:
     """What to do about a name of TRL's where it is no setting of covey's; '' of other names.
 
-    >>> told("use_vllm")[:21], told("lr")
-    ("TRL's use_vllm is not", '')
+    >>> told("use_vllm")[:18], told("lr")
+    ("for TRL's use_vllm", '')
     """
     if name in LOSS:
         return f"TRL's {name} belongs at the top of a config, in place of algorithm"
