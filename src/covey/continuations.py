@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from covey.objective.credit import Segments
 from covey.prompts import Prompted
 from covey.rewards.contract import token_ends
 from covey.rewards.steps import split, token_spans
@@ -109,7 +110,9 @@ def _segments(values: Mapping[int, float]) -> StepRewards:
     return StepRewards([values[end] for end in ends], ends)
 
 
-def cut_places(completion: Completion, split_by: str, most: int, limit: int, decode: Decode) -> list[int]:
+def cut_places(
+    completion: Completion, split_by: Segments, most: int, limit: int, decode: Decode
+) -> list[int]:
     """The last tokens of a completion's segments, its own last token excepted; at most ``most`` segments."""
     length = len(completion.tokens)
     if split_by == "tokens":
@@ -118,7 +121,7 @@ def cut_places(completion: Completion, split_by: str, most: int, limit: int, dec
     if split_by == "unlikely":
         rare = np.argsort(completion.logprobs[1:], kind="stable")[: most - 1]
         return sorted(int(place) for place in rare)  # the token after the cut is the rare one
-    spans = split(completion.text, split_by)  # type: ignore[arg-type]
+    spans = split(completion.text, split_by)
     ends = token_ends(completion.tokens.tolist(), decode)
     places = sorted({b - 1 for a, b in token_spans(spans, ends) if b > a and b < length})
     if len(places) < most:

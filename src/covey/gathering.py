@@ -16,6 +16,8 @@ from covey.types import Group, Problem
 
 Progress = Callable[[int, int], None]
 """Told (completions done, completions asked for); may raise to stop."""
+NO_PROBLEM = Problem("", "")
+"""Stands for a group's problem on its way to other processes, which have it."""
 
 
 def score_all(
@@ -56,10 +58,6 @@ def of_all(problems: Sequence[Prompted], ours: Callable[[], Mapping[int, Group]]
 
     found = {number: group for part in shared(sent) for number, group in part.items()}
     return [replace(found[n], problem=p.problem, prompt=p.tokens) for n, p in enumerate(problems)]
-
-
-NO_PROBLEM = Problem("", "")
-"""Stands for a group's problem on its way to other processes, which have it."""
 
 
 def score_each(

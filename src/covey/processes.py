@@ -178,7 +178,7 @@ def shared(work: Callable[[], T]) -> list[T]:
     outcomes = gather(outcome)
     errors = [error for _, error in outcomes if error is not None]
     if errors:
-        errors[0].joint = True  # type: ignore[attr-defined]
+        errors[0].joint = True  # type: ignore[attr-defined]  # any error, not only ours
         raise errors[0]
     return [cast("T", value) for value, _ in outcomes]
 

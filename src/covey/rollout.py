@@ -20,7 +20,7 @@ from covey.config.schema import Rollout
 from covey.continuations import Cut, with_segments
 from covey.errors import DataError
 from covey.gathering import Progress, gathered, of_all, score_all, share
-from covey.objective.advantages import running_means
+from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
 from covey.objective.credit import segment_difference
@@ -220,8 +220,7 @@ class Rollouts:
         chosen: list[tuple[int, int]] = []
         passed = 0
         while len(chosen) < wanted:
-            epoch, place = divmod(cursor + used + passed, len(self.problems))
-            index = int(self._order(epoch)[place])
+            [(index, epoch)] = self._in_order([cursor + used + passed])
             chosen += [] if retired[index] else [(index, epoch)]
             passed += 1
         return chosen, passed
@@ -232,8 +231,8 @@ class Rollouts:
         """Groups with the running mean before each completion, where the estimator's baseline it is."""
         if "running_mean" not in self.algorithm.needs:
             return groups, means
-        settings = self.algorithm.advantage.all_settings
-        decay, by = settings.get("decay", 0.95), settings.get("by")
+        settings = {**setting_defaults(running_baseline), **self.algorithm.advantage.all_settings}
+        decay, by = settings["decay"], settings["by"]
         now, found = dict(means), []
         for group in groups:
             if by is not None and by not in group.problem.columns:

@@ -101,4 +101,5 @@ def _completion(record: Mapping[str, str]) -> Completion:
     mask = SamplingMask(arrays["ids"], arrays["ends"]) if "ids" in arrays else None
     finish: Literal["stop", "length"] = "stop" if record["finish"] == "stop" else "length"
     tokens, logprobs, versions = (arrays[n].copy() for n in ("tokens", "logprobs", "versions"))
-    return Completion(tokens, logprobs, record["text"], finish, int(versions[0]), mask, versions=versions)
+    version = int(versions[0]) if len(versions) else 0
+    return Completion(tokens, logprobs, record["text"], finish, version, mask, versions=versions)

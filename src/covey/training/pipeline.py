@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -112,7 +113,7 @@ def run_pipeline(
     for number, stage in enumerate(stages, start=1):
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
-        done = by_first(lambda: _finished(placed, console))  # noqa: B023 - called at once
+        done = by_first(partial(_finished, placed, console))
         if done is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
