@@ -166,6 +166,8 @@ def _rewards(functions: object, weights: object) -> list[object]:
     every = list(functions) if isinstance(functions, list | tuple) else [functions]
     found: list[object] = []
     given = list(weights) if isinstance(weights, Sequence) else [1.0] * len(every)
+    if len(given) != len(every):
+        raise ConfigError(f"GRPOConfig: reward_weights={given} are not one for each of {len(every)} rewards")
     for number, (function, weight) in enumerate(zip(every, given, strict=True)):
         if isinstance(function, str):
             found.append({"reward_model": {"model": function, "weight": weight}})

@@ -141,9 +141,16 @@ def read_environment(output: Path) -> dict[str, Any] | None:
 
 def read_verdict(stage: Path) -> str:
     """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
-    path = stage / "result.json"
-    if not path.exists():
-        return ""
-    record = read_record(path, dict[str, Any], "Put it back, or remove it")
-    verdict = record.get("verdict")
+    verdict = _end(stage).get("verdict")
     return str(verdict.get("sentence", "")) if isinstance(verdict, Mapping) else ""
+
+
+def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds a run has taken: in all where it has ended, else until the last of its ``timings``."""
+    so_far = timings[-1].get("elapsed", 0.0) if timings else 0.0
+    return float(_end(stage).get("seconds", so_far))
+
+
+def _end(stage: Path) -> dict[str, Any]:
+    path = stage / "result.json"
+    return read_record(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}
