@@ -87,7 +87,7 @@ ORDERS: Mapping[str, tuple[Row, str]] = {
         rollout(**FRONTIER, prepass=PREPASS),
         f"the same, `rollout.prepass: {PREPASS}`",
     ),
-    "adapt": (rollout(adapt_group_size=True, prepass=PREPASS), "`rollout.adapt_group_size`, and the pre-pass"),
+    "adapt": (rollout(adapt_group_size=True, prepass=PREPASS), "`rollout.adapt_group_size`, same pre-pass"),
     "dynamic_sampling": (
         {**algorithm("grpo", filter="mixed"), "train": {**GRPO["train"], "steps": 25}},
         "`algorithm.filter: mixed`",
@@ -153,18 +153,23 @@ def write_problems() -> None:
         (FOLDER / f"{name}.jsonl").write_text("".join(lines))
 
 
-def run(name: str, seed: int) -> Curve:
-    """A run from the seed's cold start, unless that has been done; its learning curve."""
-    folder, cold = FOLDER / f"{name}-{seed}", cold_start(FOLDER, LONGEST, seed, share=0.3)
+def config_of(name: str, seed: int, cold: Path) -> dict[str, Any]:
+    """An arm from a cold start."""
     files = {"train": part_name(LEVELS), "test": str(FOLDER / "test.jsonl")}
-    own = {"model": str(cold), "output": str(folder), "data": files}
+    own = {"model": str(cold), "output": str(FOLDER / f"{name}-{seed}"), "data": files}
     settings = merged(merged(settings_of(LONGEST, seed), merged(GRPO, {**ORDERS, **CREDIT}[name][0])), own)
     settings["rollout"]["max_tokens"], settings["train"]["save_every"] = LONGEST, 10_000
+    return settings
+
+
+def run(name: str, seed: int) -> Curve:
+    """An arm from the seed's cold start, unless that has been done; its learning curve."""
+    settings = config_of(name, seed, cold_start(FOLDER, LONGEST, seed, share=0.3))
+    folder, sampling = Path(settings["output"]), settings["rollout"]
     ended = [folder / "result.json", folder / f"{len(settings.get('stages', ()))}-rl" / "result.json"]
     if not any(file.exists() for file in ended):
         quiet(covey.train, **settings)
-    before = settings["rollout"].get("prepass", 0) * TRAINED * len(LEVELS)
-    return curve(folder, settings["rollout"]["group_size"], before)
+    return curve(folder, sampling["group_size"], sampling.get("prepass", 0) * TRAINED * len(LEVELS))
 
 
 def curve(folder: Path, group: int, before: float) -> Curve:
@@ -258,20 +263,18 @@ def report(found: Mapping[str, Sequence[Curve]], seeds: int) -> str:
     about = (
         f"{seeds} seeds; a Qwen3 of width 64 with 2 layers, cold-started on all levels; {STEPS} steps of "
         f"{COMPLETIONS // STEPS} completions without a KL, lr {GRPO['train']['lr']:g}, two updates a batch; "
-        f"{TRAINED} problems of each level to train on, {TEST} held out, two samples of each. Intervals are of "
+        f"{TRAINED} problems of each level to train on, {TEST} held out, two samples each. Intervals are of "
         "95 % over seeds and problems, differences paired by both. Steps to the bar are of each seed, by "
         f"evaluations every {EVERY} steps, until the budget ends."
     )
     orders = table(ORDERS, found, "completions", {"ppo_frontier": "ppo", "ppo": "ppo"})
     by_token = table(CREDIT, found, "tokens", {"optimal_token_baseline": "dr_grpo"})
-    return "\n".join(
-        [
-            "# What a curriculum is worth, and credit by token", "", machine, "", about, "",
-            "## Orders, at equal completions", "", orders, "",
-            "## Credit by token, at equal generated tokens", "", by_token, "",
-            "![Held-out accuracy over generated tokens](curriculum.svg)", "",
-        ]
-    )  # fmt: skip
+    return (
+        f"# What a curriculum is worth, and credit by token\n\n{machine}\n\n{about}\n\n"
+        f"## Orders, at equal completions\n\n{orders}\n\n"
+        f"## Credit by token, at equal generated tokens\n\n{by_token}\n\n"
+        "![Held-out accuracy over generated tokens](curriculum.svg)\n"
+    )
 
 
 def main() -> None:

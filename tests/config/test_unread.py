@@ -102,8 +102,10 @@ def test_it_is_said_where_it_was_set_and_once(tmp_path: Path) -> None:
     )
     notes = load_config(tmp_path / "run.yaml", ["--stages.1.train.inner_epochs", "2"]).notes
     assert [n.replace(f"{tmp_path}/", "") for n in notes] == [
-        "stage 1-sft: method sft does not read algorithm, train.inner_epochs (run.yaml:5): these change "
-        "nothing",
+        (
+            "stage 1-sft: method sft does not read algorithm, train.inner_epochs (run.yaml:5): these change "
+            "nothing"
+        ),
         "stage 2-rl: method rl does not read train.batch_size (run.yaml:6): this changes nothing",
         "no stage reads keep.margin (run.yaml:3): this changes nothing",
     ]
