@@ -51,6 +51,7 @@ def load_recorded(
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, here)
+    loaded.notes.clear()  # they were told when the run began
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
         loaded = replace(loaded, config=_of_stage(loaded.config, folder))
     if here != origin:
