@@ -55,7 +55,7 @@ class Expected(NamedTuple):
         return self.cuts * self.each * self.length
 
 
-def settings_of(algorithm: Algorithm) -> dict[str, Any] | None:
+def cutting_of(algorithm: Algorithm) -> dict[str, Any] | None:
     """How an estimator by segments has completions cut; None for any other."""
     if "segments" not in algorithm.needs:
         return None
@@ -67,7 +67,7 @@ def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
 
     Where text decides, as many cuts as there may be, spread over the completion.
     """
-    settings = settings_of(algorithm)
+    settings = cutting_of(algorithm)
     if settings is None or length <= 1:
         return Expected()
     most, each = settings["most"], settings["continuations"]

@@ -15,7 +15,7 @@ from covey.batching import with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
-from covey.continuations import Cut, settings_of, with_segments
+from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import ConfigError, Stopped
 from covey.gathering import Progress, score_all, score_each
 from covey.insight.preview import Measured, Preview
@@ -158,7 +158,7 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
 
 def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
     """A step's groups with values of their segments, if the algorithm asks for them, and what that took."""
-    config, settings = parts.stage.config, settings_of(parts.stage.algorithm)
+    config, settings = parts.stage.config, cutting_of(parts.stage.algorithm)
     if settings is None:
         return groups, found
 

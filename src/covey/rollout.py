@@ -17,7 +17,7 @@ import torch
 
 from covey.ahead import Ahead, Keeps, kept_or_sampled
 from covey.config.schema import Rollout
-from covey.continuations import Cut, settings_of, with_segments
+from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import DataError
 from covey.gathering import Progress, gathered, of_all, score_all, share
 from covey.objective.advantages import running_baseline, running_means
@@ -174,7 +174,7 @@ class Rollouts:
                 until = tickets.stop + self._certain(step) * wanted
                 begin = partial(self._taken, ahead, tickets, until, progress)
             groups = self._of_all([self.problems[index] for index, _ in chosen], begin, scorer)
-            if (cutting := settings_of(self.algorithm)) is not None:
+            if (cutting := cutting_of(self.algorithm)) is not None:
                 groups = self._with_segments(step, chosen, groups, cutting, scorer, progress)
             used, refills = used + passed, refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
