@@ -287,3 +287,45 @@ def test_what_one_process_would_decide_all_decide(
     assert run.returncode in code, run.stderr
     assert words in run.stdout + run.stderr
     assert run.stderr.count("error:") <= 1, "one process speaks"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("changes", "options", "code", "words"),
+    [
+        ({}, ("--inject", "grad.nan@2-9"), 6, "not finite"),
+        (
+            {
+                "data": {"task": "last_digit", "train_size": 64, "test_size": 300},
+                "train": {"steps": 1, "lr": 1e-12},
+                "eval": {"problems": 300, "samples": 1},
+            },
+            (),
+            1,
+            "did not learn",
+        ),
+    ],
+)
+def test_torchrun_does_not_train_again_what_has_ended(
+    tmp_path: Path, changes: dict[str, Any], options: tuple[str, ...], code: int, words: str
+) -> None:
+    """It starts all processes again after any exit code but 0; they leave the run as it is."""
+    path = config(tmp_path, **changes)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    again = (
+        "--max-restarts=2",
+        "-m",
+        "covey",
+        "train",
+        str(path),
+        "--output",
+        str(tmp_path / "run"),
+        *options,
+    )
+    run = subprocess.run([*torchrun, *again], env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
+    said = run.stdout + run.stderr
+    assert f"(exitcode: {code})" in said, said
+    assert said.count("torchrun has started the run again, which had ended") == 2
+    assert said.count("it stays as it is") == 2
+    assert said.count(words) == 1, "trained once"
