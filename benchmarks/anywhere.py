@@ -36,8 +36,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.cluster.two_nodes import TwoNodes
 
 RESULTS = Path(__file__).parent / "results" / "anywhere.md"
-EVERY = 20
-"""Steps between checkpoints, which are all kept and compared."""
+EVERY, COMPARED = 10, 20
+"""Steps between checkpoints, which are all kept; and steps after which weights are compared."""
 TIED_OUTPUT = """\
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -64,7 +64,12 @@ def served(folder: Path, stack: ExitStack, _: Path) -> list[str]:
         url, command, log = covey_server(folder / "run/1-sft/final", sync, folder / f"server-{n}.log")
         stack.enter_context(process(command, url, log))
         urls.append(url)
-    return ["--rollout.sampler.url", json.dumps(urls), "--rollout.sampler.folder", str(sync)]
+    return [
+        "--stages.2.rollout.sampler.url",
+        json.dumps(urls),
+        "--stages.2.rollout.sampler.folder",
+        str(sync),
+    ]
 
 
 def by_vllm(folder: Path, stack: ExitStack, vllm: Path) -> list[str]:
@@ -75,8 +80,13 @@ def by_vllm(folder: Path, stack: ExitStack, vllm: Path) -> list[str]:
     stack.enter_context(process(extended, url, log, **VLLM, PYTHONPATH=str(folder)))
     told = """-H 'content-type: application/json' -d '{"method": "pack"}'"""
     pack = f'curl -fsS "$COVEY_URL/collective_rpc" {told}'
-    servers = ["--rollout.sampler.url", url, "--rollout.sampler.folder", str(folder / "sync")]
-    return [*servers, "--rollout.sampler.restart", pack]
+    servers = [
+        "--stages.2.rollout.sampler.url",
+        url,
+        "--stages.2.rollout.sampler.folder",
+        str(folder / "sync"),
+    ]
+    return [*servers, "--stages.2.rollout.sampler.restart", pack]
 
 
 def on_ray(folder: Path, stack: ExitStack, _: Path) -> list[str]:
@@ -100,9 +110,9 @@ WAYS = {
     "2": Way("2 processes", TWO),
     "servers": Way("1 process, 2 `covey serve`", (), served),
     "both": Way("2 processes, 2 `covey serve`", TWO, served),
-    "ray": Way("Ray, 2 machines: 1 process, 2 samplers", ("--launch.samplers", "2"), on_ray),
+    "ray": Way("Ray, 2 machines: 1 process, 2 samplers", ("--stages.2.launch.samplers", "2"), on_ray),
     "vllm": Way("1 process, a vLLM server", (), by_vllm),
-    "ahead": Way("1 process, `rollout.staleness: 1`", ("--rollout.staleness", "1")),
+    "ahead": Way("1 process, `rollout.staleness: 1`", ("--stages.2.rollout.staleness", "1")),
 }
 
 
@@ -187,7 +197,7 @@ def row(way: str, folder: Path) -> str:
     low, high = after["greedy/low"], after["greedy/high"]
     apart = [
         largest_difference(*(of / f"checkpoints/step_{step:06d}/model.safetensors" for of in (stage, base)))
-        for step in (EVERY, last)
+        for step in (COMPARED, last)
     ]
     seconds = sum(map(float, (folder / way / "seconds").read_text().split()))
     cells = (
@@ -209,7 +219,7 @@ COLUMNS = (
     "greedy, held out",
     "sampled",
     "bar",
-    "weights after 20 steps",
+    f"weights after {COMPARED} steps",
     "in the end",
     "first other completion",
     "seconds",

@@ -50,6 +50,8 @@ PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
 """Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
+FINEST, AGAIN = 1e-5, 10
+"""Of a server whose rounding is known: nats that are always allowed, and how often its rounding is."""
 
 
 class RemoteSampler:
@@ -346,7 +348,7 @@ class RemoteSampler:
         bound = FLOAT32 if self.policy.model.dtype == torch.float32 else BFLOAT16
         if self.settings.tolerance is not None:
             return self.settings.tolerance
-        return bound if server.spread is None else min(bound, max(FLOAT32, 10 * server.spread))
+        return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _wrong(self, server: RemoteServer) -> str:
         """What is wrong with a server's log-probs; empty: nothing."""
