@@ -181,10 +181,15 @@ def first_other_completion(one: Path, other: Path) -> str:
     return "never"
 
 
+def steps_of(stage: Path) -> int:
+    """How many it has made."""
+    return int(json.loads((stage / "result.json").read_text())["steps"])
+
+
 def row(way: str, folder: Path) -> str:
     """A line of the table."""
     stage, base = folder / way / "run/2-rl", folder / "1/run/2-rl"
-    last = json.loads((stage / "result.json").read_text())["steps"]
+    last = steps_of(stage)
     evals = [json.loads(line) for line in (stage / "evals.jsonl").read_text().splitlines()]
     before, after = evals[0], evals[-1]
     reached = good(
@@ -205,7 +210,7 @@ def row(way: str, folder: Path) -> str:
         f"{last}",
         f"{before['greedy']:.1%} -> {after['greedy']:.1%} ({low:.1%} to {high:.1%})",
         f"{before['pass@1']:.1%} -> {after['pass@1']:.1%}",
-        "reached" if reached else "missed",
+        "reached" if reached else "missed" if last == steps_of(base) else "cut short",
         *(f"{a:.1g}" for a in apart),
         first_other_completion(stage, base),
         f"{seconds:.0f}",

@@ -139,6 +139,16 @@ def test_a_server_restarted_between_its_proof_and_a_request_is_found(policy: Pol
         assert "started anew" in made.said[0]
 
 
+def test_who_has_nothing_to_ask_leaves_servers_and_weights_alone(policy: Policy, tmp_path: Path) -> None:
+    """Of several processes that train together the first asks for all of them."""
+    with running(Stub(copied(policy))) as stub:
+        made = sampler(policy, [stub], tmp_path)
+        made.sync(Version(1))
+        assert list(made.sample([], PARAMS)) == []
+        assert stub.asked == []
+    assert not (tmp_path / "sync").exists()
+
+
 def test_wrong_weights_from_the_beginning_are_replaced(policy: Policy, tmp_path: Path) -> None:
     other = copied(policy)
     moved(other)

@@ -22,11 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.fakes import group
+from tests.serving.test_serve import serving
 from tests.train.test_runs import fingerprint, metrics_of, start
 
 from covey.batching import collate, micro_batches
+from covey.config.load import load_config
 from covey.errors import OutOfRoom, PeersLost
 from covey.launcher import _code_of, has_died
+from covey.models.load import load_policy
 from covey.models.sharded import own, take, whole
 from covey.processes import _portable, gather, interleaved, together
 from covey.rewards.scorer import ScoringStats
@@ -259,6 +262,23 @@ def test_the_number_of_processes_may_change_at_any_resume(tmp_path: Path) -> Non
     assert all(np.isclose(a["loss"], b["loss"], atol=1e-5) for a, b in zip(first, second, strict=True))
     one, other = (load_file(tmp_path / n / "final" / "model.safetensors") for n in ("two", "changing"))
     assert max(float((w - other[n]).abs().max()) for n, w in one.items()) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_sample_on_a_server(tmp_path: Path) -> None:
+    """The first asks for both of them, and gives the server its weights alone."""
+    path, alone, served = config(tmp_path), tmp_path / "alone", tmp_path / "served"
+    run = covey("train", str(path), "--output", str(alone))
+    assert run.communicate(timeout=300) and run.returncode in (0, 1)
+    with serving(load_policy(load_config(values={"model": str(alone / "final")})), tmp_path / "sync") as url:
+        there = ("--rollout.sampler.url", url, "--rollout.sampler.folder", str(tmp_path / "sync"))
+        run = covey("train", str(path), "--output", str(served), "--launch.processes", "2", *there)
+        said = run.communicate(timeout=400)[1]
+    assert run.returncode in (0, 1), said
+    one, other = (load_file(n / "final" / "model.safetensors") for n in (alone, served))
+    assert max(float((w - other[n]).abs().max()) for n, w in one.items()) < 1e-6
+    assert "is left out" not in (served / "events.jsonl").read_text()
 
 
 @pytest.mark.slow

@@ -109,6 +109,8 @@ class RemoteSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as their groups end. Raises SamplersLost when nobody is left to ask."""
+        if not requests:  # of several processes the first asks for all, and alone gives servers weights
+            return
         self._bring_up()
         if params.truncates and not all(s.dialect.streams for s in self._present() if s.dialect):
             raise ConfigError(
