@@ -94,11 +94,16 @@ class RemoteSampler:
 
     @property
     def bit_exact(self) -> bool:
-        """Whether every server showed the policy's own bits when they were first asked; then all must."""
+        """Whether every server showed the policy's own bits when they were first asked; then all must.
+
+        All processes ask this at once: only the first knows.
+        """
+        return by_first(self._first_exact) and not self.lags
+
+    def _first_exact(self) -> bool:
         if self._exact is None:
-            by_first(self._bring_up)
-            self._exact = by_first(lambda: self._exact)
-        return bool(self._exact) and not self.lags
+            self._bring_up()
+        return bool(self._exact)
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on; they travel when a server is next asked for something."""
