@@ -87,7 +87,7 @@ class Evaluation:
         """The evaluation that ``record`` wrote. Raises CheckpointError for a damaged one."""
         try:
             outcome = record["outcome"]
-            return cls(
+            found = cls(
                 greedy=np.array(outcome["greedy"], dtype=bool),
                 correct=np.array(outcome["correct"], dtype=np.int64),
                 majority=np.array(outcome["majority"], dtype=bool),
@@ -95,11 +95,17 @@ class Evaluation:
                 samples=int(record["samples"]),
                 verdict=str(record["verdict"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            per_problem = (found.greedy, found.correct, found.majority, found.reward)
+            if any(a.shape != (len(found.greedy),) for a in per_problem):
+                raise ValueError("it has not one outcome a problem")
+            if not ((found.correct >= 0) & (found.correct <= found.samples)).all() or found.samples < 1:
+                raise ValueError(f"not 0 to {found.samples} correct samples")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). "
                 "Put the file back, or remove its line"
             ) from None
+        return found
 
 
 def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:

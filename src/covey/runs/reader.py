@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded, load_config, moved
-from covey.config.schema import Config
+from covey.config.schema import Config, Section
 from covey.config.sources import read_yaml
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
@@ -115,7 +115,7 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
     except ConfigError as error:
         recorded, why = {}, str(error)
     else:
-        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded))
+        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _lacking(recorded)
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
@@ -123,6 +123,15 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
             "continue without a comparison"
         )
     return recorded
+
+
+def _lacking(recorded: Mapping[str, Any]) -> list[str]:
+    """Settings of the sections that every run has, without which a record is damaged."""
+    always = [s for s, field in Config.model_fields.items() if isinstance(field.default, Section)]
+    known = ((s, name) for s in always for name in type(Config.model_fields[s].default).model_fields)
+    return sorted(
+        f"{s}.{name}" for s, name in known if not isinstance(recorded[s], Mapping) or name not in recorded[s]
+    )
 
 
 def read_environment(output: Path) -> dict[str, Any] | None:
