@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -185,11 +185,20 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -
     return Estimate(mean, float(low), float(high), share=False)
 
 
+def shared(before: Evaluation, after: Evaluation) -> tuple[Evaluation, Evaluation]:
+    """Both on the problems that both have measured: the first ones, if a resume has changed eval.problems."""
+    both = slice(min(len(before.greedy), len(after.greedy)))
+    names = ("greedy", "correct", "majority", "reward")
+    first, second = (replace(e, **{name: getattr(e, name)[both] for name in names}) for e in (before, after))
+    return first, second
+
+
 def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
     """What changed from one evaluation to the other: ``greedy``, ``sampled`` and ``reward``.
 
     The mean of k samples is as sure as sqrt(k) of them; the range of a reward is what was seen.
     """
+    before, after = shared(before, after)
     doubt = 1 / math.sqrt(min(before.samples, after.samples))
     rewards = np.concatenate((before.reward, after.reward))
     spread = float(np.ptp(rewards[~np.isnan(rewards)])) if not np.isnan(rewards).all() else 0.0

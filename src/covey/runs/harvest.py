@@ -47,8 +47,10 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
 
 def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
     """Write the pairs of a run to a file and count them. Raises DataError where there are none."""
-    if margin < 0 or per_problem < 1:
+    if not margin >= 0 or per_problem < 1:
         raise ConfigError("--margin is at least 0, --per-problem at least 1")
+    if output.is_dir():
+        raise ConfigError(f"--output {output}: this is a folder; name a file")
     groups = list(sampled_groups(run))
     rows = pairs_of(groups, Keep(margin=margin, per_problem=per_problem), {})
     if not rows:

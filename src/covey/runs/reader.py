@@ -15,6 +15,8 @@ from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint
 
+RESULT = "result.json"
+"""What a run that has ended leaves; one that trains on has none."""
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """How a stage's record begins to name what an earlier stage has left."""
 
@@ -149,7 +151,7 @@ def read_environment(output: Path) -> dict[str, Any] | None:
 
 def read_verdict(stage: Path) -> str:
     """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
-    path = stage / "result.json"
+    path = stage / RESULT
     if not path.exists():
         return ""
     record = read_record(path, dict[str, Any], "Put it back, or remove it")

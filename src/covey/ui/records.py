@@ -23,6 +23,7 @@ from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.runs.folder import latest_checkpoint, stream_record
+from covey.runs.reader import RESULT
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = dict[str, Any]
@@ -103,7 +104,7 @@ def run_state(folder: Path) -> RunState:
 
     Its lock names the process; taking the lock to find out could get in a trainer's way.
     """
-    if (folder / "final").is_dir():
+    if (folder / RESULT).is_file():
         return "finished"
     try:
         words = (folder / ".lock").read_text(encoding="utf-8").split()
