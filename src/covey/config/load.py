@@ -218,6 +218,17 @@ def _of_counts(
         )
 
 
+IN_WORDS: Mapping[str, str] = {
+    "tuple_type": "write a list, as [first, second]",
+    "dict_type": "write a mapping, as {name: value}",
+    "model_type": "write a mapping, as {name: value}",
+    "string_type": "write a text",
+    "path_type": "write the path of a file or folder",
+    "bool_parsing": "write true or false",
+}
+"""Kinds of mistakes that pydantic names after Python's types."""
+
+
 def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
     """What is wrong, a line each; names that are no settings last, and once where to find those that are."""
     wrong, unknown = [], []
@@ -228,7 +239,9 @@ def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> 
         if e["type"] == "extra_forbidden":
             unknown.append(f"{place}: {explained(path, e['input'], known)}")
         else:
-            wrong.append(f"{place}: {path} = {_shown(e['input'])}: {e['msg'].lower()}")
+            said = e["msg"].removeprefix("Value error, ")
+            says = IN_WORDS.get(e["type"], said[:1].lower() + said[1:])
+            wrong.append(f"{place}: {path} = {_shown(e['input'])}: {says}")
     return "\n".join([*wrong, *unknown, *(["`covey explain` lists the settings"] if unknown else [])])
 
 
