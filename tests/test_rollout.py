@@ -10,7 +10,7 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Rollout
-from covey.errors import DataError
+from covey.errors import CoveyError, DataError
 from covey.rewards.base import load_rewards
 from covey.rollout import Position, RolloutBatch, Rollouts
 from covey.tasks.difficulty import Difficulty
@@ -137,6 +137,18 @@ def test_a_filter_does_not_see_what_could_not_be_judged(name: object, paid: floa
     batch = first(Rollouts(prompted(3), answer, rewards, config, algorithm, 0))
     assert any(0 < g.scorable.sum() < 8 for g in batch.filtered)
     assert batch.groups == []
+
+
+@pytest.mark.parametrize("answer", [lambda rewards: rewards > 0, lambda rewards: "no", lambda rewards: None])
+def test_a_filter_that_does_not_say_yes_or_no_is_named(answer) -> None:
+    rewards, algorithm = (
+        load_rewards(["exact_answer"], None),
+        build_algorithm({"name": "grpo", "filter": answer}),
+    )
+    config = Rollout(group_size=4, prompts_per_step=2, max_tokens=8)
+    source = Rollouts(prompted(3), ScriptedSampler(half_right), rewards, config, algorithm, 0)
+    with pytest.raises(CoveyError, match=r"algorithm\.filter .*not True or False; problem p"):
+        first(source)
 
 
 def test_problems_that_were_rejected_are_remembered_as_hard() -> None:

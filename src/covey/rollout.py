@@ -18,7 +18,7 @@ import torch
 from covey.ahead import Ahead, Keeps, kept_or_sampled
 from covey.config.schema import Rollout
 from covey.continuations import Cut, cutting_of, with_segments
-from covey.errors import DataError
+from covey.errors import CoveyError, DataError
 from covey.gathering import Progress, gathered, of_all, score_all, share
 from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
@@ -261,7 +261,15 @@ class Rollouts:
             return False
         rewards, correct = (torch.from_numpy(values[known]) for values in (group.rewards, group.correct))
         view = FilterData(rewards, correct, group.dead)
-        return self.algorithm.filter is None or self.algorithm.filter(view)
+        if self.algorithm.filter is None:
+            return True
+        wanted: object = self.algorithm.filter(view)
+        if not isinstance(wanted, bool | np.bool_ | torch.Tensor) or np.asarray(wanted).size != 1:
+            raise CoveyError(
+                f"algorithm.filter {self.algorithm.filter.name} returns {type(wanted).__name__} "
+                f"{str(wanted)[:60]}, not True or False; problem {group.problem.id}"
+            )
+        return bool(wanted)
 
     def _sizes(self, indices: list[int], difficulty: Difficulty) -> list[int]:
         size = self.rollout.group_size

@@ -74,6 +74,8 @@ class Forecast:
     """Of an hour; 0: not known."""
     sync: float = 0.0
     """Seconds of a step until those who sample have its weights, where they do not read the trained ones."""
+    ahead: bool = False
+    """Whether devices of their own sample later steps while the update is made (``rollout.staleness``)."""
 
     @property
     def hours(self) -> float:
@@ -83,7 +85,8 @@ class Forecast:
     @property
     def step(self) -> float:
         """Seconds."""
-        return self.rollout + self.update + self.sync
+        sampling = self.rollout + self.sync
+        return max(sampling, self.update) if self.ahead else sampling + self.update
 
     def record(self) -> dict[str, object]:
         """As JSON."""
@@ -95,7 +98,7 @@ class Forecast:
         sync = f", {self.sync:,.3g} s giving samplers the weights" if self.sync else ""
         yield (
             f"a step takes about {self.step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s "
-            f"updating{sync}"
+            f"updating{sync}{', both at the same time' if self.ahead else ''}"
         )
         cost = f", about {self.hours * self.price:,.2f} at {self.price:g} an hour" if self.price else ""
         apart = f", {self.continued / self.tokens:.0%} of them in continuations" if self.continued else ""

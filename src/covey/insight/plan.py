@@ -256,6 +256,7 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
         there=device.memory,
         price=price * fleet.devices,
         sync=fleet.sync(shape, device),
+        ahead=rollout.staleness > 0 and fleet.samplers > 0,
     )
     return Plan(device, assumption, tokens, found, fleet, copies)
 

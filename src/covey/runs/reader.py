@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded, load_config, moved
-from covey.config.schema import Config
+from covey.config.schema import Config, Section
 from covey.config.sources import read_yaml
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint
 
+RESULT = "result.json"
+"""What a run that has ended leaves; one that trains on has none."""
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """How a stage's record begins to name what an earlier stage has left."""
 
@@ -116,7 +118,7 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
     except ConfigError as error:
         recorded, why = {}, str(error)
     else:
-        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded))
+        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _lacking(recorded)
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
@@ -124,6 +126,15 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
             "continue without a comparison"
         )
     return recorded
+
+
+def _lacking(recorded: Mapping[str, Any]) -> list[str]:
+    """Settings of the sections that every run has, without which a record is damaged."""
+    always = [s for s, field in Config.model_fields.items() if isinstance(field.default, Section)]
+    known = ((s, name) for s in always for name in type(Config.model_fields[s].default).model_fields)
+    return sorted(
+        f"{s}.{name}" for s, name in known if not isinstance(recorded[s], Mapping) or name not in recorded[s]
+    )
 
 
 def read_environment(output: Path) -> dict[str, Any] | None:
@@ -152,5 +163,5 @@ def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _end(stage: Path) -> dict[str, Any]:
-    path = stage / "result.json"
+    path = stage / RESULT
     return read_record(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}

@@ -22,8 +22,8 @@ from covey.insight.recorded import explain_run
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
-from covey.runs.folder import latest_checkpoint
-from covey.runs.reader import seconds_of
+from covey.runs.folder import latest_checkpoint, stream_record
+from covey.runs.reader import RESULT, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = dict[str, Any]
@@ -89,17 +89,9 @@ class Tail:
             file.seek(self.at)
             whole = file.read().rpartition(b"\n")[0]
         self.at += len(whole) + 1 if whole else 0
-        return [record for line in whole.splitlines() if (record := self._record(line)) is not None]
-
-    def _record(self, line: bytes) -> Record | None:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            self.unreadable += bool(line.strip())  # a resume blanks damaged lines
-            return None
-        return record
+        found = [stream_record(line) for line in whole.split(b"\n") if line.strip()]  # a resume blanks lines
+        self.unreadable += found.count(None)
+        return [record for record in found if record is not None]
 
 
 def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
@@ -112,7 +104,7 @@ def run_state(folder: Path) -> RunState:
 
     Its lock names the process; taking the lock to find out could get in a trainer's way.
     """
-    if (folder / "final").is_dir():
+    if (folder / RESULT).is_file():
         return "finished"
     try:
         words = (folder / ".lock").read_text(encoding="utf-8").split()
