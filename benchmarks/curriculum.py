@@ -89,7 +89,7 @@ ORDERS: Mapping[str, tuple[Row, str]] = {
     ),
     "adapt": (rollout(adapt_group_size=True, prepass=PREPASS), "`rollout.adapt_group_size`, same pre-pass"),
     "dynamic_sampling": (
-        {**algorithm("grpo", filter="mixed"), "train": {**GRPO["train"], "steps": 25}},
+        {**algorithm("grpo", filter="mixed"), "train": {**GRPO["train"], "steps": 30}},
         "`algorithm.filter: mixed`",
     ),
     "ppo": (PPO, "a critic instead of groups, as shuffled"),
