@@ -139,7 +139,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     if environment_rank() > 0:
         return 0
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
-    lines = [f"{last.kind:<8}{last.made}"]
+    lines = [f"{last.kind:<7} {last.made}"]
     if last.kind == "model":
         try_it = sample_command(last.made, last.example, last.template)
         lines += [f"curve   {last.folder / 'curve.svg'}", f"try it  {try_it}"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
 
@@ -26,7 +26,10 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _text(cls, value: object) -> object:
+    def _plain(cls, value: object, info: ValidationInfo) -> object:
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("a number is expected; YAML reads yes, no, on and off as true or false")
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("no text here may have a NUL byte")
         if isinstance(value, str):
