@@ -152,10 +152,10 @@ def cold_start(config: Path, folder: Path) -> Path:
     return run / "1-sft"
 
 
-def travelled(way: str, folder: Path, start: Path, config: Path, vllm: Path) -> None:
+def travelled(way: str, folder: Path, start: Path, config: Path, steps: int, vllm: Path) -> None:
     """Train in one of the ways, unless that is done."""
     run = folder / way / "run"
-    if (run / "2-rl/result.json").exists():
+    if (run / "2-rl/result.json").exists() and steps_of(run / "2-rl") >= steps:
         return
     if not (run / "1-sft").exists():
         shutil.copytree(start, run / "1-sft")
@@ -268,7 +268,7 @@ def main() -> None:
     start = cold_start(config, home)
     for way in chosen.ways:
         if way != "vllm" or chosen.vllm:
-            travelled(way, home, start, config, chosen.vllm)
+            travelled(way, home, start, config, chosen.steps, chosen.vllm)
             print(row(way, home), flush=True)
     there = [way for way in WAYS if (home / way / "run/2-rl/result.json").exists()]
     text = page([row(way, home) for way in there], chosen.note)
