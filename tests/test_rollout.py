@@ -229,5 +229,6 @@ def test_continuations_from_cuts_give_values() -> None:
         assert [list(s.ends) for s in group.segments] == [[1]] * 4
         assert [list(s.values) for s in group.segments] == [[float(name == "p0")]] * 4
     assert batch.metrics["rollout/scored"] == 3 * 4 * 41
+    assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
     again = first(source)
     assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]

@@ -87,7 +87,7 @@ def test_so_says_the_installed_trl(tmp_path: Path, names: dict[str, Any]) -> Non
         ({"warmup_ratio": 0.1}, "write train.warmup_steps"),
         ({"weight_decay": 0.01}, "TRL spares biases and norms"),
         ({"use_vllm": True}, "write rollout.sampler"),
-        ({"deepspeed": "zero3.json"}, "a run is one process on one device"),
+        ({"deepspeed": "zero3.json"}, "write launch.processes"),
         ({"loss_type": "bnpo"}, "use loss_type: dapo"),
         ({"num_generations": 5}, "no multiple of 5 .num_generations."),
         ({"num_generations": 2, "per_device_train_batch_size": 64}, "16 rows are less than a rollout batch"),

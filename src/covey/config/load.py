@@ -23,6 +23,7 @@ from covey.config.layers import Layers
 from covey.config.schema import Config
 from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
+from covey.config.unread import unread
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
@@ -84,7 +85,10 @@ def load_config(
     if loaded.of_stages:
         named = zip(layers.names, loaded.of_stages, strict=True)
         own = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
-    loaded.notes = [*layers.notes, *own, *_of_default_loss(loaded.stages(), layers.of_trl)]
+    names = layers.names if loaded.of_stages else [""]
+    stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
+    told = [*_of_default_loss(loaded.stages(), layers.of_trl), *unread(stages)]
+    loaded.notes = [*layers.notes, *own, *told]
     return loaded
 
 

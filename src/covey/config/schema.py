@@ -112,7 +112,7 @@ class Servers(Section):
         None,
         ge=0,
         description="Largest mean difference of log-probs to the trainer's, nats, after a change of weights; "
-        "by default 1e-4 in float32, 0.03 in bfloat16.",
+        "by default ten times a server's first one, 1e-5 to 1e-4 in float32, to 0.03 in bfloat16.",
     )
     timeout: float = Field(
         600.0, gt=0, le=10**6, description="Seconds that a group's completions or new weights may take."

@@ -18,7 +18,7 @@ from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, recorded_settings, stages_in
+from covey.runs.reader import last_stage, recorded_settings, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import EXAMPLES
 
@@ -47,7 +47,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     stage = last_stage(folder)
     settings = recorded_settings(stage) or {}
     metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
-    seconds = sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/"))
+    seconds = seconds_of(stage, timings)
     measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
     verdict = judge_run(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
     found, steps = findings(stage), recorded_steps(stage)

@@ -53,6 +53,7 @@ def load_recorded(
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, here)
+    loaded.notes.clear()  # they were told when the run began
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
         loaded = replace(loaded, config=_of_stage(loaded.config, folder))
     if here != origin:
@@ -151,9 +152,16 @@ def read_environment(output: Path) -> dict[str, Any] | None:
 
 def read_verdict(stage: Path) -> str:
     """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
-    path = stage / RESULT
-    if not path.exists():
-        return ""
-    record = read_record(path, dict[str, Any], "Put it back, or remove it")
-    verdict = record.get("verdict")
+    verdict = _end(stage).get("verdict")
     return str(verdict.get("sentence", "")) if isinstance(verdict, Mapping) else ""
+
+
+def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds a run has taken: in all where it has ended, else until the last of its ``timings``."""
+    so_far = timings[-1].get("elapsed", 0.0) if timings else 0.0
+    return float(_end(stage).get("seconds", so_far))
+
+
+def _end(stage: Path) -> dict[str, Any]:
+    path = stage / RESULT
+    return read_record(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}

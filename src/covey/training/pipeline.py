@@ -139,9 +139,7 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
             record_exit(home, known)
         raise known from None
-    if (
-        environment_rank() == 0 and (home / RECORD).exists()
-    ):  # a finished run may lie where nothing can be written
+    if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
         (home / RECORD).unlink()
     return results
 
@@ -258,9 +256,7 @@ def run_stage(
     run = set_up(loaded, console, stop, options)
     if config.method in MODELLESS:
         run.test_set = []  # the model stays as it is
-    by_first(
-        lambda: (config.output / RESULT).unlink(missing_ok=True)
-    )  # of fewer steps, of a model that is gone
+    by_first(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
