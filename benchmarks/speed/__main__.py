@@ -3,12 +3,13 @@
     python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--threads 2] [--write]
     python benchmarks/speed --gpu [--write]
     python benchmarks/speed --quick
+    python benchmarks/speed --long [--write]
 
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
 Printed are the median ratio with its range, CPU and wall seconds, the peak of resident memory, and the
 share of the rates of matrix products that are probed in the same run. `--gpu` measures models of 0.5B
-and 1.5B parameters on a GPU, 256 completions of 256 tokens, and memory there. `--write` keeps the table in
-benchmarks/results/speed_CELLS.md, or speed_gpu.md. Peers that are not installed (`pip install
+and 1.5B parameters on a GPU, 256 completions of 256 tokens, and memory there. `--long` measures two completions
+of 8,192 tokens, once. `--write` keeps the table in benchmarks/results/speed_CELLS.md, speed_gpu.md or speed_long.md. Peers that are not installed (`pip install
 'covey[bench]'`) are left out.
 """
 
@@ -41,6 +42,7 @@ PEERS = {
     "step": ["trl"],
 }
 """What stands beside covey in each cell; `covey:torch` is covey without compiled operations."""
+LONG = "8k"
 Sample = Mapping[str, float]
 
 
@@ -101,12 +103,13 @@ class Row(NamedTuple):
 def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds: int) -> list[Row]:
     """Covey and its peers, taking turns."""
     peers = [p for p in PEERS[cell] if p != "trl" or importlib.util.find_spec("trl")]
+    peers = peers[:1] if lengths == LONG else peers
     sides = ["covey", *(p for p in peers if p != "covey:torch" or subject.device() == "cpu")]
     samples: dict[str, list[Sample]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         subject.build(size, lengths, dtype, Path(folder))
         workers = {side: Worker(cell, side, lengths, dtype, threads, folder) for side in sides}
-        for side in sides if cell != "step" or subject.device() == "cuda" else ():
+        for side in sides if (cell != "step" or subject.device() == "cuda") and lengths != LONG else ():
             workers[side].run()  # warm-up; on a CPU whole steps leave their start out themselves
         for _ in range(rounds):
             for side in sides:
@@ -235,12 +238,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--quick", action="store_true", help="this machine beside the recorded ones")
     parser.add_argument("--gpu", action="store_true", help="the models and lengths for a GPU")
+    parser.add_argument("--long", action="store_true", help="two completions of 8,192 tokens")
     parser.add_argument("--write", action="store_true", help="write results/speed_CELLS.md")
     chosen = parser.parse_args()
     if chosen.quick:
         os.environ["BENCH_PROMPTS"] = quick.PROMPTS
         quick.compare(turns, processor())
         return
+    if chosen.long:
+        os.environ |= {"BENCH_PROMPTS": "1", "BENCH_GROUP": "2"}
+        chosen.cells, chosen.sizes, chosen.lengths, chosen.rounds = ["rollout", "update"], ["0.8M"], [LONG], 1
     if chosen.gpu:
         if not torch.cuda.is_available():
             parser.error(
@@ -264,7 +271,7 @@ def main() -> None:
     text = report(rows, best, chosen.threads, " ".join(["python benchmarks/speed", *sys.argv[1:]]))
     print(text)
     if chosen.write:
-        name = "gpu" if chosen.gpu else "_".join(chosen.cells)
+        name = "gpu" if chosen.gpu else "long" if chosen.long else "_".join(chosen.cells)
         (RESULTS / f"speed_{name}.md").write_text(text)
 
 

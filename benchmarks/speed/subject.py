@@ -22,12 +22,13 @@ NAMES = (
     "head_dim",
 )
 SHAPES = {
+    "0.8M": (512, 128, 384, 4, 4, 2, 32),
     "5M": (4096, 256, 1024, 4, 4, 2, 64),
     "80M": (16384, 768, 2304, 10, 12, 4, 64),
     "0.5B": (151_936, 896, 4864, 24, 14, 2, 64),
     "1.5B": (151_936, 1536, 8960, 28, 12, 2, 128),
 }
-LENGTHS = {"equal": (0.0, 128), "ragged": (1 / 64, 256), "256": (0.0, 256)}
+LENGTHS = {"equal": (0.0, 128), "ragged": (1 / 64, 256), "256": (0.0, 256), "8k": (0.0, 8192)}
 """Probability that a token ends a completion, and the longest completion."""
 
 
@@ -37,13 +38,13 @@ def device() -> str:
 
 
 PROMPTS = int(os.environ.get("BENCH_PROMPTS", "32" if device() == "cuda" else "16"))
-GROUP = 8
+GROUP = int(os.environ.get("BENCH_GROUP", "8"))
 
 
 def config(size: str, **tokens: int | None) -> Qwen3Config:
     """The shape of a model."""
     shape = dict(zip(NAMES, SHAPES[size], strict=True))
-    return Qwen3Config(**shape, **tokens, max_position_embeddings=1024, tie_word_embeddings=False)
+    return Qwen3Config(**shape, **tokens, max_position_embeddings=16_384, tie_word_embeddings=False)
 
 
 def matrix_parameters(size: str) -> int:

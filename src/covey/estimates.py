@@ -185,7 +185,7 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -
     return Estimate(mean, float(low), float(high), share=False)
 
 
-def shared(before: Evaluation, after: Evaluation) -> tuple[Evaluation, Evaluation]:
+def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluation, Evaluation]:
     """Both on the problems that both have measured: the first ones, if a resume has changed eval.problems."""
     both = slice(min(len(before.greedy), len(after.greedy)))
     names = ("greedy", "correct", "majority", "reward")
@@ -198,7 +198,7 @@ def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
 
     The mean of k samples is as sure as sqrt(k) of them; the range of a reward is what was seen.
     """
-    before, after = shared(before, after)
+    before, after = on_shared_problems(before, after)
     doubt = 1 / math.sqrt(min(before.samples, after.samples))
     rewards = np.concatenate((before.reward, after.reward))
     spread = float(np.ptp(rewards[~np.isnan(rewards)])) if not np.isnan(rewards).all() else 0.0

@@ -6,8 +6,8 @@
 long NAME(packed_size)(long, long);
 void NAME(pack_weight)(const real *, void *, long, long);
 void NAME(product)(const real *, const void *, const float *, real *, long, long, long);
-void NAME(product_once)(const real *, const real *, const float *, real *, long, long, long);
-void NAME(outer_sum)(const real *, long, long, const real *, long, float *, long, long, long);
+void NAME(product_once)(const real *, const real *, long, const float *, real *, long, long, long);
+void NAME(outer_sum)(const real *, long, const real *, long, float *, long, long, long);
 void NAME(attend)(const real *, const real *, const real *, const int64_t *, long, float, real *, float *, long,
                   long, long, long, long);
 void NAME(decode_attend)(const real *, const real *, const real *, float, const real *, const real *, const int64_t *,
@@ -50,27 +50,32 @@ static void products(long M, long N, long K) {
             right &= near(get(c + m * N + n), sum, 1 + fabs(sum));
         }
     expect(right, "product", M, N, K);
-    NAME(product_once)(x, w, bias, again, M, N, K);
-    expect(!memcmp(c, again, M * N * sizeof(real)), "product_once", M, N, K);
+    real *turned = random_reals(N * K);
+    for (long n = 0; n < N; n++)
+        for (long k = 0; k < K; k++) turned[k * N + n] = w[n * K + k];
+    for (int way = 0; way < 2; way++) {
+        NAME(product_once)(x, way ? turned : w, way, bias, again, M, N, K);
+        expect(!memcmp(c, again, M * N * sizeof(real)), way ? "product_once, turned" : "product_once", M, N, K);
+    }
     for (long m = 0; m < M; m += 1 + M / 5) NAME(product)(x + m * K, panels, bias, again + m * N, 1, N, K);
     expect(!memcmp(c, again, M * N * sizeof(real)), "a row alone", M, N, K);
-    free(x), free(w), free(c), free(again), free(bias), free(panels);
+    free(x), free(w), free(c), free(again), free(bias), free(panels), free(turned);
 }
 
-static void gradients(long M, long N, long K, int transposed) {
-    real *g = random_reals(M * N), *x = random_reals(M * K);
+static void gradients(long M, long N, long K, long more) {
+    long gs = N + more;
+    real *g = random_reals(M * gs), *x = random_reals(M * K);
     float *w = malloc(N * K * sizeof(float));
     for (long i = 0; i < N * K; i++) w[i] = i % 7;
-    long gm = transposed ? 1 : N, gn = transposed ? M : 1;
-    NAME(outer_sum)(g, gm, gn, x, K, w, M, N, K);
+    NAME(outer_sum)(g, gs, x, K, w, M, N, K);
     int right = 1;
     for (long n = 0; n < N; n++)
         for (long k = 0; k < K; k++) {
             double sum = (n * K + k) % 7;
-            for (long m = 0; m < M; m++) sum += (double)get(g + m * gm + n * gn) * get(x + m * K + k);
+            for (long m = 0; m < M; m++) sum += (double)get(g + m * gs + n) * get(x + m * K + k);
             right &= fabs(sum - w[n * K + k]) < 1e-4 * (1 + sqrt(M)); /* sums are in float */
         }
-    expect(right, transposed ? "outer_sum, transposed" : "outer_sum", M, N, K);
+    expect(right, more ? "outer_sum, some columns" : "outer_sum", M, N, K);
     free(g), free(x), free(w);
 }
 

@@ -23,7 +23,7 @@ from covey.config.layers import Layers
 from covey.config.schema import Config
 from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
-from covey.config.unread import unread
+from covey.config.unread import unread_settings
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
@@ -87,7 +87,7 @@ def load_config(
         own = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
     names = layers.names if loaded.of_stages else [""]
     stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
-    told = [*_of_default_loss(loaded.stages(), layers.of_trl), *unread(stages)]
+    told = [*_of_default_loss(loaded.stages(), layers.of_trl), *unread_settings(stages)]
     loaded.notes = [*layers.notes, *own, *told]
     return loaded
 
@@ -218,7 +218,7 @@ def _of_counts(
         )
 
 
-IN_WORDS: Mapping[str, str] = {
+MISTAKES_IN_WORDS: Mapping[str, str] = {
     "tuple_type": "write a list, as [first, second]",
     "dict_type": "write a mapping, as {name: value}",
     "model_type": "write a mapping, as {name: value}",
@@ -240,7 +240,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> 
             unknown.append(f"{place}: {explained(path, e['input'], known)}")
         else:
             said = e["msg"].removeprefix("Value error, ")
-            says = IN_WORDS.get(e["type"], said[:1].lower() + said[1:])
+            says = MISTAKES_IN_WORDS.get(e["type"], said[:1].lower() + said[1:])
             wrong.append(f"{place}: {path} = {_shown(e['input'])}: {says}")
     return "\n".join([*wrong, *unknown, *(["`covey explain` lists the settings"] if unknown else [])])
 

@@ -50,7 +50,7 @@ def reads(method: str, key: str) -> bool:
     return method in READ_BY.get(key, MODEL_ONLY)
 
 
-def unread(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterator[str]:
+def unread_settings(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterator[str]:
     """What was given and changes nothing, a note for each stage and one for what all stages share.
 
     ``stages``: (name, config, where each key was set); a run without stages is one, without a name.

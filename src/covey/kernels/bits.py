@@ -39,7 +39,7 @@ def _products(dtype: torch.dtype) -> Iterator[Pair]:
         panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
         call("pack_weight", w, panels, n, k, dtype=dtype)
         together = x.new_empty(130, n)
-        call("product_once", x, w, None, together, 130, n, k, dtype=dtype)
+        call("product_once", x, w, 0, None, together, 130, n, k, dtype=dtype)
         for rows in (1, 7, 32, 130):
             some = x.new_empty(rows, n)
             call("product", x, panels, None, some, rows, n, k, dtype=dtype)

@@ -27,6 +27,7 @@
 #endif
 #define TASK 96             /* tokens that a thread takes at once, */
 #define PANELS (64 / PANEL) /* with so many panels */
+#define ONCE 1024           /* tokens for which a thread packs them */
 
 #if defined(TILES) || defined(BFLOAT16) && defined(__AVX512BF16__)
 #define DOT 2
@@ -65,19 +66,28 @@ static inline vec multiply_add(vec acc, units a, unit b) {
 /* Bytes of a packed weight. */
 long NAME(packed_size)(long N, long K) { return (N + PANEL - 1) / PANEL * PANEL * UNITS(K) * sizeof(unit); }
 
-/* Panel p of a weight (N, K). */
-static inline void pack_panel(const real *w, unit *panel, long p, long N, long K) {
+/* Panel p of a weight (N, K) whose element (n, k) lies at w[n * wn + k * wk]. */
+static inline __attribute__((always_inline)) void pack_strided(const real *w, const long wn, const long wk, unit *panel,
+                                                               long p, long N, long K) {
     for (long k = 0; k < UNITS(K); k++)
         for (long i = 0; i < PANEL; i++) {
-            const real *x = w + (p * PANEL + i) * K + k * DOT;
-            panel[k * PANEL + i] = p * PANEL + i >= N || k * DOT >= K ? 0 : (k + 1) * DOT > K ? last(x) : join(x, x + 1);
+            const real *x = w + (p * PANEL + i) * wn + k * DOT * wk;
+            panel[k * PANEL + i] = p * PANEL + i >= N || k * DOT >= K ? 0 : (k + 1) * DOT > K ? last(x) : join(x, x + wk);
         }
+}
+
+/* The same for a weight whose rows or, `turned`, whose columns lie side by side. */
+static inline void pack_panel(const real *w, int turned, unit *panel, long p, long N, long K) {
+    if (turned)
+        pack_strided(w, 1, N, panel, p, N, K);
+    else
+        pack_strided(w, K, 1, panel, p, N, K);
 }
 
 /* Pack a weight (N, K). */
 void NAME(pack_weight)(const real *w, unit *panels, long N, long K) {
     TEAM(2 * N * K)
-    EACH(p, (N + PANEL - 1) / PANEL, 1) pack_panel(w, panels + p * UNITS(K) * PANEL, p, N, K);
+    EACH(p, (N + PANEL - 1) / PANEL, 1) pack_panel(w, 0, panels + p * UNITS(K) * PANEL, p, N, K);
 }
 
 /* A vector of sums, `at` outputs into a panel that has `columns` of them. */
@@ -191,25 +201,26 @@ void NAME(product)(const real *x, const unit *panels, const float *bias, real *c
     }
 }
 
-/* The same, and the same bits, from a weight (N, K) that is packed a few panels at a time: for many rows, where
- * a packed copy would only stand in memory. */
-void NAME(product_once)(const real *x, const real *w, const float *bias, real *c, long M, long N, long K) {
+/* The same, and the same bits, from a weight (N, K), or its transpose (K, N), that is packed a few panels at a time:
+ * for many rows, where a packed copy would only stand in memory. */
+void NAME(product_once)(const real *x, const real *w, long turned, const float *bias, real *c, long M, long N, long K) {
+    long across = (N + PANELS * PANEL - 1) / (PANELS * PANEL), down = (M + ONCE - 1) / ONCE;
     TEAM(M * N * K)
-    EACH(strip, (N + PANELS * PANEL - 1) / (PANELS * PANEL), 1) {
-        long p = strip * PANELS;
+    EACH(task, across * down, 1) {
+        long p = task % across * PANELS, m = task / across * ONCE, end = m + ONCE < M ? m + ONCE : M;
         unit *panels = aligned_alloc(64, PANELS * UNITS(K) * PANEL * sizeof(unit));
         long count = panels_from(p, N);
-        for (long i = 0; i < count; i++) pack_panel(w, panels + i * UNITS(K) * PANEL, p + i, N, K);
-        product_panels(x, panels, bias, c, p, count, 0, M, N, K);
+        for (long i = 0; i < count; i++) pack_panel(w, turned, panels + i * UNITS(K) * PANEL, p + i, N, K);
+        product_panels(x, panels, bias, c, p, count, m, end, N, K);
         free(panels);
     }
 }
 
-/* --- sums over tokens or outputs, for the backward pass ----------------------------------------------- */
+/* --- sums over tokens: gradients of weights ------------------------------------------------------------ */
 
-#define STEP 256  /* tokens summed before the accumulators are written */
-#define STRIP 96  /* rows of dW that a thread takes at once, */
-#define ACROSS 256 /* with so many columns: their copies fill half of a second-level cache */
+#define STEP 128   /* tokens summed before the accumulators are written */
+#define STRIP 384  /* rows of dW that a thread takes at once at most, */
+#define ACROSS 128 /* with so many columns: their copies fill half of a second-level cache */
 
 #ifdef TILES
 /* One panel of columns: g [rows][STEP / 2] and x [steps][PANEL or 16] units; adds to at most TALL rows of w. */
@@ -266,28 +277,23 @@ static inline void gradient_rows(const unit *g, const unit *x, float *w, long ws
 }
 #endif
 
-/* ROWS neighbours of G at two tokens, or at one and `nothing`; beyond `present` they are zero. */
-static inline __attribute__((always_inline)) void copy_rows(const real *first, const real *second, long gn, unit *into,
-                                                            const long present) {
-    for (int r = 0; r < ROWS; r++) into[r] = r < present ? join(first + r * gn, second + r * gn) : 0;
-}
-
-/* gp [width / ROWS][STEP / DOT][ROWS] from (tokens, width) elements of G, along the side that lies together. */
-static inline void copy_strip(const real *g, long gm, long gn, unit *gp, long tokens, long width) {
-    long steps = UNITS(tokens), blocks = (width + ROWS - 1) / ROWS, along = gm < gn;
-    for (long outer = 0; outer < (along ? blocks : steps); outer++)
-        for (long inner = 0; inner < (along ? steps : blocks); inner++) {
-            long i = (along ? outer : inner) * ROWS, s = along ? inner : outer;
-            const real *own = g + s * DOT * gm + i * gn;
+/* gp [width / ROWS][STEP / DOT][ROWS] from (tokens, width) elements of G. */
+static inline void copy_strip(const real *g, long gs, unit *gp, long tokens, long width) {
+    for (long s = 0; s < UNITS(tokens); s++) {
+        const real *own = g + s * DOT * gs;
+        long present = tokens - s * DOT;
+        __builtin_prefetch(own + 16 * gs); /* its rows are on pages of their own */
+        for (long i = 0; i < width; i += ROWS) {
             unit *into = gp + (i / ROWS * (STEP / DOT) + s) * ROWS;
-            if (!along) __builtin_prefetch(own + 16 * gm); /* its rows are on pages of their own */
-            if (s * DOT + DOT > tokens)
-                for (int r = 0; r < ROWS; r++) into[r] = i + r < width && s * DOT < tokens ? last(own + r * gn) : 0;
-            else if (i + ROWS <= width)
-                copy_rows(own, own + gm, gn, into, ROWS);
+            if (present >= DOT && i + ROWS <= width)
+                for (int r = 0; r < ROWS; r++) into[r] = join(own + i + r, own + i + r + gs);
             else
-                copy_rows(own, own + gm, gn, into, width - i);
+                for (int r = 0; r < ROWS; r++)
+                    into[r] = i + r >= width || present < 1 ? 0
+                              : present < DOT               ? last(own + i + r)
+                                                            : join(own + i + r, own + i + r + gs);
         }
+    }
 }
 
 /* xp [columns / PANEL][steps][PANEL] from (tokens, columns) elements of X. */
@@ -302,11 +308,11 @@ static inline void copy_columns(const real *x, long xs, unit *xp, long tokens, l
         }
 }
 
-/* W (N, K) += G^T X. Element (m, n) of G lies at g[m * gm + n * gn], X (M, K) has row stride xs, W is float;
- * K is a multiple of 16. With G = dY and X the input it is a weight's gradient; with G = dY^T and X the weight
- * it is the input's. Both are copied in pieces, so that the inner loop reads what lies side by side in the cache. */
-void NAME(outer_sum)(const real *g, long gm, long gn, const real *x, long xs, float *w, long M, long N, long K) {
-    long strips = (N + STRIP - 1) / STRIP, strip = ((N + strips - 1) / strips + ROWS - 1) / ROWS * ROWS;
+/* W (N, K) += G^T X, the gradient of a weight. G (M, N) and X (M, K) have row strides gs and xs, W is float; K is a
+ * multiple of 16. Both are copied in pieces, so that the inner loop reads what lies side by side in the cache. */
+void NAME(outer_sum)(const real *g, long gs, const real *x, long xs, float *w, long M, long N, long K) {
+    long helpers = team(M * N * K), strips = ((N + STRIP - 1) / STRIP + helpers - 1) / helpers * helpers;
+    long strip = ((N + strips - 1) / strips + ROWS - 1) / ROWS * ROWS;
     TEAM(M * N * K)
     EACH(part, (N + strip - 1) / strip, 1) {
         long n = part * strip;
@@ -314,7 +320,7 @@ void NAME(outer_sum)(const real *g, long gm, long gn, const real *x, long xs, fl
         long width = N - n < strip ? N - n : strip;
         for (long t = 0; t < M; t += STEP) {
             long tokens = M - t < STEP ? M - t : STEP, steps = UNITS(tokens);
-            copy_strip(g + t * gm + n * gn, gm, gn, gp, tokens, width);
+            copy_strip(g + t * gs + n, gs, gp, tokens, width);
             for (long first = 0; first < K; first += ACROSS) {
                 long columns = K - first < ACROSS ? K - first : ACROSS;
                 copy_columns(x + t * xs + first, xs, xp, tokens, columns);

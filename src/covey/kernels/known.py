@@ -127,7 +127,9 @@ def _products(
     x, weight = torch.ones(T, E, dtype=dtype), (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
     expected = E * (torch.arange(V) % 4)
     out = _unset(T, V, dtype=dtype)
-    call("product_once", x, weight, None, out, T, V, E, dtype=dtype)
+    call("product_once", x, weight, 0, None, out, T, V, E, dtype=dtype)
+    yield "product_once", out, expected
+    call("product_once", x, weight.t().contiguous(), 1, None, out.fill_(torch.nan), T, V, E, dtype=dtype)
     yield "product_once", out, expected
     panels, out = torch.empty(packed_size(V, E, dtype), dtype=torch.uint8), _unset(T, V, dtype=dtype)
     call("pack_weight", weight, panels, V, E, dtype=dtype)
@@ -135,5 +137,5 @@ def _products(
     yield "product", out, expected
     into = torch.zeros(V, E)
     columns = expected.to(dtype).repeat(T, 1).contiguous() / E
-    call("outer_sum", columns.data_ptr(), *columns.stride(), x, E, into, T, V, E, dtype=dtype)
+    call("outer_sum", columns.data_ptr(), V, x, E, into, T, V, E, dtype=dtype)
     yield "outer_sum", into, T * expected[:, None] / E

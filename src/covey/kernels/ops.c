@@ -239,6 +239,18 @@ static void NAME(score)(const float *qt, const float *k, long n, long before, lo
     }
 }
 
+/* out[e][lane] = factor[lane] sum_j p[j][lane] v[j][e] over n keys, in their order. */
+static void NAME(mix)(const float *p, const float *v, long n, vec factor, float *out, long E) {
+    for (long e = 0; e < E; e += 8) {
+        vec acc[8] = {0};
+        for (long j = 0; j < n; j++) {
+            vec weight = *(const vec *)(p + j * LANES);
+            for (int i = 0; i < 8; i++) acc[i] = acc[i] + weight * v[j * E + e + i];
+        }
+        for (int i = 0; i < 8; i++) *(vec *)(out + (e + i) * LANES) = acc[i] * factor;
+    }
+}
+
 /* out (T, H, E), lse (T, H): softmax attention of every span within [prefix | own], causal. */
 void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale,
                   real *out, float *lse, long H, long K, long E, long longest, long window) {
@@ -265,15 +277,7 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
                     *(vec *)(scores + j * LANES) = p;
                     total += p;
                 }
-                vec inverse = 1.0f / total;
-                for (long e = 0; e < E; e += 8) {
-                    vec acc[8] = {0};
-                    for (long j = 0; j < n; j++) {
-                        vec p = *(vec *)(scores + j * LANES);
-                        for (int i = 0; i < 8; i++) acc[i] = acc[i] + p * values[j * E + e + i];
-                    }
-                    for (int i = 0; i < 8; i++) *(vec *)(ot + (e + i) * LANES) = acc[i] * inverse;
-                }
+                NAME(mix)(scores, values, n, 1.0f / total, ot, E);
                 for (long lane = 0; lane < present; lane++) {
                     real *row = out + ((s->start + first + lane) * H + h) * E;
                     float line[1024];
@@ -287,6 +291,30 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
     }
 }
 
+/* into[i][e] += sum_lane p[i][lane] rows[lane][e] for `keys` neighbours: gradients of keys or values, `stride` apart. */
+static inline __attribute__((always_inline)) void spread(const float *p, const float *rows, float *into, long stride,
+                                                         long E, const int keys) {
+    for (long e = 0; e < E; e += 2 * LANES) {
+        vec acc[4][2];
+        for (int i = 0; i < keys; i++)
+            for (int u = 0; u < 2; u++) acc[i][u] = *(vec *)(into + i * stride + e + u * LANES);
+        for (long lane = 0; lane < LANES; lane++)
+            for (int u = 0; u < 2; u++) {
+                vec row = *(const vec *)(rows + lane * E + e + u * LANES);
+                for (int i = 0; i < keys; i++) acc[i][u] = acc[i][u] + row * p[i * LANES + lane];
+            }
+        for (int i = 0; i < keys; i++)
+            for (int u = 0; u < 2; u++) *(vec *)(into + i * stride + e + u * LANES) = acc[i][u];
+    }
+}
+
+/* Keys j to end of one run of flat tokens. */
+static inline void spread_run(const float *p, const float *rows, float *into, long stride, long n, long E) {
+    long j = 0;
+    for (; j + 4 <= n; j += 4) spread(p + j * LANES, rows, into + j * stride, stride, E, 4);
+    for (; j < n; j++) spread(p + j * LANES, rows, into + j * stride, stride, E, 1);
+}
+
 /* Gradient of attend. Spans of a group stand together; groups[g] .. groups[g + 1] are its spans, and one
  * thread takes a group's key head, because its spans share the prompt's keys. dk and dv are float. */
 void NAME(attend_back)(const real *q, const real *k, const real *v, const real *out, const float *lse,
@@ -295,7 +323,7 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
     long R = H / K;
     TEAM(G * K * R * longest * longest * E)
     {
-        float *p = malloc(longest * LANES * sizeof(float));
+        float *p = malloc(longest * LANES * sizeof(float)), *ds = malloc(longest * LANES * sizeof(float));
         float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
         float qt[1024 * LANES], gt[1024 * LANES], dqt[1024 * LANES], rows[LANES * 1024], grads[LANES * 1024];
         EACH(task, G * K, 1)
@@ -313,51 +341,41 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                         columns(q + (at * H + h) * E, H * E, present, scale, qt, E);
                         columns(dout + (at * H + h) * E, H * E, present, 1.0f, gt, E);
                         vec dots = splat(0), level = splat(0);
-                        memset(dqt, 0, E * LANES * sizeof(float));
-                        for (long lane = 0; lane < LANES; lane++)
-                            for (long e = 0; e < E; e++) {
-                                rows[lane * E + e] = qt[e * LANES + lane];
-                                grads[lane * E + e] = gt[e * LANES + lane];
+                        for (long lane = 0; lane < LANES; lane++) {
+                            long row = ((at + lane) * H + h) * E;
+                            vec dot = splat(0), none = splat(0);
+                            for (long e = 0; e < E; e += LANES) {
+                                vec g = lane < present ? load(dout + row + e) : none;
+                                *(vec *)(grads + lane * E + e) = g;
+                                *(vec *)(rows + lane * E + e) = lane < present ? (vec)(load(q + row + e) * scale) : none;
+                                dot += lane < present ? (vec)(g * load(out + row + e)) : none;
                             }
-                        for (long lane = 0; lane < present; lane++) {
-                            float d = 0;
-                            for (long e = 0; e < E; e++)
-                                d += grads[lane * E + e] * get(out + ((at + lane) * H + h) * E + e);
-                            dots[lane] = d;
-                            level[lane] = lse[(at + lane) * H + h];
+                            dots[lane] = sum_of(dot);
+                            if (lane < present) level[lane] = lse[(at + lane) * H + h];
                         }
                         NAME(score)(qt, keys, n, s->prefix_length + first, window, p, E);
-                        for (long j = 0; j < n; j++) {
+                        NAME(score)(gt, values, n, n, 1L << 40, ds, E); /* nothing hidden: its weight is 0 */
+                        for (long j = 0; j < n * LANES; j += LANES) {
+                            vec weight = exp_of(*(vec *)(p + j) - level);
+                            *(vec *)(ds + j) = weight * (*(vec *)(ds + j) - dots);
+                            *(vec *)(p + j) = weight;
+                        }
+                        NAME(mix)(ds, keys, n, splat(scale), dqt, E);
+                        long of_prompt = s->prefix_length < n ? s->prefix_length : n;
+                        for (long j = 0, next = of_prompt; j < n; j = next, next = n) {
                             long key = (key_at(s, j) * K + head) * E;
-                            vec weight = exp_of(*(vec *)(p + j * LANES) - level), dp = splat(0);
-                            vec extra[3] = {0};
-                            for (long e = 0; e < E; e += 4) {
-                                dp = dp + *(vec *)(gt + e * LANES) * values[j * E + e];
-                                for (int u = 0; u < 3; u++)
-                                    extra[u] = extra[u] + *(vec *)(gt + (e + u + 1) * LANES) * values[j * E + e + u + 1];
-                            }
-                            vec ds = weight * (dp + extra[0] + extra[1] + extra[2] - dots);
-                            for (long e = 0; e < E; e++)
-                                *(vec *)(dqt + e * LANES) += ds * keys[j * E + e];
-                            for (long e = 0; e < E; e += LANES) {
-                                vec into_k = *(vec *)(dk + key + e), into_v = *(vec *)(dv + key + e);
-                                for (long lane = 0; lane < LANES; lane++) {
-                                    into_k += *(vec *)(rows + lane * E + e) * ds[lane];
-                                    into_v += *(vec *)(grads + lane * E + e) * weight[lane];
-                                }
-                                *(vec *)(dk + key + e) = into_k;
-                                *(vec *)(dv + key + e) = into_v;
-                            }
+                            spread_run(ds + j * LANES, rows, dk + key, K * E, next - j, E);
+                            spread_run(p + j * LANES, grads, dv + key, K * E, next - j, E);
                         }
                         for (long lane = 0; lane < present; lane++) {
                             float line[1024];
-                            for (long e = 0; e < E; e++) line[e] = dqt[e * LANES + lane] * scale;
+                            for (long e = 0; e < E; e++) line[e] = dqt[e * LANES + lane];
                             for (long e = 0; e < E; e += LANES)
                                 store(dq + ((at + lane) * H + h) * E + e, *(vec *)(line + e));
                         }
                     }
                 }
-        free(p), free(keys), free(values);
+        free(p), free(ds), free(keys), free(values);
     }
 }
 

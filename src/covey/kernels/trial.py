@@ -48,18 +48,18 @@ def measured(kind: str, dtype: torch.dtype) -> tuple[float, float]:
     """GFLOP/s of one thread, ours and torch's, in turns."""
     m, n, k = SHAPES[kind]
     x, w, grad = (torch.randn(*shape).to(dtype) for shape in ((m, k), (n, k), (m, n)))
-    ours, into = x.new_empty(m, n), torch.zeros(m if kind == "inputs" else n, k)
+    ours, back, into = x.new_empty(m, n), x.new_empty(m, k), torch.zeros(n, k)
     panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
     call("pack_weight", w, panels, n, k, dtype=dtype)
     sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "decode": (lambda: call("product", x, panels, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
-        "forward": (lambda: call("product_once", x, w, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
+        "forward": (lambda: call("product_once", x, w, 0, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
         "inputs": (
-            lambda: call("outer_sum", grad.data_ptr(), 1, n, w, k, into, n, m, k, dtype=dtype),
+            lambda: call("product_once", grad, w, 1, None, back, m, k, n, dtype=dtype),
             lambda: grad @ w,
         ),
         "weights": (
-            lambda: call("outer_sum", grad.data_ptr(), n, 1, x, k, into, m, n, k, dtype=dtype),
+            lambda: call("outer_sum", grad.data_ptr(), n, x, k, into, m, n, k, dtype=dtype),
             lambda: into.add_(grad.t() @ x),
         ),
     }

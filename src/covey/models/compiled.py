@@ -129,7 +129,7 @@ class _LinearFunction(torch.autograd.Function):
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
-        into_x = ctx.layer.product_back(grad).to(x.dtype) if ctx.needs_input_grad[0] else None
+        into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
         into = [add_gradient(m.weight, partial(weight_gradient, part, x)) for m, part in columns]
         into += [
             part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None

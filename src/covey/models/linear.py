@@ -82,7 +82,7 @@ class FusedLinear:
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
         weight = self._joined_weight(x.dtype)
         out = x.new_empty(len(x), len(weight)) if out is None else out
-        call("product_once", x, weight, self._joined_bias(), out, len(x), *weight.shape, dtype=x.dtype)
+        call("product_once", x, weight, 0, self._joined_bias(), out, len(x), *weight.shape, dtype=x.dtype)
         return out
 
     def _by_torch(self, x: Tensor) -> Tensor:
@@ -90,12 +90,12 @@ class FusedLinear:
         return F.linear(x, weight, None if bias is None else bias[: len(weight)].to(x.dtype))
 
     def product_back(self, grad: Tensor) -> Tensor:
-        """grad W, in float32. (T, out) -> (T, in)."""
+        """grad W. (T, out) -> (T, in)."""
+        weight = self._joined_weight(grad.dtype)
         if by_torch("inputs", grad.dtype):
-            return (grad @ self._joined_weight(grad.dtype)).float()
-        into = torch.zeros(len(grad), self.modules[0].weight.shape[1])
-        for module, columns in zip(self.modules, grad.split(self.sizes, dim=1), strict=True):
-            outer_sum(columns.t(), module.weight.detach().to(grad.dtype), into)
+            return grad @ weight
+        grad, into = grad.contiguous(), grad.new_empty(len(grad), weight.shape[1])
+        call("product_once", grad, weight, 1, None, into, len(grad), *weight.t().shape, dtype=grad.dtype)
         return into
 
     def _refresh(self) -> None:
@@ -154,6 +154,7 @@ def weight_gradient(grad: Tensor, x: Tensor, out: Tensor) -> None:
 
 
 def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a with any strides, K a multiple of 16."""
+    """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a's columns may be some of more, K is a multiple of 16."""
     sizes = (*a.shape, b.shape[1])
-    call("outer_sum", a.data_ptr(), *a.stride(), b, b.stride(0), out, *sizes, dtype=a.dtype)
+    a = a if a.stride(1) == 1 else a.contiguous()
+    call("outer_sum", a.data_ptr(), a.stride(0), b, b.stride(0), out, *sizes, dtype=a.dtype)

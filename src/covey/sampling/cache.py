@@ -42,7 +42,8 @@ class CacheEngine:
         self.policy, self.decoder, self.prompts, self.slots = policy, policy.decoder, prompts, slots
         kind = _CompiledCache if policy.decoder.ops.compiled else _TorchCache
         longest = max(map(len, prompts), default=0)
-        self.cache = kind(policy.decoder, slots, longest, max_tokens)
+        pages = min(slots, len(prompts)) + 1  # the last prompt may wait for its other completions
+        self.cache = kind(policy.decoder, slots, pages, longest, max_tokens)
         self.step: Step = _step(policy, policy.decoder, self.cache)
         if policy.device.type == "cuda":
             recorder = cuda_recorder(policy.device)
@@ -157,7 +158,7 @@ class _TorchCache:
     ``_CompiledCache`` has the same methods.
     """
 
-    def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
+    def __init__(self, decoder: Decoder, slots: int, _pages: int, longest: int, max_tokens: int) -> None:
         heads, weight = decoder.heads, decoder.embed.weight
         kv_length = _rounded(longest + max_tokens)
         shape = (len(decoder.layers), slots, kv_length, heads.keys, heads.width)
@@ -234,16 +235,16 @@ class _CompiledCache:
     and the values' rows add up as vectors too. P and S are rounded up, so that the last vector may read on.
     """
 
-    def __init__(self, decoder: Decoder, slots: int, longest: int, max_tokens: int) -> None:
+    def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
         heads, weight = decoder.heads, decoder.embed.weight
         p, s = _rounded(max(longest, 1)), _rounded(max_tokens)
         layers, k, e = len(decoder.layers), heads.keys, heads.width
-        pages = slots + 1  # one more than can run: the last prompt may wait for its other completions
-        # In float32 whatever the model's dtype: converting at every read costs more than the memory.
-        self.prompt_keys = torch.zeros(layers, pages, k, e, p)
-        self.prompt_values = torch.zeros(layers, pages, k, p, e)
-        self.completion_keys = torch.zeros(layers, slots, k, e, s)
-        self.completion_values = torch.zeros(layers, slots, k, s, e)
+        # In float32 whatever the model's dtype: converting at every read costs more than the memory. What was
+        # there before stays until it is written over: keys behind the last token are read, but weigh nothing.
+        self.prompt_keys = torch.empty(layers, pages, k, e, p)
+        self.prompt_values = torch.empty(layers, pages, k, p, e)
+        self.completion_keys = torch.empty(layers, slots, k, e, s)
+        self.completion_values = torch.empty(layers, slots, k, s, e)
         self.metadata = torch.zeros(3, slots, dtype=torch.int64)
         self.page, self.prompt_length, self.length = self.metadata
         self.tables = decoder.rotations(self.page, length=longest + max_tokens)
