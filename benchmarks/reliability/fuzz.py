@@ -1,30 +1,41 @@
-"""Thousands of broken configs and data files: each is answered with a message.
+"""Thousands of broken configs, data files and run folders: each is answered with a message.
 
     python benchmarks/reliability/fuzz.py [--trials 2000] [--seed 0] [--write]
 
-In process, without a model: exactly what `covey train` does before it loads one.
+In process. Of configs and data, without a model, exactly what `covey train` does before it loads one; of run
+folders, what looks at them: the commands and the questions of the pages.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import io
 import json
 import random
+import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from harness import report
 
+from covey.cli import main as covey
 from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.config.sources import key_paths
 from covey.errors import CoveyError
 from covey.tasks.files import read_problems
+from covey.ui.compare import compared
+from covey.ui.records import Runs, group_page, listed_runs, run_page, step_page
+from covey.ui.server import json_answer
+from covey.ui.tokens import token_page
 
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2.5, 1e400, float("nan"), "", "x", "dapo", "../../etc/passwd", "rewards.py:f",
@@ -80,8 +91,115 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
+RUN = """
+model: tiny
+data: {task: last_digit, train_size: 16, test_size: 4}
+rewards: ["rewards.py:varied"]
+rollout: {group_size: 2, prompts_per_step: 2, max_tokens: 4}
+algorithm: %s
+train: {steps: 3, lr: 1.0e-3}
+eval: {problems: 2, samples: 1}
+"""
+
+
+def made_runs(folder: Path) -> None:
+    """A run and one with a critic."""
+    (folder / "rewards.py").write_text("def varied(completion):\n    return sum(map(ord, completion)) % 7\n")
+    for name in ("grpo", "ppo"):
+        (folder / f"{name}.yaml").write_text(RUN % name)
+        with contextlib.redirect_stdout(io.StringIO()):
+            if covey(["train", str(folder / f"{name}.yaml"), "--output", str(folder / "whole" / name)]) > 1:
+                raise SystemExit("no run to damage")
+
+
+def with_other_value(line: bytes, rng: random.Random) -> bytes:
+    """A record in which one value, however deep, is odd or gone."""
+    record = json.loads(line)
+    place = record
+    while True:
+        key = rng.choice(sorted(place) if isinstance(place, dict) else range(len(place)))
+        inside = place[key]
+        if not isinstance(inside, dict | list) or not inside or rng.random() < 0.3:
+            break
+        place = inside
+    if rng.random() < 0.2:
+        del place[key]
+    else:
+        place[key] = rng.choice((*VALUES, 10**400, {"a": [1]}, -7))
+    return json.dumps(record).encode()
+
+
+def damage_run(run: Path, rng: random.Random) -> str:
+    """One file of a run with other bytes, or a record with another value. -> which."""
+    files = [
+        p for p in sorted(run.rglob("*")) if p.suffix in (".json", ".jsonl", ".npz", ".yaml") and p.is_file()
+    ]
+    near = [p for p in files if "checkpoints" not in p.parts and "final" not in p.parts]
+    path = rng.choice(near if rng.random() < 0.9 else files)
+    content = path.read_bytes()
+    if path.suffix == ".jsonl" and content and rng.random() < 0.6:
+        lines = content.splitlines()
+        number = rng.randrange(len(lines))
+        lines[number] = with_other_value(lines[number], rng)
+        path.write_bytes(b"\n".join(lines) + b"\n")
+    elif rng.random() < 0.1:
+        path.unlink()
+    else:
+        path.write_bytes(damaged(damaged(content, rng), rng))
+    return path.name
+
+
+def looks(folder: Path) -> list[Callable[[], object]]:
+    """All that looks at a run: commands, and the pages' questions."""
+    run, other = folder / "runs" / "r", folder / "whole" / "grpo"
+    commands = [
+        "show R",
+        "show R 1",
+        "show R 1 1",
+        "explain R",
+        "diff R O",
+        "diff O R",
+        "report R -o F/report.html",
+    ]
+    commands += ["pairs R -o F/pairs.jsonl", "rescore R F/rewards.py:varied"]
+    words = {"R": str(run), "O": str(other)}
+    split = [[words.get(w, w.replace("F/", f"{folder}/")) for w in command.split()] for command in commands]
+    pages = (
+        lambda: listed_runs(Runs(run.parent)),
+        lambda: run_page("r", run),
+        lambda: step_page(run, 1),
+        lambda: group_page(run, 1, 1),
+        lambda: token_page(run, 1, 1, 1),
+        lambda: compared(run, other),
+    )
+    return [
+        *(partial(command, words) for words in split),
+        *(lambda page=page: json_answer(page()) for page in pages),
+    ]
+
+
+def command(words: list[str]) -> None:
+    """Raise what a command could not answer."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        code = covey(words)
+    if "a bug in covey" in said.getvalue():
+        raise AssertionError(f"{words[0]}: {said.getvalue().splitlines()[-1]}")
+    if code > 1:
+        raise CoveyError(said.getvalue())
+
+
+def look_at_damage(folder: Path, rng: random.Random) -> None:
+    """One look at a run with one damage."""
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+    whole = folder / "whole" / rng.choice(("grpo", "ppo"))
+    shutil.copytree(whole, folder / "runs" / "r", ignore=shutil.ignore_patterns("*.safetensors"))
+    damage_run(folder / "runs" / "r", rng)
+    rng.choice(looks(folder))()
+
+
 def main() -> None:
-    """Both kinds of files."""
+    """All kinds of files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -114,10 +232,24 @@ def main() -> None:
                     found["tracebacks"] += 1
                     examples.setdefault(f"{kind}: {type(error).__name__}: {str(error)[:80]}", content)
                 slowest = max(slowest, time.monotonic() - started)
+        made_runs(Path(folder))
+        for trial in range(arguments.trials // 2):
+            try:
+                look_at_damage(Path(folder), random.Random(f"{arguments.seed} {trial}"))
+                found["run: accepted"] += 1
+            except CoveyError:
+                found["run: answered"] += 1
+            except Exception as error:
+                found["tracebacks"] += 1
+                examples.setdefault(f"run: {type(error).__name__}: {str(error)[:300]}", str(trial).encode())
     for error, content in examples.items():
         print(error, content[:300])
     figures = {**found, "tracebacks": found["tracebacks"], "slowest answer, ms": round(1000 * slowest)}
-    report("fuzzed configs and data files", {**figures, "ok": not found["tracebacks"]}, arguments.write)
+    report(
+        "fuzzed configs, data files and run folders",
+        {**figures, "ok": not found["tracebacks"]},
+        arguments.write,
+    )
     raise SystemExit(bool(found["tracebacks"]))
 
 

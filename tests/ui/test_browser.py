@@ -243,6 +243,44 @@ def test_a_finding_leads_to_its_evidence(site, page) -> None:
     page.wait_for_selector(".panel >> text=Token 3")
 
 
+def test_labels_of_an_axis_are_the_numbers_they_stand_at(page, tmp_path) -> None:
+    """Of small gradients every label was 0.01, whose own lines stood at .002, .004, .006."""
+    folder = made_run(tmp_path / "small")
+    folder.write_rollouts(
+        0,
+        [made_group([1, 0], ["yes", "no"])],
+        [np.ones(4), -np.ones(5)],
+        seen={"applied": np.arange(9) / 1300},
+    )
+    folder.close()
+    with serving(tmp_path) as url:
+        page.goto(f"{url}?token=right#/run/small/step/0/group/0/token/1")
+        page.wait_for_selector("svg.plot text[text-anchor=end]")
+        said = page.eval_on_selector_all(
+            "svg.plot text[text-anchor=end]",
+            "all => all.map(t => [Number(t.textContent), Number(t.getAttribute('y'))])",
+        )
+    values, heights = np.array(said).T
+    slopes = np.diff(values) / np.diff(heights)
+    assert len(set(values)) == len(values) > 2
+    assert slopes == pytest.approx(slopes[0], rel=1e-3)
+
+
+def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> None:
+    run = site.root / "one"
+    record = {"exit_code": 75, "error": "stopped by SIGTERM", "go_on": "covey resume runs/one"}
+    (run / ".lock").write_text("")
+    (run / "exit.json").write_text(json.dumps(record))
+    (run / "findings.jsonl").write_text('{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}\n')
+    page.goto(site.at("#/run/one"))
+    page.wait_for_selector(".note >> text=stopped by SIGTERM. Continue with: covey resume runs/one")
+    page.wait_for_selector("text=No verdict yet")
+    page.wait_for_selector(".finding >> text=step 2")  # as the console and the curves count
+    (run / "result.json").write_text("{}")
+    page.reload()
+    page.wait_for_selector("text=No verdict: held-out problems were not measured")
+
+
 def test_two_runs_are_compared(site, page) -> None:
     page.goto(site.at("#/"))
     page.check("input[data-run=one]")

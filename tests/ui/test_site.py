@@ -96,9 +96,13 @@ def test_groups_come_in_the_order_of_what_they_teach(site) -> None:
 def test_a_line_without_a_step_is_no_record_and_a_result_ends_a_run(site) -> None:
     run = site.root / "one"
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"loss": 1}\n{"step": 1' + "0" * 400 + "}\n")
+        file.write(
+            '{"loss": 1}\n{"step": 1'
+            + "0" * 400
+            + '}\n{"step": 2, "loss": NaN}\n{"step": 2, "loss": 1e999}\n'
+        )
     assert listed_runs(Runs(site.root))[0]["done"] == 3
-    assert any("2 lines cannot be read" in note for note in run_page("one", run)["notes"])
+    assert any("4 lines cannot be read" in note for note in run_page("one", run)["notes"])
     assert run_state(run) == "training"  # this process has its lock
     (run / "result.json").write_text("{}")  # as a stage leaves it that makes examples, and no model
     assert run_state(run) == "finished"

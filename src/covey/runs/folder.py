@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -248,7 +249,10 @@ def stream_record(line: bytes) -> dict[str, object] | None:
         record = json.loads(line, parse_int=_bounded)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and type(record.get("step")) is int else None
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        return None
+    finite = all(math.isfinite(v) for v in record.values() if isinstance(v, float))
+    return record if finite else None  # nobody writes what is not: see ``append``
 
 
 def _bounded(digits: str) -> int:

@@ -138,7 +138,7 @@ def _row(name: str, folder: Path) -> Record:
 
 def _known(folder: Path) -> Record:
     """What is known of a run beside its state. Raises CoveyError where its files are damaged."""
-    settings: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
+    settings = _settings(folder / "config.yaml", (folder / "config.yaml").stat().st_mtime_ns)
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
     paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
@@ -147,8 +147,14 @@ def _known(folder: Path) -> Record:
         "method": settings["method"],
         "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
         "model": str(settings.get("model")),
-        "steps": settings["train"].get("steps"),
+        "steps": 0 if settings["method"] == "filter" else settings["train"].get("steps"),
     }
+
+
+@lru_cache(maxsize=512)
+def _settings(path: Path, _changed: int) -> Mapping[str, Any]:
+    """A config is slow to read, and a list of a hundred runs has a hundred."""
+    return read_yaml(path)[0]
 
 
 @lru_cache(maxsize=512)
@@ -189,7 +195,7 @@ def run_page(name: str, folder: Path) -> Record:
     ended = folder / RECORD if (folder / RECORD).is_file() else folder.parent / RECORD
     now = run_state(folder)
     if now == "interrupted" and ended.is_file():
-        notes.append(ended.read_text(encoding="utf-8", errors="replace"))
+        notes.append(_ending(ended))
     return {
         "run": name,
         "folder": str(folder),
@@ -202,6 +208,16 @@ def run_page(name: str, folder: Path) -> Record:
         "at": {kind: tail.at for kind, tail in streams.items()},
         **news(folder, read),
     }
+
+
+def _ending(path: Path) -> str:
+    """Why a run has ended early and how it continues, from its record; of a damaged one its text."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        record = json.loads(text)
+        return f"{record['error']}. Continue with: {record['go_on']}"
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return text
 
 
 def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:

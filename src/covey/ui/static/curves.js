@@ -1,12 +1,14 @@
 // Curves of runs, drawn by uPlot; they follow what comes in.
 
-import { fmt, h, percent } from "./dom.js";
+import { fmt, h, percent, places } from "./dom.js";
 
 const COLOURS = ["a", "b", "c", "d", "e", "f"];
 const known = (name, text) => [name, text];
 const CHARTS = [
   ["Reward", [known("reward/mean", "training"), known("held-out:reward", "held-out")]],
   ["Accuracy", [known("accuracy", "training"), known("held-out:greedy", "held-out, greedy"), known("held-out:pass@1", "held-out, sampled")], percent],
+  ["Pairs with the chosen above the rejected", [known("preference/accuracy", "training"), known("reward_model/accuracy", "training"), known("held_out/preference/accuracy", "held-out"), known("held_out/reward_model/accuracy", "held-out")], percent],
+  ["Margin of the chosen", [known("preference/margin", "training"), known("reward_model/margin", "training"), known("held_out/preference/margin", "held-out"), known("held_out/reward_model/margin", "held-out")]],
   ["Dead groups", [known("groups/dead_incorrect", "all incorrect"), known("groups/dead_correct", "all correct"), known("groups/dead", "all")], percent],
   ["Rewards by function", /^reward\/[^/]+\/mean$/],
   ["Length of completions, tokens", [known("length/correct", "correct"), known("length/incorrect", "incorrect")]],
@@ -91,7 +93,7 @@ export function curves(source) {
       plots.push(new window.uPlot({
         width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
         scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(low ?? 0, high === low || high === null ? (low ?? 0) + 1 : high, 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
-        axes: [axis(colours, (v) => fmt(v, 0), 30), axis(colours, show ?? ((v) => fmt(v, 2)), 56)],
+        axes: [axis(colours, (v) => (Number.isInteger(v) ? fmt(v, 0) : ""), 30), axis(colours, show ? (v, step) => percent(v, places(100 * step)) : (v, step) => fmt(v, places(step)), 56)],
         series: [{ label: "step" }, ...made],
       }, values, host));
     });
@@ -127,5 +129,5 @@ export function curves(source) {
 
 const axis = (colours, show, size = 36) => ({
   stroke: colours.ink, size, font: "12px system-ui", grid: { stroke: colours.rule, width: 1 }, ticks: { show: false },
-  values: (_, splits) => splits.map((v) => show(v)),
+  values: (_, splits, of, room, step) => splits.map((v) => show(v, step)),
 });

@@ -37,6 +37,13 @@ export function fmt(value, digits = 3, sign = false) {
 export const percent = (value, digits = 0) =>
   value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 
+// The digits after the point that numbers so far apart need to be told from each other.
+export function places(step) {
+  let digits = 0;
+  while (digits < 9 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6) digits += 1;
+  return digits;
+}
+
 // The whole number travels along, so that a test or a reader's script can compare it.
 export const num = (value, digits = 3, sign = false) =>
   h("span", { class: `num ${tone(sign ? value : 0)}`, "data-value": value ?? "" }, fmt(value, digits, sign));

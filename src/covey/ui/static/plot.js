@@ -1,6 +1,6 @@
 // Small drawings as SVG: lines over an axis, bars around zero.
 
-import { fmt, h, svg } from "./dom.js";
+import { fmt, h, places, svg } from "./dom.js";
 
 function ticks(low, high, count = 5) {
   const span = high - low || 1;
@@ -12,21 +12,23 @@ function ticks(low, high, count = 5) {
 }
 
 // series: [{name, tone, xs, ys, dash}]; marks: [{x, y, tone}]
-export function lines({ label, series, marks = [], x: xLabel = "", y: yLabel = "", xRange, yRange, width = 720, height = 260, show = (v) => fmt(v, 2) }) {
+export function lines({ label, series, marks = [], x: xLabel = "", y: yLabel = "", xRange, yRange, width = 720, height = 260, show }) {
   width = Math.max(300, Math.min(width, document.documentElement.clientWidth - 40));
   const xs = series.flatMap((s) => s.xs), ys = series.flatMap((s) => s.ys).filter((v) => v !== null);
   const [x0, x1] = xRange ?? [Math.min(...xs), Math.max(...xs)];
   let [y0, y1] = yRange ?? [Math.min(...ys, 0), Math.max(...ys, 0)];
   if (!(y1 > y0)) y1 = y0 + 1;
-  const room = Math.max(...ticks(y0, y1).map((v) => show(v).length));
+  const rows = ticks(y0, y1), digits = places(rows[1] - rows[0] || 1);
+  const said = show ?? ((v) => fmt(v, digits));
+  const room = Math.max(...rows.map((v) => said(v).length));
   const pad = { left: Math.max(48, 7 * room + 12), right: 14, top: yLabel ? 28 : 12, bottom: xLabel ? 40 : 24 };
   const X = (v) => pad.left + ((v - x0) / (x1 - x0 || 1)) * (width - pad.left - pad.right);
   const Y = (v) => height - pad.bottom - ((Math.min(Math.max(v, y0), y1) - y0) / (y1 - y0)) * (height - pad.top - pad.bottom);
   const node = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, class: "plot" });
   node.style.maxWidth = `${width}px`;
-  for (const v of ticks(y0, y1)) {
+  for (const v of rows) {
     node.append(svg("line", { class: v === 0 ? "axis" : "rule", x1: pad.left, x2: width - pad.right, y1: Y(v), y2: Y(v) }),
-      svg("text", { x: pad.left - 8, y: Y(v) + 4, "text-anchor": "end" }, show(v)));
+      svg("text", { x: pad.left - 8, y: Y(v) + 4, "text-anchor": "end" }, said(v)));
   }
   for (const v of ticks(x0, x1, 6)) node.append(svg("text", { x: X(v), y: height - pad.bottom + 18, "text-anchor": "middle" }, fmt(v, Number.isInteger(v) ? 0 : 2)));
   node.append(svg("text", { class: "of", x: (pad.left + width - pad.right) / 2, y: height - 3, "text-anchor": "middle" }, xLabel));

@@ -17,7 +17,7 @@ export async function runPage(name) {
     head.replaceChildren(
       crumbs(link("#/", "Runs"), h("span", {}, written(name))),
       h("div", { class: "title" }, h("h1", {}, written(name)), statePill(run.state), verdictPill(run.verdict)),
-      run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(run.verdict.sentence.replaceAll("->", "→"))) : h("p", { class: "lead muted" }, "No verdict yet: held-out problems are measured before the first step and after the last."),
+      run.verdict ? h("p", { class: "lead" }, run.state === "training" ? "So far: " : "", written(run.verdict.sentence.replaceAll("->", "→"))) : h("p", { class: "lead muted" }, run.state === "finished" ? "No verdict: held-out problems were not measured before the first step and after the last." : "No verdict yet: held-out problems are measured before the first step and after the last."),
       ...run.notes.map((n) => h("div", { class: "note" }, written(n))));
     const tile = (title, value, from) => (value === undefined ? null : h("div", { class: "tile" }, h("h3", {}, title), h("strong", { class: "num" }, value), from ? h("span", { class: "muted num" }, from) : null));
     const share = (key) => [percent(last(key)), first(key) === undefined ? null : `began at ${percent(first(key))}`];
@@ -61,7 +61,7 @@ function findings(run, name) {
   if (!found.length && !run.events.length) return [];
   const card = (e) => h("article", { class: `finding ${SEVERITY[e.severity] ?? ""}` }, h("p", {}, written(String(e.sentence ?? e.finding ?? e.event ?? ""))),
     e.remedy || e.advice ? h("p", { class: "remedy" }, h("b", {}, "Try "), e.remedy ? h("code", {}, written(String(e.remedy))) : null, e.remedy && e.advice ? " or " : null, e.advice ? written(String(e.advice)) : null) : null,
-    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step}`, e.evidence ? evidenceLink(run, name, e) : null));
+    e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step + (e.event ? 0 : 1)}`, e.evidence ? evidenceLink(run, name, e) : null));
   const noted = ({ step, event, ...details }) => card({ step, severity: "note", event, advice: "", sentence: [event, ...Object.entries(details).map(([k, v]) => `${k}: ${Array.isArray(v) ? v.join("; ") : typeof v === "string" ? v : JSON.stringify(v)}`)].join(", ") });
   return [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card), run.events.slice(-6).reverse().map(noted))];
 }

@@ -13,11 +13,13 @@ async function show() {
     else a.removeAttribute("aria-current");
   }
   let found;
+  const slow = setTimeout(() => { if (!main.childElementCount) main.append(h("p", { class: "muted" }, "Reading …")); }, 300);
   try {
     found = await page(parts);
   } catch (error) {
     found = { title: "covey", node: failure(error) };
   }
+  clearTimeout(slow);
   if (mine !== turn) { found.leave?.(); return; }
   leave?.();
   leave = found.leave ?? null;
