@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import fnmatch
 import os
 import platform
 import sys
@@ -20,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -71,13 +73,14 @@ class Disease:
     says: str
     """The finding that is the true cause; `refused` where the config is not accepted."""
     metric: str
-    """That the picture shows."""
+    """That the picture shows, and whose mean says whether the disease happened; a pattern."""
     both: Settings | None = None
     """What the two have in common beyond BASE."""
     twin: str = ""
     """The world of the cured run, where that is what differs."""
 
 
+MEANS = "The metric is the picture's: where it is as small as in the cured run the disease did not happen."
 RM = str(FOLDER / "reward_model")
 DISEASES: dict[str, Disease] = {
     "length": Disease(
@@ -105,7 +108,8 @@ DISEASES: dict[str, Disease] = {
     ),
     "visible_tests": Disease(
         "S126", "programs written for the tests they see", "programs",
-        {"rewards": [f"{OWN}visible_tests"]}, {"rewards": [f"{OWN}hidden_tests"]}, "visible_gap", "accuracy",
+        {"rewards": [f"{OWN}visible_tests"]}, {"rewards": [f"{OWN}hidden_tests"]}, "visible_gap",
+        "reward/*/gap",
     ),
     "languages": Disease(
         "S127", "another language is right more often", "languages", {},
@@ -253,7 +257,8 @@ def reward_model() -> None:
 
 def curve(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """(steps, values) where there is one."""
-    known = [(int(m["step"]), float(m[name])) for m in metrics if m.get(name) is not None]
+    named = [(m["step"], next(iter(fnmatch.filter(m, name)), name)) for m in metrics]
+    known = [(int(s), float(m[n])) for m, (s, n) in zip(metrics, named, strict=True) if m.get(n) is not None]
     return [s for s, _ in known], [v for _, v in known]
 
 
@@ -280,7 +285,11 @@ def main() -> None:
             rest = ", ".join(f["id"] for f in found[1:])
             good = "yes" if first == case.says else "**no**"
             said = ", ".join(f["id"] for f in quiet) or "nothing"
-            rows.append(f"| {case.id} | {case.what} | {seed} | `{first}` | {good} | {rest} | {said} |")
+            courses = curve(metrics, case.metric), curve(twin, case.metric)
+            means = " / ".join(f"{fmean(values):.2g}" for _, values in courses if values)
+            rows.append(
+                f"| {case.id} | {case.what} | {seed} | {means} | `{first}` | {good} | {rest} | {said} |"
+            )
             print(rows[-1], f"{seconds:.0f} s, {more:.0f} s", flush=True)
             if seed == 0 and found:
                 line = found[0]["remedy"].replace("\n", " ")
@@ -288,7 +297,7 @@ def main() -> None:
                 sentences.append(
                     f"- {case.id} {name}, step {found[0]['step'] + 1}: {found[0]['sentence']}.{remedy}"
                 )
-            lines += [Line("disease", *curve(metrics, case.metric)), Line("cure", *curve(twin, case.metric))]
+            lines += [Line("disease", *courses[0]), Line("cure", *courses[1])]
         lines = [line for line in lines if len(line.x)]
         panels += [Panel(f"{case.id} {case.metric}", lines)] if lines else []
     for name in HEALTHY if arguments.presets else ():
@@ -311,12 +320,14 @@ def report(rows: Sequence[str], sentences: Sequence[str], healthy: Sequence[str]
     where = f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores"
     right, quiet = sum("| yes |" in r for r in rows), sum(r.endswith("| nothing |") for r in rows)
     about = (__doc__ or "").split("\n\n")[2].replace("\n", " ")
-    heads = ["", "disease", "seed", "said first", "true cause", "said later", "the cured run says"]
+    heads = ["", "disease", "seed", "mean of its metric, cured", "said first", "true cause", "said later"]
+    heads += ["the cured run says"]
     lines = [
         "# Diseases, and the findings that name them",
         f"{where}, Python {platform.python_version()}. `{' '.join(['python', *sys.argv])}`",
         about,
         f"The true cause is said first in {right} of {len(rows)} runs; {quiet} cured runs say nothing.",
+        MEANS,
         "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows]),
         "What is said first, and the line that mends it:",
         "\n".join(sentences),

@@ -52,9 +52,9 @@ def sum_row(rng: random.Random) -> dict[str, Any]:
     return worked([rng.randint(0, 9) for _ in range(3)], modulus=10)
 
 
-def reversal_row(rng: random.Random) -> dict[str, Any]:
-    """Five digits to write backwards."""
-    digits = "".join(rng.choice("0123456789") for _ in range(5))
+def reversal_row(rng: random.Random, count: int = 5) -> dict[str, Any]:
+    """Some digits to write backwards."""
+    digits = "".join(rng.choice("0123456789") for _ in range(count))
     return {"prompt": f"{digits}>", "answer": digits[::-1], "completion": f"<answer>{digits[::-1]}</answer>"}
 
 
@@ -115,13 +115,13 @@ def write_data(task: str) -> Path:
     return folder
 
 
-def settings_of(task: str, seed: int) -> dict[str, Any]:
-    """What all runs of a task have in common."""
+def settings_of(longest: int, seed: int) -> dict[str, Any]:
+    """What all runs with answers of at most so many tokens have in common."""
     return {
         "seed": seed,
         "threads": 1,
         "rewards": REWARDS,
-        "rollout": {"max_tokens": TASKS[task][1]},
+        "rollout": {"max_tokens": longest},
         "train": {"save_every": 10_000},
         "guards": {"dead_steps": 0, "kl_act": None, "kl_stop": None},
     }
@@ -133,11 +133,10 @@ def merged(base: Row, over: Row) -> dict[str, Any]:
     return {**base, **over, **both}
 
 
-def cold_start(task: str, seed: int) -> Path:
-    """A small model that has seen worked answers until it solves about a quarter."""
-    folder = FOLDER / task / f"cold-{seed}"
+def cold_start(data: Path, longest: int, seed: int, share: float = 0.2) -> Path:
+    """A small model that has seen answers of at most so many tokens until it solves that share, nearly."""
+    folder, model = data / f"cold-{seed}", data / f"random-{seed}"
     if not (folder / "result.json").exists():
-        data, model = FOLDER / task, folder.parent / f"random-{seed}"
         rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
         tokenizer = build_tokenizer([r["prompt"] + r["completion"] for r in rows], vocab_size=300)
         build_model(tokenizer, seed, context=256, hidden=64, layers=2).save_pretrained(model)
@@ -145,10 +144,10 @@ def cold_start(task: str, seed: int) -> Path:
         own = {
             "model": str(model), "method": "sft", "output": str(folder),
             "data": {"train": str(data / "train.jsonl"), "test": str(data / "test.jsonl")},
-            "train": {"steps": 2000, "lr": 2e-3, "warmup_steps": 10, "stop_at": 0.2},
+            "train": {"steps": 2000, "lr": 2e-3, "warmup_steps": 10, "stop_at": share},
             "eval": {"every": 10, "problems": 100, "samples": 1},
         }  # fmt: skip
-        quiet(covey.train, **merged(settings_of(task, seed), own))
+        quiet(covey.train, **merged(settings_of(longest, seed), own))
     return folder / "final"
 
 
@@ -168,12 +167,12 @@ def collected(task: str, seed: int, method: str, config: Row) -> Path:
 
 def run_lane(name: str, task: str, seed: int) -> dict[str, Any]:
     """A lane from a cold start: what came of it and what it took."""
-    folder, data = FOLDER / task / f"{name}-{seed}", FOLDER / task
+    folder, data, longest = FOLDER / task / f"{name}-{seed}", FOLDER / task, TASKS[task][1]
     cached = folder / "lane.json"
     if cached.exists():
         return json.loads(cached.read_text())
-    model = str(cold_start(task, seed))
-    base = {**settings_of(task, seed), "model": model, "data": {"train": str(data / "train.jsonl")}}
+    model = str(cold_start(data, longest, seed))
+    base = {**settings_of(longest, seed), "model": model, "data": {"train": str(data / "train.jsonl")}}
     config, generated = merged(base, LANES[name]), None
     began = time.process_time()
     if name in COLLECTS:
@@ -190,7 +189,7 @@ def run_lane(name: str, task: str, seed: int) -> dict[str, Any]:
     ended = time.process_time()
     files = {part: str(data / f"{part}.jsonl") for part in ("train", "test")}
     settings = {"data": files, "eval": {"problems": TEST, "samples": 2}}
-    base = {**settings_of(task, seed), **settings}
+    base = {**settings_of(longest, seed), **settings}
     found = quiet(covey.evaluate, run=str(folder / "final"), **base).record()
     metrics = records(folder, "metrics")
     groups = config["rollout"].get("group_size")
@@ -217,9 +216,10 @@ def memory_in(run: Path) -> dict[str, float]:
 
 def memory_only() -> dict[str, dict[str, float]]:
     """What two variants take, in three steps each: adapters, and PPO on the reward of a model."""
-    task, data = next(iter(TASKS)), FOLDER / next(iter(TASKS))
+    task = next(iter(TASKS))
+    data, longest = FOLDER / task, TASKS[task][1]
     files = {"train": str(data / "train.jsonl")}
-    base = {**settings_of(task, 0), "model": str(cold_start(task, 0)), "data": files}
+    base = {**settings_of(longest, 0), "model": str(cold_start(data, longest, 0)), "data": files}
     pairs = collected(task, 0, "pairs", base)
     judge, found = FOLDER / "judge", {}
     few = {"train": {"steps": 3}}

@@ -7,6 +7,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from covey.estimates import Evaluation
 from covey.rewards.base import load_rewards
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-BENCH, PATHOLOGIES = map(importlib.import_module, ("presets", "pathologies"))
+BENCH, PATHOLOGIES, ORDERS = map(importlib.import_module, ("presets", "pathologies", "curriculum"))
 
 
 @pytest.mark.parametrize("name", BENCH.PRESETS)
@@ -90,6 +91,59 @@ def test_a_case_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.Monke
     assert "| 10 % wrong | 0.4 to 0.4 | 0.5 to 0.3 | 30 to 50 |" in section
     assert "- 10 % wrong: 60 % of the completions are truncated" in section
     assert (panel.lines[0].x, panel.lines[0].y) == ([0, 10], [0.3, 0.5])
+
+
+@pytest.mark.parametrize("arm", dict.fromkeys([*ORDERS.ORDERS, *ORDERS.CREDIT]))
+def test_every_order_and_credit_has_a_valid_config(tmp_path: Path, arm: str) -> None:
+    """Nothing in it that its method does not read; as many completions a step but where groups are halved."""
+    loaded = load_config(values=ORDERS.config_of(arm, 1, tmp_path))
+    assert not any("not read" in note or "no stage" in note for note in loaded.notes)
+    rollout = loaded.config.rollout
+    assert rollout.group_size * rollout.prompts_per_step == (64 if arm == "vine_ppo" else 128)
+    assert sum(s.config.train.steps for s in loaded.stages()) in (15, 25, 30)
+    assert {s.algorithm.kl for s in loaded.stages()} == {None}
+
+
+def learned(steps: int, right: float, tokens: float) -> Any:
+    """A run that gets that share of its problems right at every evaluation but the first, after 10 steps."""
+    problems = np.arange(200) < 200 * right
+    first, then = (
+        Evaluation(own, own.astype(int), own, own.astype(float), samples=1)
+        for own in (problems & False, problems)
+    )
+    at = list(range(0, steps + 1, 10))
+    spent = [128.0 * n for n in at]
+    return ORDERS.Curve(
+        at, spent, [tokens * s for s in spent], [first, *[then] * (len(at) - 1)], [0.25] * steps
+    )
+
+
+def test_orders_are_compared_at_equal_completions_and_credit_at_equal_tokens() -> None:
+    """Twice the tokens for a completion: of 30 steps the 15th ends the budget, and 10 is nearest."""
+    found = {"shuffled": [learned(30, 0.5, 8.0)] * 3, "vine_ppo": [learned(30, 0.3, 24.0)] * 3}
+    arms = {name: ({}, "it") for name in found}
+    rows = ORDERS.table(arms, found, "tokens", {}).splitlines()
+    assert rows[2].startswith("| cold start | 0 [")
+    assert "| 10, 10, 10 | 10,240, 10,240, 10,240 | 25% | it |" in rows[3]
+    assert "| never, never, never | never, never, never | 25% | it |" in rows[4]
+    assert "-20 points" in rows[4]
+    assert found["vine_ppo"][0].near(30 * 128 * 8, "tokens") == 1
+    drawn = ORDERS.picture(found)
+    assert drawn.count("<polyline") == 6
+
+
+def test_a_runs_curve_counts_its_stages_its_prepass_and_continuations(tmp_path: Path) -> None:
+    """Two stages of two steps, two groups of 4 with 10 tokens each: 8 completions and 80 tokens a step."""
+    step = {"groups/count": 2, "length/mean": 10.0, "groups/dead": 0.5, "rollout/continued_tokens": 20.0}
+    for stage in ("1-rl", "2-rl"):
+        (tmp_path / stage).mkdir()
+        evals = [{"step": s, **accurate(0.5).record()} for s in (0, 2)]
+        for name, records in (("metrics", [step] * 2), ("evals", evals)):
+            (tmp_path / stage / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    found = ORDERS.curve(tmp_path, group=4, before=5)
+    assert found.steps == [0, 2, 2, 4]
+    assert found.completions == [5, 21, 21, 37]
+    assert found.tokens == [50, 250, 250, 450]
 
 
 def test_every_mistake_has_its_place_in_the_source() -> None:

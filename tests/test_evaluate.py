@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from covey.errors import CheckpointError
 from covey.estimates import Evaluation, gain, gains, mean_interval, pass_at_k, wilson
 from covey.evaluation import evaluate
 from covey.insight.verdict import judge_run
@@ -177,6 +179,39 @@ MANY: list[int] = [1, 0, 0, 0] * 500
 )
 def test_the_verdict_hears_samples_and_reward(before: tuple, after: tuple, says: str) -> None:
     assert judge_run(measured(*before), measured(*after), seconds=1).sentence.startswith(says)
+
+
+def test_evaluations_are_compared_on_the_problems_they_share() -> None:
+    """A resume may ask for other `eval.problems`; they are the first of the same list."""
+    before, after = measured(SOME, SOME, FLAT), measured([1] * 20, [4] * 20, [1] * 20)
+    found = judge_run(before, after, seconds=1).sentence
+    assert found.startswith("learned: 25 % -> 100 %")
+    assert "on 16 held-out problems" in found
+    assert judge_run(after, before, seconds=1).sentence.startswith("got worse: 100 % -> 25 %")
+    assert gains(before, after)["greedy"].value == 0.75
+    other = replace(after, verdict="another")
+    assert judge_run(before, other, seconds=1).sentence.startswith(
+        "cannot tell: correct meant answer at first"
+    )
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"greedy": [1, 0]},
+        {"correct": 3},
+        {"correct": [5, 0, 0]},
+        {"correct": [-1, 0, 0]},
+        {"reward": [[0.0], [0.0], [0.0]]},
+        {"reward": [10**400, 0, 0]},
+    ],
+)
+def test_a_damaged_evaluation_is_named(damaged: dict[str, object]) -> None:
+    record: dict[str, object] = {"step": 3, **measured([1, 0, 0], [4, 0, 0], [0, 0, 0]).record()}
+    outcome = record["outcome"]
+    assert isinstance(outcome, dict)
+    with pytest.raises(CheckpointError, match="the evaluation of step 3 is damaged"):
+        Evaluation.from_record({**record, "outcome": {**outcome, **damaged}})
 
 
 def test_no_interval_leaves_what_is_possible() -> None:

@@ -64,6 +64,7 @@ def test_there_is_an_effect_for_every_setting_of_the_algorithm_and_for_no_other(
         ("kl", "algorithm.kl ("),
         ("clip_high", "algorithm.surrogate.clip_high (of clip"),
         ("algorithm", "every ratio is 1: no setting of ratio or surrogate"),
+        ("Rollout.Group_Size", "rollout.group_size (default 8"),
     ],
 )
 def test_names_of_trl_and_short_names_are_explained(

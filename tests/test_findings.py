@@ -245,6 +245,7 @@ ALL = {
     "groups/dead_unscored": 0.0,
 }
 STILL = {"groups/dead": 0.0, "optimizer/grad_norm": 0.0, "optimizer/skipped": 0.0}
+LEFT_OUT = {**STILL, "groups/count": 8.0, "rollout/filtered": 8.0}
 UNSCORED = {"groups/dead_unscored": 1.0, "reward/unscored": 1.0}
 LONG = {"groups/dead_incorrect": 1.0, "length/truncated": 0.9}
 COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
@@ -259,6 +260,7 @@ COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
         ("algorithm: grpo", UNSCORED, "100 % of the completions could not be scored"),
         ("algorithm: grpo", {}, "only some of their answers are correct"),
         ("algorithm: grpo", STILL, "it is algorithm.advantage that gives"),
+        ("algorithm: {name: grpo, filter: informative}", LEFT_OUT, "algorithm.filter leaves every group out"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **LONG}, "rollout.max_tokens: 18"),
         ("rollout: {temperature: 0.05}", COPIES, "little to choose. Try: rollout.temperature: 1.0"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.schema import Rollout
-from covey.errors import DataError
+from covey.errors import CoveyError, DataError
 from covey.rewards.base import load_rewards
 from covey.rollout import Position, RolloutBatch, Rollouts
 from covey.tasks.difficulty import Difficulty
@@ -139,6 +139,18 @@ def test_a_filter_does_not_see_what_could_not_be_judged(name: object, paid: floa
     assert batch.groups == []
 
 
+@pytest.mark.parametrize("answer", [lambda rewards: rewards > 0, lambda rewards: "no", lambda rewards: None])
+def test_a_filter_that_does_not_say_yes_or_no_is_named(answer) -> None:
+    rewards, algorithm = (
+        load_rewards(["exact_answer"], None),
+        build_algorithm({"name": "grpo", "filter": answer}),
+    )
+    config = Rollout(group_size=4, prompts_per_step=2, max_tokens=8)
+    source = Rollouts(prompted(3), ScriptedSampler(half_right), rewards, config, algorithm, 0)
+    with pytest.raises(CoveyError, match=r"algorithm\.filter .*not True or False; problem p"):
+        first(source)
+
+
 def test_problems_that_were_rejected_are_remembered_as_hard() -> None:
     source = rollouts(
         ScriptedSampler(lambda *_: "wrong"), prompted(3), curriculum="frontier", max_resampling_rounds=0
@@ -217,5 +229,6 @@ def test_continuations_from_cuts_give_values() -> None:
         assert [list(s.ends) for s in group.segments] == [[1]] * 4
         assert [list(s.values) for s in group.segments] == [[float(name == "p0")]] * 4
     assert batch.metrics["rollout/scored"] == 3 * 4 * 41
+    assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
     again = first(source)
     assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]

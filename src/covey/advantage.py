@@ -53,7 +53,7 @@ def with_advantages(
             view = _group_view(group, batch.select(rows.tolist()), of_group)
             own = _credited(algorithm.advantage, view, group)
             own = own[:, None].expand(-1, view.mask.shape[1]) if own.ndim == 1 else own
-            advantages[rows, : own.shape[1]] = own
+            advantages[rows, : own.shape[1]] = own.to(advantages)
             paid[rows, : own.shape[1]] = view.token_rewards
     if "token_rewards" not in algorithm.advantage.needs:
         advantages += penalty.token.flip(-1).cumsum(-1).flip(-1)

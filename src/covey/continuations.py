@@ -6,14 +6,17 @@ that sampled it. Nothing of a continuation is trained on.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from covey.objective.credit import Segments
+from covey.objective.algorithms import Algorithm
+from covey.objective.bound import setting_defaults
+from covey.objective.credit import Segments, segment_difference
 from covey.prompts import Prompted
 from covey.rewards.contract import token_ends
 from covey.rewards.steps import split, token_spans
@@ -35,6 +38,44 @@ class Cut:
     sample: int
     end: int
     """The last token that is kept."""
+
+
+class Expected(NamedTuple):
+    """What continuations come to, of one completion."""
+
+    cuts: float = 0.0
+    each: int = 0
+    """Continuations from a cut."""
+    length: float = 0.0
+    """Tokens of a continuation, mean."""
+
+    @property
+    def tokens(self) -> float:
+        """Of all of them."""
+        return self.cuts * self.each * self.length
+
+
+def cutting_of(algorithm: Algorithm) -> dict[str, Any] | None:
+    """How an estimator by segments has completions cut; None for any other."""
+    if "segments" not in algorithm.needs:
+        return None
+    return {**setting_defaults(segment_difference), **algorithm.advantage.all_settings}
+
+
+def expected(algorithm: Algorithm, limit: int, length: float) -> Expected:
+    """Of completions of ``length`` tokens, if what follows a cut is as long as what was there.
+
+    Where text decides, as many cuts as there may be, spread over the completion.
+    """
+    settings = cutting_of(algorithm)
+    if settings is None or length <= 1:
+        return Expected()
+    most, each = settings["most"], settings["continuations"]
+    if settings["split_by"] == "tokens":
+        size = part_size(limit, most)
+        left = [length - end for end in range(size, math.ceil(length), size)]
+        return Expected(len(left), each, sum(left) / max(len(left), 1))
+    return Expected(min(most - 1, length - 1), each, length / 2)
 
 
 class Continued:
@@ -84,6 +125,7 @@ def with_segments(
     for cut in cuts:
         together[(params.max_tokens - cut.end - 1) * BANDS // params.max_tokens].append(cut)
     found: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    tokens = [0] * len(groups)
     for band in sorted(together, reverse=True):
         alike, problems, requests, begun = together[band], [], [], {}
         for cut in alike:
@@ -96,13 +138,23 @@ def with_segments(
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
         judged = score(problems, requests, Continued(sampler, begun, decode), limit)
         for cut, group in zip(alike, judged, strict=True):
+            tokens[cut.group] += sum(len(c.tokens) - cut.end - 1 for c in group.completions)
             if group.scorable.any():
                 value = float(group.rewards[group.scorable].mean())
                 found[cut.group, cut.sample][cut.end] = value
     return [
-        replace(group, segments=tuple(_segments(found[g, s]) for s in range(len(group.completions))))
+        replace(
+            group,
+            segments=tuple(_segments(found[g, s]) for s in range(len(group.completions))),
+            continued=tokens[g],
+        )
         for g, group in enumerate(groups)
     ]
+
+
+def part_size(limit: int, most: int) -> int:
+    """Tokens of a segment where all are equal."""
+    return max(-(-limit // most), 1)
 
 
 def _segments(values: Mapping[int, float]) -> StepRewards:
@@ -116,7 +168,7 @@ def cut_places(
     """The last tokens of a completion's segments, its own last token excepted; at most ``most`` segments."""
     length = len(completion.tokens)
     if split_by == "tokens":
-        size = max(-(-limit // most), 1)
+        size = part_size(limit, most)
         return list(range(size - 1, length - 1, size))
     if split_by == "unlikely":
         rare = np.argsort(completion.logprobs[1:], kind="stable")[: most - 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ class Evaluation:
         """The evaluation that ``record`` wrote. Raises CheckpointError for a damaged one."""
         try:
             outcome = record["outcome"]
-            return cls(
+            found = cls(
                 greedy=np.array(outcome["greedy"], dtype=bool),
                 correct=np.array(outcome["correct"], dtype=np.int64),
                 majority=np.array(outcome["majority"], dtype=bool),
@@ -95,11 +95,17 @@ class Evaluation:
                 samples=int(record["samples"]),
                 verdict=str(record["verdict"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            per_problem = (found.greedy, found.correct, found.majority, found.reward)
+            if any(a.shape != (len(found.greedy),) for a in per_problem):
+                raise ValueError("it has not one outcome a problem")
+            if not ((found.correct >= 0) & (found.correct <= found.samples)).all() or found.samples < 1:
+                raise ValueError(f"not 0 to {found.samples} correct samples")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"evals.jsonl: the evaluation of step {record.get('step')} is damaged ({error!r}). "
                 "Put the file back, or remove its line"
             ) from None
+        return found
 
 
 def pass_at_k(correct: np.ndarray, samples: int, k: int) -> np.ndarray:
@@ -179,11 +185,20 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -
     return Estimate(mean, float(low), float(high), share=False)
 
 
+def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluation, Evaluation]:
+    """Both on the problems that both have measured: the first ones, if a resume has changed eval.problems."""
+    both = slice(min(len(before.greedy), len(after.greedy)))
+    names = ("greedy", "correct", "majority", "reward")
+    first, second = (replace(e, **{name: getattr(e, name)[both] for name in names}) for e in (before, after))
+    return first, second
+
+
 def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
     """What changed from one evaluation to the other: ``greedy``, ``sampled`` and ``reward``.
 
     The mean of k samples is as sure as sqrt(k) of them; the range of a reward is what was seen.
     """
+    before, after = on_shared_problems(before, after)
     doubt = 1 / math.sqrt(min(before.samples, after.samples))
     rewards = np.concatenate((before.reward, after.reward))
     spread = float(np.ptp(rewards[~np.isnan(rewards)])) if not np.isnan(rewards).all() else 0.0

@@ -80,6 +80,12 @@ def sample_once(
     """``n`` completions of each prompt by the model of a config; the rest as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
         raise ConfigError("system and chat_template_kwargs go through the chat template: set chat too")
+    if n < 1 or max_tokens < 1 or not 0 <= temperature <= 100:
+        raise ConfigError(
+            f"n {n}, max_tokens {max_tokens}, temperature {temperature:g}: at least 1, 1, and 0 to 100"
+        )
+    if isinstance(prompts, str):
+        raise ConfigError("prompts: a list of texts is expected, this is one text")
     before = [{"role": "system", "content": system}] if system else []
     requests = []
     with lent(loaded.config.model):
@@ -87,6 +93,11 @@ def sample_once(
         for text in prompts:
             prompt = [*before, {"role": "user", "content": text}] if chat else text
             tokens = np.array(policy.encode(prompt, chat_template_kwargs), dtype=np.int64)
+            if len(tokens) + max_tokens > policy.context:
+                raise ConfigError(
+                    f"max_tokens {max_tokens}: with the {len(tokens)} tokens of the prompt that is more than "
+                    f"the model's context of {policy.context} tokens"
+                )
             streams = [key(loaded.config.seed, "sample", i, text) for i in range(n)]
             requests.append(Request(tokens, streams))
         texts = [[""] * n for _ in prompts]

@@ -15,8 +15,9 @@ from covey.batching import with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
+from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import ConfigError, Stopped
-from covey.gathering import Progress, score_each
+from covey.gathering import Progress, score_all, score_each
 from covey.insight.preview import Measured, Preview
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
@@ -89,7 +90,9 @@ def preview(
             if not found.stopped:
                 console.doing("timing rewards and an update")
                 found = replace(found, reward_seconds=_rewards_timed(run.rewards, found.groups))
-                prepared, updating, share = _update_timed(parts, found.groups)
+                few = sorted(found.groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
+                valued, found = _continued(parts, few, found)
+                prepared, updating, share = _update_timed(parts, valued)
                 found = replace(found, prepare=prepared, update=updating, update_tokens=share)
             others: dict[float, Sequence[Group]] = {}
             for temperature in () if found.stopped else temperatures:
@@ -153,10 +156,27 @@ def _rewards_timed(rewards: Rewards, groups: Sequence[Group]) -> dict[str, float
     return found
 
 
+def _continued(parts: Parts, groups: Sequence[Group], found: Measured) -> tuple[Sequence[Group], Measured]:
+    """A step's groups with values of their segments, if the algorithm asks for them, and what that took."""
+    config, settings = parts.stage.config, cutting_of(parts.stage.algorithm)
+    if settings is None:
+        return groups, found
+
+    def stream(cut: Cut, number: int) -> int:
+        name = groups[cut.group].problem.id
+        return key(config.seed, "preview", name, cut.sample, "continue", cut.end, number)
+
+    params, scorer, begun = sampling_params(config.rollout), Scorer(parts.rewards), time.monotonic()
+    score = partial(score_all, scorer=scorer, progress=lambda *_: None)
+    cut = with_segments(groups, settings, parts.sampler, params, parts.rewards.decode, stream, score)
+    count = sum(len(g.completions) for g in cut)
+    took = (time.monotonic() - begun) / count
+    return cut, replace(found, continued=sum(g.continued for g in cut) / count, continuing=took)
+
+
 def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, int]:
     """Seconds to prepare a batch and to add its gradient, which is thrown away; tokens that had one."""
     config, algorithm, learner = parts.stage.config, parts.stage.algorithm, parts.learner
-    few = sorted(groups, key=lambda g: g.dead)[: config.rollout.prompts_per_step]
     old, now = old_logprob_source(algorithm, parts.sampler, updates_of(config)), first_coefficients(algorithm)
     objective = PolicyObjective(algorithm, config.rollout.temperature, config.rollout.max_tokens, now)
     prepare_batch = partial(
@@ -176,8 +196,8 @@ def _update_timed(parts: Parts, groups: Sequence[Group]) -> tuple[float, float, 
         _wait(learner.policy.device)
         return prepared, time.monotonic() - begun - prepared, tokens
 
-    add_gradient(few[:1])  # what is compiled or allocated only once
-    return add_gradient(few)
+    add_gradient(groups[:1])  # what is compiled or allocated only once
+    return add_gradient(groups)
 
 
 def _wait(device: torch.device) -> None:

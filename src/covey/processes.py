@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
+ENDED = "ended"
+"""Key of torchrun's store with the exit code of a run that is not to be started again."""
 STORE = "COVEY_STORE"
 """Environment variable with the file where the processes of one machine meet; else MASTER_ADDR says where."""
 ALL_WEEK = 7 * 24 * 60.0
@@ -33,6 +35,8 @@ class _Place(NamedTuple):
     size: int = 1
     group: ProcessGroup | None = None
     """For objects: over gloo whatever the tensors use."""
+    job: Store | None = None
+    """What torchrun's later tries of the same job see, too."""
 
 
 _here = _Place()
@@ -101,11 +105,16 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
     wait = timedelta(minutes=minutes or ALL_WEEK)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     try:
-        store = _meeting_place(ours, count, wait)
+        store, job = _meeting_place(ours, count, wait)
+        _refuse_ended(job)
         dist.init_process_group(backend, store=store, rank=ours, world_size=count, timeout=wait)
-        _here = _Place(ours, count, dist.new_group(backend="gloo", timeout=wait))
+        _here = _Place(ours, count, dist.new_group(backend="gloo", timeout=wait), job)
         yield
         dist.destroy_process_group()
+    except CoveyError as error:
+        if error.code not in (CoveyError.code, PeersLost.code):  # a bug, or what follows from a lost process
+            tell_end(error.code)
+        raise
     except RuntimeError as error:  # of torch.distributed; the errors of covey are none
         if not _of_peers(error):
             raise
@@ -117,17 +126,32 @@ def joined(minutes: float = 0.0, device: str = "auto") -> Iterator[None]:
         _here = _Place()
 
 
-def _meeting_place(ours: int, count: int, wait: timedelta) -> Store:
-    """Where the processes find each other's addresses."""
+def tell_end(code: int) -> None:
+    """Let this be the end: torchrun starts a job again after any exit code but 0."""
+    if _here.job is not None:
+        _here.job.compare_set(ENDED, "", str(code))
+
+
+def _refuse_ended(job: Store | None) -> None:
+    if job is not None and job.check([ENDED]):
+        error = CoveyError(
+            "torchrun has started the run again, which had ended: it stays as it is, see above"
+        )
+        error.code, error.joint = int(job.get(ENDED)), True
+        raise error
+
+
+def _meeting_place(ours: int, count: int, wait: timedelta) -> tuple[Store, Store | None]:
+    """Where the processes find each other's addresses, and torchrun's store for all tries of a job."""
     from torch._C._distributed_c10d import FileStore, PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
     if path := os.environ.get(STORE):
-        return FileStore(path, count)
+        return FileStore(path, count), None
     store, _, _ = next(rendezvous("env://", ours, count, timeout=wait))
     # torchrun may keep its store at a restart, with the addresses of processes that are gone.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"attempt-{attempt}", store)
+    return PrefixStore(f"attempt-{attempt}", store), store
 
 
 def _of_peers(error: RuntimeError) -> bool:

@@ -10,20 +10,19 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from covey.ahead import Ahead, Keeps, kept_or_sampled
 from covey.config.schema import Rollout
-from covey.continuations import Cut, with_segments
-from covey.errors import DataError
+from covey.continuations import Cut, cutting_of, with_segments
+from covey.errors import CoveyError, DataError
 from covey.gathering import Progress, gathered, of_all, score_all, share
 from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
-from covey.objective.credit import segment_difference
 from covey.objective.data import FilterData
 from covey.processes import by_first, gather
 from covey.prompts import Prompted
@@ -175,8 +174,8 @@ class Rollouts:
                 until = tickets.stop + self._certain(step) * wanted
                 begin = partial(self._taken, ahead, tickets, until, progress)
             groups = self._of_all([self.problems[index] for index, _ in chosen], begin, scorer)
-            if "segments" in self.algorithm.needs:
-                groups = self._with_segments(step, chosen, groups, scorer, progress)
+            if (cutting := cutting_of(self.algorithm)) is not None:
+                groups = self._with_segments(step, chosen, groups, cutting, scorer, progress)
             used, refills = used + passed, refills + 1
             for (index, _), group in zip(chosen, groups, strict=True):
                 seen[index] = group
@@ -196,6 +195,7 @@ class Rollouts:
             "rollout/reward_calls": float(stats.calls),
             "rollout/scored": float(stats.completions),
             **_kept_tokens(groups),
+            **_continued(groups),
             **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
             **(_staleness(kept, self.sampler.version) if ahead is not None else {}),
@@ -261,7 +261,15 @@ class Rollouts:
             return False
         rewards, correct = (torch.from_numpy(values[known]) for values in (group.rewards, group.correct))
         view = FilterData(rewards, correct, group.dead)
-        return self.algorithm.filter is None or self.algorithm.filter(view)
+        if self.algorithm.filter is None:
+            return True
+        wanted: object = self.algorithm.filter(view)
+        if not isinstance(wanted, bool | np.bool_ | torch.Tensor) or np.asarray(wanted).size != 1:
+            raise CoveyError(
+                f"algorithm.filter {self.algorithm.filter.name} returns {type(wanted).__name__} "
+                f"{str(wanted)[:60]}, not True or False; problem {group.problem.id}"
+            )
+        return bool(wanted)
 
     def _sizes(self, indices: list[int], difficulty: Difficulty) -> list[int]:
         size = self.rollout.group_size
@@ -290,6 +298,7 @@ class Rollouts:
         step: int,
         chosen: Sequence[tuple[int, int]],
         groups: Sequence[Group],
+        cutting: Mapping[str, Any],
         scorer: Scorer,
         progress: Progress,
     ) -> list[Group]:
@@ -301,9 +310,8 @@ class Rollouts:
             return key(requests[cut.group].streams[cut.sample], "continue", cut.end, number)
 
         score = partial(score_all, scorer=scorer, progress=progress)
-        settings = {**setting_defaults(segment_difference), **self.algorithm.advantage.all_settings}
         params, decode = sampling_params(self.rollout), self.rewards.decode
-        return with_segments(groups, settings, self.sampler, params, decode, stream, score)
+        return with_segments(groups, cutting, self.sampler, params, decode, stream, score)
 
     def _taken(self, ahead: Ahead[Begun], tickets: range, until: int, progress: Progress) -> dict[int, Begun]:
         """The same of those that were begun ahead."""
@@ -394,6 +402,11 @@ def _staleness(groups: Sequence[Group], version: int) -> dict[str, float]:
         "staleness/max": float(behind.max()) if len(behind) else 0.0,
         "staleness/continued": sum(len(set(v.tolist())) > 1 for v in versions) / len(versions),
     }
+
+
+def _continued(groups: Sequence[Group]) -> dict[str, float]:
+    """How many tokens went into the values of segments, where an estimator asks for these."""
+    return {"rollout/continued_tokens": float(sum(g.continued for g in groups))} if groups[0].segments else {}
 
 
 def _kept_tokens(groups: Sequence[Group]) -> dict[str, float]:

@@ -16,9 +16,9 @@ from covey.console import RunConsole
 from covey.errors import RECORD, ConfigError, CoveyError, Stopped
 from covey.fault_injection import Faults
 from covey.insight.cells import Cell, Sweep, write_sweep
-from covey.runs.reader import read_verdict, stages_in
+from covey.runs.reader import RESULT, read_verdict, stages_in
 from covey.signals import StopSignal
-from covey.training.pipeline import RESULT, run_in_folder
+from covey.training.pipeline import run_in_folder
 from covey.training.run import RunOptions
 
 

@@ -43,7 +43,8 @@ _DEFAULTS: Mapping[str, object] = {
 }
 """TRL's, where covey's differ or could come to."""
 _OWN = frozenset(
-    {*_BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights", "use_vllm", "vllm_server_base_url"}
+    {*_BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights"}
+    | {"use_cpu", "use_vllm", "vllm_server_base_url"}
 )
 """Names that are read here."""
 
@@ -73,6 +74,8 @@ class GRPOConfig:
                 raise ConfigError(f"GRPOConfig: {name}={given[name]!r}: write a number of steps")
         if given.get("bf16"):
             found["dtype"] = "bfloat16"
+        if given.get("use_cpu"):
+            found["device"] = "cpu"
         found["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
         if given.get("use_vllm"):
             if not (url := given.get("vllm_server_base_url")):
@@ -166,6 +169,8 @@ def _rewards(functions: object, weights: object) -> list[object]:
     every = list(functions) if isinstance(functions, list | tuple) else [functions]
     found: list[object] = []
     given = list(weights) if isinstance(weights, Sequence) else [1.0] * len(every)
+    if len(given) != len(every):
+        raise ConfigError(f"GRPOConfig: {len(given)} reward_weights for {len(every)} reward_funcs")
     for number, (function, weight) in enumerate(zip(every, given, strict=True)):
         if isinstance(function, str):
             found.append({"reward_model": {"model": function, "weight": weight}})

@@ -212,6 +212,8 @@ class Group:
     """(G,) float64: of earlier rewards, before each completion, for estimators whose baseline it is."""
     segments: tuple[StepRewards, ...] = ()
     """(G,): the value after each segment but the last, for estimators that ask what continuations earn."""
+    continued: int = 0
+    """Tokens of these continuations."""
     verdict: str = ""
     """Name of the component that says which completions are correct; a single one needs no name."""
     credit: Credit = "completion"

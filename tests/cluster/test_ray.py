@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster.two_nodes import TwoNodes
 from tests.train.test_runs import fingerprint, metrics_of
 
 needs_ray = pytest.mark.skipif(
@@ -37,44 +35,9 @@ RUN: dict[str, Any] = {
 }
 
 
-class TwoNodes:
-    """The cluster, and what can be done to it."""
-
-    def __init__(self, token: Path) -> None:
-        token.write_text(secrets.token_hex(32))
-        self.environment = {
-            **os.environ,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-        script = Path(__file__).with_name("two_nodes.py")
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), "3"],
-            env=self.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.address = self.process.stdout.readline().strip()
-
-    def tell(self, what: str) -> None:
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
-
-    def covey(self, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "covey", *map(str, arguments)]
-        return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
-    made = TwoNodes(tmp_path / "token")
-    with made.process:  # its end is that of its input
+    with TwoNodes(tmp_path / "token") as made:
         yield made
 
 

@@ -89,6 +89,13 @@ def test_the_demo_ends_with_what_the_model_writes_before_and_after(tmp_path: Pat
 
 def test_what_is_not_there_is_said(runs, tmp_path: Path, capsys) -> None:
     for words in (
+        ["sample", runs[0] / "final", "1+1=", "--max-tokens", 0],
+        ["sample", runs[0] / "final", "1+1=", "--n", 0],
+        ["sample", runs[0] / "final", "1+1=", "--temperature", "nan"],
+        ["sample", runs[0] / "final", "1+1=", "--max-tokens", 10**9],
+        ["serve", runs[0] / "final", "--port", 99999],
+        ["pairs", runs[0], "-o", tmp_path / "pairs.jsonl", "--margin", "nan"],
+        ["pairs", runs[0], "-o", tmp_path],
         ["show", runs[0], 9],
         ["show", runs[0], 1, 99],
         ["show", tmp_path],

@@ -76,6 +76,32 @@ def test_more_work_takes_longer_and_a_price_is_hours_times_price(config: Path, c
     assert pulled["memory"]["reference"] > 0
 
 
+def test_continuations_take_tokens_and_time(config: Path, capsys) -> None:
+    """Four parts of 8 tokens: three cuts, 24, 16 and 8 tokens left, four times each: 192 beside 32."""
+    plain = out(capsys, config, "--device", "h100", "--algorithm", "dr_grpo")
+    cutting = "{name: vine_ppo, advantage: {split_by: tokens, most: 4, continuations: 4}}"
+    vine = out(capsys, config, "--device", "h100", "--algorithm", cutting)
+    assert vine["tokens"] == plain["tokens"] * (32 + 192) / 32
+    assert vine["continued"] == vine["tokens"] * 192 / 224
+    assert vine["rollout"] > 1.5 * plain["rollout"]
+    assert vine["evaluation"] == plain["evaluation"]
+
+
+def test_samplers_of_their_own_work_while_an_update_is_made(config: Path, capsys) -> None:
+    """Under staleness a step takes as long as the slower of the two; who does both has nothing to gain."""
+    many = (config, "--device", "h100", "--model", "7B", "--devices", 8)
+    ahead = ("--rollout.staleness", 1)
+    turns, same = out(capsys, *many), out(capsys, *many, *ahead)
+    assert turns["hours"] == same["hours"]
+    turns, both = (out(capsys, *many, "--samplers", 8, *more) for more in ((), ahead))
+    sampling = both["rollout"] + both["sync"]
+    count, evaluations = both["steps"], both["evaluations"] * both["evaluation"]
+    assert both["hours"] == pytest.approx((count * max(sampling, both["update"]) + evaluations) / 3600)
+    assert turns["hours"] == pytest.approx((count * (sampling + both["update"]) + evaluations) / 3600)
+    main(["plan", *map(str, (*many, "--samplers", 8, *ahead))])
+    assert "both at the same time" in capsys.readouterr().out
+
+
 def test_a_preview_gives_lengths_and_dead_groups(config: Path, tmp_path: Path, capsys) -> None:
     previewed = tmp_path / "preview.json"
     previewed.write_text(json.dumps({"length": {"mean": 20.5}, "dead": {"4": {"value": 0.25}}}))

@@ -129,6 +129,36 @@ def test_the_forecast_adds_up() -> None:
     assert evaluations_of(CONFIG.config, 0) == (0, 0)
 
 
+def test_what_an_estimator_samples_besides_is_counted() -> None:
+    """vine_ppo, two continuations: 30 of 100 tokens in parts of 25 have one cut, after which 5 are left.
+
+    By lines at most three cuts, half of the completion left on average. A greedy baseline is one more.
+    """
+    rollout = {"group_size": 4, "max_tokens": 100, "prompts_per_step": 2}
+
+    def work(**algorithm: object) -> Workload:
+        stage = load_config(values={"algorithm": algorithm, "rollout": rollout})
+        return Workload.of(stage.config, stage.algorithm, dead=0.0, length=30.0)
+
+    vine = {"most": 4, "continuations": 2}
+    assert work(name="vine_ppo", advantage={**vine, "split_by": "tokens"}).tokens == 8 * (30 + 2 * 5)
+    assert work(name="vine_ppo", advantage=vine).tokens == 8 * (30 + 3 * 2 * 15)
+    assert work(name="dr_grpo").tokens == 8 * 30
+    assert work(name="remax").completions == 10
+
+
+def test_a_preview_samples_continuations_and_forecasts_them(tmp_path: Path, capsys) -> None:
+    """Hardly anybody ends within 12 tokens: parts of 6 have one cut, after which 6 are left."""
+    path = config_file(tmp_path, "algorithm: {name: vine_ppo, advantage: {split_by: tokens, most: 2}}\n")
+    assert main(["preview", str(path), "--groups", "4", "--samples", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    again, whole = found["forecast"]["continued"], found["forecast"]["tokens"]
+    each = 4 * 6  # continuations, and what is left of 12 tokens
+    assert 0.7 * each < again / (4 * 4 * 4) <= each
+    assert whole == pytest.approx(again + 4 * 4 * 4 * found["length"]["mean"])
+    assert found["forecast"]["update"] > 0
+
+
 def config_file(tmp_path: Path, text: str = "") -> Path:
     (tmp_path / "rewards.py").write_text(
         "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"

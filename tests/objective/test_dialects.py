@@ -152,6 +152,23 @@ def verl_cispo(now: Tensor, a: Tensor, step: Step) -> Tensor:
     return -(weight * a * now * step.mask).sum() / step.mask.sum()
 
 
+def verl_sapo(now: Tensor, a: Tensor, step: Step) -> Tensor:
+    """A sigmoid around a ratio of 1 for the clip, steeper where A is not positive; always by completion."""
+    rho = (now - step.old).clamp(-20, 20).exp()
+    tau = torch.full_like(a, 1.05).where(a <= 0, 1.0)
+    return verl_rows(-4 / tau / (1 + (-tau * (rho - 1)).exp()) * a, step)
+
+
+def verl_dro(beta: float) -> Callable[..., Tensor]:
+    """Half beta times the squared log-ratio, less A log pi; beta has no default there."""
+
+    def loss(now: Tensor, a: Tensor, step: Step) -> Tensor:
+        values = beta / 2 * (now - step.old) ** 2 - a * now
+        return (values * step.mask).sum() / step.mask.sum()
+
+    return loss
+
+
 def verl_k3(now: Tensor, a: Tensor, step: Step) -> Tensor:
     gap = (step.ref - now).clamp(-20, 20)
     kl = (gap.exp() - gap - 1).clamp(-10, 10)
@@ -199,6 +216,8 @@ VERL: dict[str, tuple[Callable[[Step], Tensor], Callable[..., Tensor]]] = {
         lambda now, a, s: verl_loss(now, a, s) * s.mask.sum() / s.mask.any(-1).sum() / 9,
     ),
     "dual_clip": (lambda s: each(s, zscore), verl_loss),
+    "sapo": (lambda s: each(s, zscore), verl_sapo),
+    "dro": (lambda s: each(s, centred), verl_dro(1.0)),
 }
 
 
@@ -214,6 +233,10 @@ def test_verls_tails_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"name": "grpo", "dialect": "verl-0.9.1", "reduce": "sequence_mean"}
     rows = lambda now, a, s: verl_loss(now, a, s, rows=True)
     same(monkeypatch, spec, Step(masked=(2, 5)), VERL["grpo"][0], rows)
+    for name in ("sapo", "dro"):
+        same(monkeypatch, {"name": name, "dialect": "verl-0.9.1"}, Step(masked=(2, 5)), *VERL[name])
+    spec = {"name": "dro", "dialect": "verl-0.9.1", "surrogate": {"beta": 0.3}}
+    same(monkeypatch, spec, Step(), VERL["dro"][0], verl_dro(0.3))
 
 
 # --- OpenRLHF -------------------------------------------------------------------------------------
@@ -239,9 +262,9 @@ def openrlhf(of: Callable[[Numbers, Numbers], Numbers], whiten: bool = False) ->
     return advantage
 
 
-def plain_clip(now: Tensor, a: Tensor, step: Step) -> Tensor:
+def plain_clip(now: Tensor, a: Tensor, step: Step, high: float = 0.2) -> Tensor:
     rho = (now - step.old).clamp(-20, 20).exp()
-    return -(torch.minimum(rho * a, rho.clamp(0.8, 1.2) * a) * step.mask).sum() / step.mask.sum()
+    return -(torch.minimum(rho * a, rho.clamp(0.8, 1 + high) * a) * step.mask).sum() / step.mask.sum()
 
 
 def openrlhf_zscore(r: Numbers, _: Numbers) -> Numbers:
@@ -263,7 +286,7 @@ def test_openrlhf(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     same(monkeypatch, {"name": name, "dialect": "openrlhf-0.11"}, EVEN, OPENRLHF[name], plain_clip)
 
 
-def test_openrlhfs_gamma_and_its_gspo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openrlhfs_gamma_gspo_and_dapo(monkeypatch: pytest.MonkeyPatch) -> None:
     def discounted(step: Step) -> Tensor:
         paid = -0.01 * (step.old - step.ref).clamp(-10, 10) * step.mask
         rewards = each(step, lambda r, _: r)[:, 0]
@@ -286,6 +309,9 @@ def test_openrlhfs_gamma_and_its_gspo(monkeypatch: pytest.MonkeyPatch) -> None:
 
     spec = {"name": "gspo", "dialect": "openrlhf-0.11"}
     same(monkeypatch, spec, EVEN, lambda s: each(s, openrlhf_zscore), gspo)
+    spec = {"name": "dapo", "dialect": "openrlhf-0.11"}
+    higher = lambda now, a, s: plain_clip(now, a, s, high=0.28)
+    same(monkeypatch, spec, EVEN, lambda s: each(s, openrlhf_zscore), higher)
 
 
 # --- NeMo-RL --------------------------------------------------------------------------------------
@@ -311,9 +337,25 @@ def nemo_kl(now: Tensor, step: Step) -> Tensor:
 
 
 def nemo_loss(now: Tensor, a: Tensor, step: Step) -> Tensor:
+    return nemo_clip(now, a, step, high=0.2) + nemo_kl(now, step)
+
+
+def nemo_clip(now: Tensor, a: Tensor, step: Step, high: float) -> Tensor:
     rho = (now - step.old).exp()
-    clipped = torch.maximum(-a * rho, -a * rho.clamp(0.8, 1.2))
-    return (clipped * step.mask).sum() / (step.mask.sum() + 1e-8) + nemo_kl(now, step)
+    clipped = torch.maximum(-a * rho, -a * rho.clamp(0.8, 1 + high))
+    return (clipped * step.mask).sum() / (step.mask.sum() + 1e-8)
+
+
+def nemo_gspo(added: float) -> Callable[..., Tensor]:
+    """``added``: to a completion's tokens in its ratio, and to the number of completions. 1e-8 there."""
+
+    def loss(now: Tensor, a: Tensor, step: Step) -> Tensor:
+        count, rows = step.mask.sum(-1).double().clamp(min=1), step.mask.any(-1).double()
+        s = (((now - step.old) * step.mask).sum(-1) / (count + added)).exp()[:, None]
+        values = torch.maximum(-a * s, -a * s.clamp(1 - 3e-4, 1 + 4e-4))
+        return ((values * step.mask).sum(-1) / (count + 1e-8) * rows).sum() / (rows.sum() + added)
+
+    return loss
 
 
 def nemo_logprob(weighted: bool) -> Callable[..., Tensor]:
@@ -332,6 +374,8 @@ def nemo_gdpo(step: Step) -> Tensor:
 NEMO: dict[str, tuple[Callable[[Step], Tensor], Callable[..., Tensor]]] = {
     "grpo": (lambda s: each(s, nemo_zscore), nemo_loss),
     "gdpo": (nemo_gdpo, nemo_loss),
+    "dapo": (lambda s: each(s, nemo_zscore), lambda now, a, s: nemo_clip(now, a, s, high=0.28)),
+    "gspo": (lambda s: each(s, nemo_zscore), nemo_gspo(added=0.0)),
     "rloo": (lambda s: each(s, lambda r, _: siblings(r) if len(r) > 1 else [0.0]), nemo_logprob(False)),
     "cispo": (lambda s: each(s, nemo_zscore), nemo_logprob(True)),
     "reinforce_pp": (lambda s: openrlhf_whiten(each(s, lambda r, _: r), s.mask), nemo_loss),
@@ -345,6 +389,13 @@ NEMO: dict[str, tuple[Callable[[Step], Tensor], Callable[..., Tensor]]] = {
 @pytest.mark.parametrize("name", NEMO)
 def test_nemo_rl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     same(monkeypatch, {"name": name, "dialect": "nemo-rl-0.7"}, Step(), *NEMO[name])
+
+
+def test_what_nemo_rl_adds_to_counts_is_below_1e_8() -> None:
+    step = Step(masked=(2, 5))
+    a = each(step, nemo_zscore) * step.mask
+    without, due = (float(nemo_gspo(added)(step.now, a, step)) for added in (0.0, 1e-8))
+    assert without == pytest.approx(due, abs=1e-8)
 
 
 # --- TRL, called ----------------------------------------------------------------------------------
@@ -367,6 +418,7 @@ TRL_LOSSES: dict[str, tuple[dict[str, object], dict[str, object]]] = {
         },
     ),
     "cispo": ({}, {"loss_type": "cispo", "epsilon_high": 5.0}),
+    "sapo": ({}, {"loss_type": "sapo"}),
     "vespo": ({}, {"loss_type": "vespo"}),
     "intellect_2": ({}, {"epsilon_high": 0.2, "delta": 4.0, "beta": 0.001, "use_bias_correction_kl": True}),
     "grpo with a KL": (
@@ -395,6 +447,21 @@ def test_trls_rloo() -> None:
     due = peer.theirs(peer.RLOOTrainer, epsilon_high=0.2)
     for found, expected in zip(peer.ours(algorithm), due, strict=True):
         torch.testing.assert_close(found, expected, **EXACT)
+
+
+def test_trls_gmpo() -> None:
+    """Its own trainer, clipped at .4; of an untrained row it adds -A to the loss, which has no gradient."""
+    peer = trl_bench()
+    algorithm = build_algorithm({"name": "gmpo", "dialect": "trl-1.16"})
+    loss, gradient = peer.theirs(peer.GMPOTrainer, epsilon_low=0.4, epsilon_high=0.4)
+    found = peer.ours(algorithm)
+    torch.testing.assert_close(found[0], loss, **EXACT)
+    torch.testing.assert_close(found[1], gradient, **EXACT)
+    mask = peer.MASK & (torch.arange(6) != 3)[:, None]
+    loss, gradient = peer.theirs(peer.GMPOTrainer, mask, epsilon_low=0.4, epsilon_high=0.4)
+    found = peer.ours(algorithm, mask)
+    torch.testing.assert_close(found[0] - peer.ADVANTAGES[3] / 6, loss, **EXACT)
+    torch.testing.assert_close(found[1], gradient, **EXACT)
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,7 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ({"math_answer": {"rul": "boxed"}}, "did you mean rule"),
         ({"math_answer": "high"}, "must be a number"),
         ({"math_answer": True}, "must be a number"),
+        ({"math_answer": math.nan}, "must be a number"),
         ({"think_format": {"gated_by": "nobody"}}, "gated_by 'nobody'"),
         ({"think_format": {"gated_by": "think_format:maybe"}}, "name:correct or name:incorrect"),
         (lambda text: 1.0, "neither `completions`"),

@@ -22,11 +22,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from tests.fakes import group
+from tests.serving.test_serve import serving
 from tests.train.test_runs import fingerprint, metrics_of, start
 
 from covey.batching import collate, micro_batches
+from covey.config.load import load_config
 from covey.errors import OutOfRoom, PeersLost
 from covey.launcher import _code_of, has_died
+from covey.models.load import load_policy
 from covey.models.sharded import own, take, whole
 from covey.processes import _portable, gather, interleaved, together
 from covey.rewards.scorer import ScoringStats
@@ -263,6 +266,23 @@ def test_the_number_of_processes_may_change_at_any_resume(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_two_processes_sample_on_a_server(tmp_path: Path) -> None:
+    """The first asks for both of them, and gives the server its weights alone."""
+    path, alone, served = config(tmp_path), tmp_path / "alone", tmp_path / "served"
+    run = covey("train", str(path), "--output", str(alone))
+    assert run.communicate(timeout=300) and run.returncode in (0, 1)
+    with serving(load_policy(load_config(values={"model": str(alone / "final")})), tmp_path / "sync") as url:
+        there = ("--rollout.sampler.url", url, "--rollout.sampler.folder", str(tmp_path / "sync"))
+        run = covey("train", str(path), "--output", str(served), "--launch.processes", "2", *there)
+        said = run.communicate(timeout=400)[1]
+    assert run.returncode in (0, 1), said
+    one, other = (load_file(n / "final" / "model.safetensors") for n in (alone, served))
+    assert max(float((w - other[n]).abs().max()) for n, w in one.items()) < 1e-6
+    assert "is left out" not in (served / "events.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("inject", "code", "words"),
     [
@@ -287,3 +307,45 @@ def test_what_one_process_would_decide_all_decide(
     assert run.returncode in code, run.stderr
     assert words in run.stdout + run.stderr
     assert run.stderr.count("error:") <= 1, "one process speaks"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("changes", "options", "code", "words"),
+    [
+        ({}, ("--inject", "grad.nan@2-9"), 6, "not finite"),
+        (
+            {
+                "data": {"task": "last_digit", "train_size": 64, "test_size": 300},
+                "train": {"steps": 1, "lr": 1e-12},
+                "eval": {"problems": 300, "samples": 1},
+            },
+            (),
+            1,
+            "did not learn",
+        ),
+    ],
+)
+def test_torchrun_does_not_train_again_what_has_ended(
+    tmp_path: Path, changes: dict[str, Any], options: tuple[str, ...], code: int, words: str
+) -> None:
+    """It starts all processes again after any exit code but 0; they leave the run as it is."""
+    path = config(tmp_path, **changes)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    again = (
+        "--max-restarts=2",
+        "-m",
+        "covey",
+        "train",
+        str(path),
+        "--output",
+        str(tmp_path / "run"),
+        *options,
+    )
+    run = subprocess.run([*torchrun, *again], env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
+    said = run.stdout + run.stderr
+    assert f"(exitcode: {code})" in said, said
+    assert said.count("torchrun has started the run again, which had ended") == 2
+    assert said.count("it stays as it is") == 2
+    assert said.count(words) == 1, "trained once"

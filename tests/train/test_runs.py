@@ -19,10 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import DataError, GuardStop, Stopped
+from covey.insight.show import show_run
 from covey.models.policy import save_policy
 from covey.signals import StopSignal
 from covey.training.pipeline import Result, run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
+from covey.ui.records import run_page
 
 
 def varied(completion: str) -> float:
@@ -123,6 +125,10 @@ def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
     assert timings["seconds/reward"] >= 0
     assert timings["tokens_per_second/update"] > 0
     assert timings["memory/peak_mib"] > 0
+    measured = sum(seconds for name, seconds in timings.items() if name.startswith("seconds/"))
+    assert measured < timings["elapsed"] <= result.seconds + 0.1  # which is rounded
+    assert show_run(folder)[0]["verdict"] == result.verdict.sentence
+    assert run_page("run", folder)["verdict"]["sentence"] == result.verdict.sentence
     evals = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
     assert [e["step"] for e in evals] == [0, 4]
     card = (folder / "final" / "README.md").read_text()

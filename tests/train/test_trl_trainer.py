@@ -87,11 +87,12 @@ def test_so_says_the_installed_trl(tmp_path: Path, names: dict[str, Any]) -> Non
         ({"warmup_ratio": 0.1}, "write train.warmup_steps"),
         ({"weight_decay": 0.01}, "TRL spares biases and norms"),
         ({"use_vllm": True}, "write rollout.sampler"),
-        ({"deepspeed": "zero3.json"}, "a run is one process on one device"),
+        ({"deepspeed": "zero3.json"}, "write launch.processes"),
         ({"loss_type": "bnpo"}, "use loss_type: dapo"),
         ({"num_generations": 5}, "no multiple of 5 .num_generations."),
         ({"num_generations": 2, "per_device_train_batch_size": 64}, "16 rows are less than a rollout batch"),
         ({"save_steps": 0.1}, "write a number of steps"),
+        ({"reward_weights": [1.0, 2.0]}, "2 reward_weights for 1 reward_funcs"),
     ],
 )
 def test_what_covey_has_not_is_refused_in_words(tmp_path: Path, names: dict[str, Any], said: str) -> None:
@@ -132,12 +133,12 @@ def test_weights_adapters_and_servers_are_coveys_settings(tmp_path: Path, monkey
     asked: dict[str, Any] = {}
     monkeypatch.setattr("covey.trl.api.train", lambda _, **settings: asked.update(settings))
     args = GRPOConfig(
-        output_dir=tmp_path, reward_weights=[1.0, 0.5], bf16=True, use_vllm=True,
+        output_dir=tmp_path, reward_weights=[1.0, 0.5], bf16=True, use_vllm=True, use_cpu=True,
         vllm_server_base_url="http://127.0.0.1:8000",
     )  # fmt: skip
     GRPOTrainer("tiny", [varied, "a/judge"], args, ROWS, peft_config=lora()).train()
     assert asked["rewards"][0] == {varied: {"weight": 1.0, "name": "varied"}}
     assert asked["rewards"][1] == {"reward_model": {"model": "a/judge", "weight": 0.5}}
     assert asked["lora"] == {"rank": 4, "alpha": 8, "targets": ["q_proj"]}
-    assert asked["dtype"] == "bfloat16"
+    assert (asked["dtype"], asked["device"]) == ("bfloat16", "cpu")
     assert asked["rollout.sampler"] == {"url": ["http://127.0.0.1:8000"]}

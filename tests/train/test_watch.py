@@ -85,7 +85,7 @@ def test_without_an_update_nothing_has_moved(tmp_path: Path) -> None:
 def test_kept_completions_are_those_of_the_first_step(tmp_path: Path, top_p: float) -> None:
     settings = {"rollout": {"top_p": top_p}, "train": {"steps": 2, "lr": 0.0}}
     folder = start(tmp_path / "run", algorithm="grpo", **settings)[0].folder
-    kept = first_completions(folder / "rollouts" / "step_000000")
+    kept = first_completions(folder)
     assert kept is not None
     assert len(kept) == 8, "one in 32 of 16, and eight at least"
     with np.load(folder / "rollouts" / "step_000000.npz") as log:
@@ -101,4 +101,4 @@ def test_a_log_that_is_gone_ends_the_watch_and_nothing_else(tmp_path: Path) -> N
     assert Drift(tmp_path).metrics(None, 1.0) == {}  # type: ignore[arg-type]
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "step_000000.jsonl").write_text("{broken")
-    assert first_completions(tmp_path / "rollouts" / "step_000000") is None
+    assert first_completions(tmp_path) is None

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import covey
+from covey.ui.records import Runs, listed_runs, run_page, run_state
 from covey.ui.server import STATIC
 from tests.ui.conftest import TOKEN
 
@@ -90,6 +91,17 @@ def test_groups_come_in_the_order_of_what_they_teach(site) -> None:
     groups = json.loads(asked(site.url, "/api/step?run=one&step=0")[1])["groups"]
     assert [g["dead"] for g in groups] == [False, True]
     assert [g["texts"] for g in groups] == [4, 1]
+
+
+def test_a_line_without_a_step_is_no_record_and_a_result_ends_a_run(site) -> None:
+    run = site.root / "one"
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 1}\n{"step": 1' + "0" * 400 + "}\n")
+    assert listed_runs(Runs(site.root))[0]["done"] == 3
+    assert any("2 lines cannot be read" in note for note in run_page("one", run)["notes"])
+    assert run_state(run) == "training"  # this process has its lock
+    (run / "result.json").write_text("{}")  # as a stage leaves it that makes examples, and no model
+    assert run_state(run) == "finished"
 
 
 def test_what_is_not_finite_becomes_null(site) -> None:

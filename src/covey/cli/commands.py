@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 from covey.console import CONTROLS, Output, inert, tolerant_output
 from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
 from covey.parent import CRASHED
-from covey.processes import environment_rank, joined, said_by_another, started_together
+from covey.processes import environment_rank, joined, said_by_another, started_together, tell_end
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded
@@ -130,19 +130,22 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
             joined(loaded.config.guards.stall_minutes, loaded.config.device),
         ):
             results = run_in_folder(loaded, console, stop, session)
+            last = results[-1]
+            failed = last.verdict is not None and last.verdict.word in ("did not learn", "got worse")
+            if failed:
+                tell_end(1)
     except Stopped as stopped:
         raise Stopped(f"{stopped}. Continue with: {resume_command(home)}") from None
     if environment_rank() > 0:
         return 0
-    last = results[-1]
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
-    lines = [f"{last.kind:<8}{last.made}"]
+    lines = [f"{last.kind:<7} {last.made}"]
     if last.kind == "model":
         try_it = sample_command(last.made, last.example, last.template)
         lines += [f"curve   {last.folder / 'curve.svg'}", f"try it  {try_it}"]
     lines.append(f"see it  covey ui {shell_word(str(home))}")
     _print(as_json, value, lines)
-    return 1 if last.verdict and last.verdict.word in ("did not learn", "got worse") else 0
+    return int(failed)
 
 
 @app.command(name="eval")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -79,6 +80,8 @@ def command_plan(
     :param length: Mean tokens of a completion; otherwise rollout.max_tokens, the worst case.
     :param dead: The fraction of groups that are dead: all rewards equal.
     """
+    if not 0 <= price < math.inf:
+        raise ConfigError(f"--price {price:g}: at least 0")
     loaded = _load(config, settings, as_json)
     from covey.insight.devices import device_named
     from covey.insight.fleet import Fleet

@@ -48,6 +48,8 @@ def settings(prefix: str = "") -> list[dict[str, object]]:
     if not found and prefix in trl.NAMES:
         return _of_trl(prefix, everything)
     found = [*(found or [s for s in everything if f".{prefix}." in f".{s['setting']}."]), *words(prefix)]
+    if not found and prefix != prefix.lower():
+        return settings(prefix.lower())
     if not found:
         said = explained(prefix, None, [*key_paths(), *algorithm_keys()])
         raise ConfigError(

@@ -23,6 +23,7 @@ from covey.config.layers import Layers
 from covey.config.schema import Config
 from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
+from covey.config.unread import unread_settings
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
@@ -84,7 +85,10 @@ def load_config(
     if loaded.of_stages:
         named = zip(layers.names, loaded.of_stages, strict=True)
         own = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
-    loaded.notes = [*layers.notes, *own, *_of_default_loss(loaded.stages(), layers.of_trl)]
+    names = layers.names if loaded.of_stages else [""]
+    stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
+    told = [*_of_default_loss(loaded.stages(), layers.of_trl), *unread_settings(stages)]
+    loaded.notes = [*layers.notes, *own, *told]
     return loaded
 
 
@@ -214,6 +218,17 @@ def _of_counts(
         )
 
 
+MISTAKES_IN_WORDS: Mapping[str, str] = {
+    "tuple_type": "write a list, as [first, second]",
+    "dict_type": "write a mapping, as {name: value}",
+    "model_type": "write a mapping, as {name: value}",
+    "string_type": "write a text",
+    "path_type": "write the path of a file or folder",
+    "bool_parsing": "write true or false",
+}
+"""Kinds of mistakes that pydantic names after Python's types."""
+
+
 def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
     """What is wrong, a line each; names that are no settings last, and once where to find those that are."""
     wrong, unknown = [], []
@@ -224,7 +239,9 @@ def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> 
         if e["type"] == "extra_forbidden":
             unknown.append(f"{place}: {explained(path, e['input'], known)}")
         else:
-            wrong.append(f"{place}: {path} = {_shown(e['input'])}: {e['msg'].lower()}")
+            said = e["msg"].removeprefix("Value error, ")
+            says = MISTAKES_IN_WORDS.get(e["type"], said[:1].lower() + said[1:])
+            wrong.append(f"{place}: {path} = {_shown(e['input'])}: {says}")
     return "\n".join([*wrong, *unknown, *(["`covey explain` lists the settings"] if unknown else [])])
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
 
@@ -26,7 +26,10 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _text(cls, value: object) -> object:
+    def _plain(cls, value: object, info: ValidationInfo) -> object:
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("a number is expected; YAML reads yes, no, on and off as true or false")
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("no text here may have a NUL byte")
         if isinstance(value, str):
@@ -109,7 +112,7 @@ class Servers(Section):
         None,
         ge=0,
         description="Largest mean difference of log-probs to the trainer's, nats, after a change of weights; "
-        "by default 1e-4 in float32, 0.03 in bfloat16.",
+        "by default ten times a server's first one, 1e-5 to 1e-4 in float32, to 0.03 in bfloat16.",
     )
     timeout: float = Field(
         600.0, gt=0, le=10**6, description="Seconds that a group's completions or new weights may take."

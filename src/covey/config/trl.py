@@ -140,7 +140,7 @@ INSTEAD: Mapping[str, str] = {
 
 _NO_VLLM = "completions are sampled by covey itself, or on the servers that rollout.sampler.url names"
 ALWAYS = "metrics, completions and curves are always written to the run's folder"
-_ONE_PROCESS = "a run is one process on one device"
+_PROCESSES = "write launch.processes, or start covey under torchrun; weights are split by FSDP2"
 _DATA_FLOW = "data is read whole and shuffled by the seed; there is no loader"
 _FIXED = "it cannot be changed"
 
@@ -172,7 +172,7 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
         *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy"),
         *("hub_always_push", "hub_revision"),
     ),
-    _ONE_PROCESS: (
+    _PROCESSES: (
         *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
         *("ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend", "ddp_timeout", "fsdp", "fsdp_config"),
         *("deepspeed", "local_rank", "average_tokens_across_devices", "save_on_each_node"),

@@ -42,7 +42,7 @@ print({use})
 """
 
 
-IN_WORDS = {"sft": "supervised fine-tuning", "reward_model": "training as a reward model"}
+METHODS_IN_WORDS = {"sft": "supervised fine-tuning", "reward_model": "training as a reward model"}
 """Methods whose name says too little."""
 
 
@@ -89,7 +89,7 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         data=_data(trained.loaded),
         method=_algorithm(trained.loaded)
         if config.method == "rl"
-        else IN_WORDS.get(config.method, config.method),
+        else METHODS_IN_WORDS.get(config.method, config.method),
         steps=trained.steps,
         seed=config.seed,
         verdict=trained.verdict.sentence if trained.verdict else trained.besides,

@@ -16,7 +16,7 @@ from covey.insight.chart import Line, Panel, chart
 from covey.insight.stages import in_columns, points
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import read_environment, stages_in
+from covey.runs.reader import RESULT, read_environment, seconds_of, stages_in
 
 RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
 COMPARED = ("greedy", "sampled")
@@ -84,11 +84,10 @@ def rows_of(sweep: Sweep) -> list[CellRow]:
 def _ended(folder: Path) -> Ended | None:
     stage = (stages_in(folder) or [folder])[-1]
     evals = read_stream(stage, "evals.jsonl")
-    if not evals or not (stage / "result.json").exists():
+    if not evals or not (stage / RESULT).exists():
         return None
     last = Evaluation.from_record(evals[-1])
-    timings = read_numbers(stage, "timings.jsonl")
-    seconds = sum(v for lap in timings for name, v in lap.items() if name.startswith("seconds/"))
+    seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
     rates = {"greedy": last.greedy.astype(float), "sampled": last.pass_rate}
     return Ended(rates, ((read_environment(stage) or {}).get("data"), last.verdict), seconds, stage)
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from covey.config.given import plain
 from covey.config.load import Loaded
-from covey.estimates import Evaluation
+from covey.estimates import Evaluation, gains
 from covey.objective.bound import Bound
 from covey.tasks import TASKS
 from covey.types import Group
@@ -177,7 +177,7 @@ class Seen:
     def accuracy_gain(self) -> float:
         """Of sampled accuracy: on held-out problems where they were measured twice, else in training."""
         if len(self.evals) > 1:
-            return float(self.evals[-1].pass_rate.mean() - self.evals[0].pass_rate.mean())
+            return gains(self.evals[0], self.evals[-1])["sampled"].value
         return self.rise("accuracy")
 
 

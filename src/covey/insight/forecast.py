@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass
 
 from covey.config.schema import Config
 from covey.console import duration
+from covey.continuations import Expected, expected
 from covey.objective.algorithms import Algorithm
+
+NONE = Expected()
 
 
 @dataclass(frozen=True)
@@ -20,21 +23,31 @@ class Workload:
     """Of these, how many go through the update, times ``train.inner_epochs``."""
     length: float
     """Tokens of a completion."""
+    continued: Expected = NONE
+
+    @property
+    def tokens(self) -> float:
+        """Generated."""
+        return self.completions * (self.length + self.continued.tokens)
 
     @classmethod
     def of(cls, config: Config, algorithm: Algorithm, dead: float, length: float) -> Workload:
         """``dead``: the fraction of groups that tie. A filter has them replaced, in so many rounds at most.
 
+        What else an estimator samples is counted: greedy completions, continuations (``expected``).
         Of P prompts in R further rounds P (1 + d + ... + d^R) groups are sampled, and P (1 - d^(R+1)) kept.
         """
         rollout, rounds = config.rollout, config.rollout.max_resampling_rounds + 1
         sampled = rollout.prompts_per_step * rollout.group_size
         live = 1 - dead if algorithm.skips_idle else 1.0
         total, trained = float(sampled), sampled * live
+        continued = expected(algorithm, rollout.max_tokens, length)
         if algorithm.filter is not None:
             total = sampled * sum(dead**n for n in range(rounds))
             trained = sampled * (1 - dead**rounds)
-        return cls(total, trained * config.train.inner_epochs, length)
+        if "greedy_reward" in algorithm.needs:
+            total += total / rollout.group_size
+        return cls(total, trained * config.train.inner_epochs, length, continued)
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,9 @@ class Forecast:
     steps: int
     evaluations: int
     tokens: float
-    """Sampled in all steps together."""
+    """Generated in all steps together."""
+    continued: float
+    """Those of continuations among them."""
     memory: Mapping[str, int]
     """Bytes at the peak, by role."""
     there: int
@@ -59,6 +74,8 @@ class Forecast:
     """Of an hour; 0: not known."""
     sync: float = 0.0
     """Seconds of a step until those who sample have its weights, where they do not read the trained ones."""
+    ahead: bool = False
+    """Whether devices of their own sample later steps while the update is made (``rollout.staleness``)."""
 
     @property
     def hours(self) -> float:
@@ -68,7 +85,8 @@ class Forecast:
     @property
     def step(self) -> float:
         """Seconds."""
-        return self.rollout + self.update + self.sync
+        sampling = self.rollout + self.sync
+        return max(sampling, self.update) if self.ahead else sampling + self.update
 
     def record(self) -> dict[str, object]:
         """As JSON."""
@@ -80,13 +98,14 @@ class Forecast:
         sync = f", {self.sync:,.3g} s giving samplers the weights" if self.sync else ""
         yield (
             f"a step takes about {self.step:,.3g} s: {self.rollout:,.3g} s sampling, {self.update:,.3g} s "
-            f"updating{sync}"
+            f"updating{sync}{', both at the same time' if self.ahead else ''}"
         )
         cost = f", about {self.hours * self.price:,.2f} at {self.price:g} an hour" if self.price else ""
+        apart = f", {self.continued / self.tokens:.0%} of them in continuations" if self.continued else ""
         evals = f" and {self.evaluations} evaluations of {_seconds(self.evaluation)}"
         yield (
             f"{self.steps:,} steps{evals if self.evaluations else ''}: about {_seconds(3600 * self.hours)}, "
-            f"{self.tokens:,.0f} sampled tokens{cost}"
+            f"{self.tokens:,.0f} sampled tokens{apart}{cost}"
         )
         total = sum(self.memory.values())
         parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)

@@ -93,7 +93,7 @@ def recommend(have: Have, parameters: float, memory: float) -> tuple[dict[str, o
     """
     for name, value in {**vars(have), "parameters": parameters, "memory": memory}.items():
         if not isinstance(value, str) and not 0 <= value <= 1e12:
-            raise ConfigError(f"--{name} {value}: at least 0")
+            raise ConfigError(f"--{name} {value}: a number from 0 to 1e12")
     taken = next((lane for lane in lanes() if all(map(have.has, lane.when))), None)
     if taken is None:
         raise ConfigError(

@@ -14,10 +14,11 @@ import numpy as np
 
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
+from covey.continuations import Expected
 from covey.errors import ConfigError
 from covey.insight.devices import BACKWARD, Device
 from covey.insight.fleet import ALONE, Fleet
-from covey.insight.forecast import Forecast, Workload, evaluations_of
+from covey.insight.forecast import NONE, Forecast, Workload, evaluations_of
 from covey.insight.sizes import LETTERS, MODEL_SIZES
 from covey.learner.memory import Shape, asked_of, forecast, planned_tokens, shape_of
 from covey.models.load import skeleton
@@ -99,6 +100,8 @@ class StepWork(NamedTuple):
     scored: float = 0.0
     """Further passes over what is trained, without a gradient."""
     recomputed: bool = False
+    continued: Expected = NONE
+    """From every completion."""
 
 
 def step_seconds(
@@ -108,9 +111,14 @@ def step_seconds(
     device, (copies, over) = device.for_size(shape.parameters), fleet.copies(shape, device)
     asked = partial(work, shape, tied, prompt=job.prompt, length=job.length, running=job.running)
     sampled, trained = job.completions / copies, job.trained / fleet.trainers
+    sampling, again = asked(sampled / job.group, sampled, longest=job.longest), job.continued
+    if cuts := sampled * again.cuts:
+        whole = job.prompt + job.length
+        more = asked(cuts, cuts * again.each, prompt=whole - again.length, length=again.length)
+        sampling = Demand(*map(sum, zip(sampling, more, strict=True)))
     rollout, update = seconds(
         device,
-        asked(sampled / job.group, sampled, longest=job.longest),
+        sampling,
         asked(trained / job.group, trained),
         over,
     )
@@ -231,21 +239,24 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
         # Once more without a gradient: under a reference, or by the policy before its updates.
         algorithm.needs_reference + (not device.compiled and updates_of(config) > 1),
         config.train.recompute_layers,
+        load.continued,
     )
     sampling, update = step_seconds(shape, tied, device, fleet, job, tokens)
     count, completions = evaluations_of(config, len(source.test))
-    held_out = job._replace(completions=completions, group=config.eval.samples + 1)
+    held_out = job._replace(completions=completions, group=config.eval.samples + 1, continued=NONE)
     found = Forecast(
         rollout=sampling,
         update=update,
         evaluation=step_seconds(shape, tied, device, fleet, held_out, tokens)[0],
         steps=config.train.steps,
         evaluations=count,
-        tokens=config.train.steps * load.completions * load.length,
+        tokens=config.train.steps * load.tokens,
+        continued=config.train.steps * load.completions * load.continued.tokens,
         memory=expect(tokens),
         there=device.memory,
         price=price * fleet.devices,
         sync=fleet.sync(shape, device),
+        ahead=rollout.staleness > 0 and fleet.samplers > 0,
     )
     return Plan(device, assumption, tokens, found, fleet, copies)
 

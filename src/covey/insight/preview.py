@@ -61,6 +61,10 @@ class Measured:
     update: float = 0.0
     update_tokens: int = 0
     """Tokens whose gradient was taken in ``update``."""
+    continued: float = 0.0
+    """Tokens of continuations for one completion, where the algorithm asks for these."""
+    continuing: float = 0.0
+    """Seconds of them."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +123,15 @@ class Preview:
         a_token = measured.seconds / max(self.lengths.sum(), 1)
         count, completions = evaluations_of(config, self.held_out)
         through = work.trained * work.length / measured.update_tokens
+        again = work.completions * measured.continued
         return Forecast(
-            rollout=work.completions * work.length * a_token,
+            rollout=work.completions * (work.length * a_token + measured.continuing),
             update=(measured.prepare + measured.update) * through,
             evaluation=completions * work.length * a_token,
             steps=config.train.steps,
             evaluations=count,
-            tokens=config.train.steps * work.completions * work.length,
+            tokens=config.train.steps * (work.completions * work.length + again),
+            continued=config.train.steps * again,
             memory=self.memory,
             there=self.there,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from covey.errors import ConfigError
 from covey.insight.findings import STREAM, Finding, SettingOf, settings_of, unknown
 from covey.insight.rules import explain
-from covey.runs.folder import read_stream, readable_stream
+from covey.runs.folder import read_numbers, read_stream, readable_stream
 from covey.runs.reader import last_stage, load_recorded, read_verdict
 
 
@@ -30,5 +30,5 @@ def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
     except ConfigError as error:
         said = f"the config cannot be read, so remedies may name what is set already: {error}"
         notes.append(Finding("unread_config", 0, "note", said))
-    metrics, evals = (read_stream(stage, f"{name}.jsonl") for name in ("metrics", "evals"))
+    metrics, evals = read_numbers(stage, "metrics.jsonl"), read_stream(stage, "evals.jsonl")
     return stage, read_verdict(stage), explain(metrics, evals, setting) + notes

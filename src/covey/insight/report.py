@@ -20,7 +20,7 @@ from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
 from covey.insight.verdict import judge_run
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, read_environment, recorded_settings, stages_in
+from covey.runs.reader import last_stage, read_environment, recorded_settings, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.types import VERSION
 
@@ -56,7 +56,7 @@ def write_report(run: Path, output: Path) -> None:
 def _stage(stage: Path) -> dict[str, object]:
     settings, environment = recorded_settings(stage) or {}, read_environment(stage) or {}
     metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
-    seconds = sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/"))
+    seconds = seconds_of(stage, timings)
     measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
     verdict = judge_run(measured[0], measured[-1], seconds) if len(measured) > 1 else None
     steps = f"{len(metrics)} of {settings['train']['steps']}"

@@ -36,5 +36,9 @@ def no_signal(metrics: Records, setting: SettingOf) -> str:
         rules = [rule for rule in rules if rule.id == "zero_advantage"]
     found = find(rules, Seen(metrics, (), setting, patient=False), (), 0)
     why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
+    live = 1 - mean_of(metrics, "groups/dead")
+    if live > 0.01 and mean_of(metrics, "rollout/filtered") >= mean_of(metrics, "groups/count"):
+        why = f"algorithm.filter leaves every group out, also the {live:.0%} in which rewards differ"
+        why += ". Try: algorithm.filter: informative"
     said = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"
     return f"{said}, {unscored:.0%} unscored. {why[0].upper()}{why[1:]}"

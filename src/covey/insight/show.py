@@ -18,22 +18,26 @@ from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, recorded_settings, stages_in
+from covey.runs.reader import last_stage, recorded_settings, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.tasks.source import EXAMPLES
 
 ShownRecord = Mapping[str, object]
 NumberRecords = Sequence[Mapping[str, float]]
 TABLE_ROWS = 12
 """Steps of a run that its table shows, evenly spread."""
 TABLE = {
-    "reward": "reward/mean",
-    "correct": "accuracy",
-    "dead": "groups/dead",
-    "truncated": "length/truncated",
-    "tokens": "length/mean",
-    "entropy": "entropy/sampled",
-    "loss": "loss",
+    "reward": ("reward/mean",),
+    "correct": ("accuracy",),
+    "dead": ("groups/dead",),
+    "truncated": ("length/truncated",),
+    "tokens": ("length/mean",),
+    "entropy": ("entropy/sampled",),
+    "loss": ("loss",),
+    "accuracy": ("preference/accuracy", "reward_model/accuracy"),
+    "margin": ("preference/margin", "reward_model/margin"),
 }
+"""Heading -> the metrics that may be below it."""
 PROMPT_SHOWN = 40
 """Characters of a prompt in the list of groups."""
 
@@ -43,11 +47,13 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     stage = last_stage(folder)
     settings = recorded_settings(stage) or {}
     metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
-    seconds = sum(v for lap in timings for k, v in lap.items() if k.startswith("seconds/"))
+    seconds = seconds_of(stage, timings)
     measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
     verdict = judge_run(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
     found, steps = findings(stage), recorded_steps(stage)
     done, wanted = len(metrics), settings["train"]["steps"]
+    examples = stage / EXAMPLES
+    made = len(examples.read_bytes().splitlines()) if examples.is_file() else None
     record = {
         "run": str(stage),
         "method": settings["method"],
@@ -58,11 +64,14 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
         "metrics": metrics[-1] if metrics else None,
         "findings": found,
         "steps_with_completions": steps,
+        "examples": made,
     }
-    lines = [f"{stage} ({settings['method']}): {done} of {wanted} steps in {duration(seconds)}"]
+    course = f"{done} of {wanted} steps in {duration(seconds)}"
+    lines = [f"{stage} ({settings['method']})" + (f": {course}" if settings["method"] != "filter" else "")]
+    lines += [f"{made} examples in {examples}"] if made is not None else []
     lines += [f"before it: covey show {other}" for other in stages_in(folder) if other != stage]
     lines += [verdict] if verdict else []
-    lines += ["", *_curves(metrics, evals), "", *_table(metrics)]
+    lines += ["", *_curves(metrics, evals), "", *_table(metrics)] if metrics or evals else []
     lines += ["", *found] if found else []
     if steps:
         lines += ["", f"completions: covey show {stage} STEP, of {steps[0]} to {steps[-1]}"]
@@ -85,7 +94,7 @@ def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
 
 def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
     name = "reward" if metrics and "reward/mean" in metrics[0] else "loss"
-    points = [(m["step"], m[TABLE[name]]) for m in metrics if m.get(TABLE[name]) is not None]
+    points = [(m["step"], v) for m in metrics if (v := _value(m, name)) is not None]
     held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
     last = max([1.0, *(s for s, _ in (*points, *held_out))])
     lines = framed(name, points, width // 2 - 2, 5, last)
@@ -96,14 +105,18 @@ def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> li
 
 
 def _table(metrics: NumberRecords) -> Iterator[str]:
-    shown = [c for c, name in TABLE.items() if any(m.get(name) is not None for m in metrics)]
-    shown = [c for c in shown if c != "loss" or shown == ["loss"]]
+    shown = [name for name in TABLE if any(_value(m, name) is not None for m in metrics)]
+    shown = [name for name in shown if name != "loss" or "reward" not in shown]
     every = max(1, -(-len(metrics) // TABLE_ROWS))
     yield " ".join(f"{name:>9}" for name in ("step", *shown))
     for record in [*metrics[::every], *(metrics[-1:] if (len(metrics) - 1) % every else ())]:
-        values = (record.get(TABLE[name]) for name in shown)
+        values = (_value(record, name) for name in shown)
         cells = (f"{v:>9.3g}" if v is not None else f"{'-':>9}" for v in values)
         yield " ".join((f"{record['step']:>9.0f}", *cells))
+
+
+def _value(record: Mapping[str, float], heading: str) -> float | None:
+    return next((record[name] for name in TABLE[heading] if record.get(name) is not None), None)
 
 
 def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from covey.console import duration
-from covey.estimates import Estimate, Evaluation, gains
+from covey.estimates import Estimate, Evaluation, gains, on_shared_problems
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
@@ -31,6 +31,10 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
     Accuracy decides. Where it says nothing, because it is all or nothing on both sides or its intervals
     are wide, the reward does.
     """
+    if before.verdict != after.verdict:
+        said = f"correct meant {before.verdict} at first and {after.verdict} at the end"
+        return Verdict("cannot tell", f"cannot tell: {said}")
+    before, after = on_shared_problems(before, after)
     changes = gains(before, after)
     up = [name for name in ACCURACIES if changes[name].low > 0]
     down = [name for name in ACCURACIES if changes[name].high < 0]
@@ -80,6 +84,7 @@ def _saturated(before: Evaluation, after: Evaluation) -> bool:
 
 def course(before: Evaluation, after: Evaluation) -> str:
     """From what to what, in words; the reward only where it says more than sampled accuracy."""
+    before, after = on_shared_problems(before, after)
     old, new = before.summary(), after.summary()
     said = (
         f"{100 * old['greedy'].value:.0f} % -> {new['greedy']} greedy, "

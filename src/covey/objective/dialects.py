@@ -87,8 +87,10 @@ _TRL = Framework(
             "surrogate": _CLIP,
             "reduce": bind(reductions.sequence_mean, rows="all"),
         },
+        # torch.where makes a number of float32 of its temperature of 1.05.
+        "sapo": {"surrogate": bind(surrogates.sapo, tau_up=1.0, tau_down=1.0499999523162842)},
         **_as_is("dr_grpo", "dapo", "lite_ppo", "gspo", "luspo", "gmpo"),
-        **_as_is("cispo", "sapo", "vespo", "gdpo", "intellect_2"),
+        **_as_is("cispo", "vespo", "gdpo", "intellect_2"),
     },
 )
 

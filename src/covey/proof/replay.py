@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from covey.errors import ConfigError
 from covey.proof import shadow
 from covey.proof.decoder import NamedWeights
 from covey.proof.formulas import AxisSettings, Row
+from covey.runs.folder import read_numbers
+from covey.runs.reader import recorded_settings
+from covey.runs.rollouts import read_rollouts
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def replay(folder: Path, model: NamedWeights, architecture: AxisSettings, steps:
     kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
     trainer = shadow.Trainer(model, reference, _critic(setting, start, folder))
     trainer.kl_coef, trainer.entropy_coef = kl["coef"] if kl else 0.0, bonus["coef"] if bonus else 0.0
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = read_numbers(folder, "metrics.jsonl")
     for number, record in enumerate(metrics[:steps]):
         recorded, sampled = read_rows(folder, number)
         fresh = [slice(None) if v is None else torch.from_numpy(v == trainer.updates) for *_, v in recorded]
@@ -92,7 +93,7 @@ def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> 
 
 def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfig:
     """What of a run's config moves the weights. Raises ConfigError for what the shadow cannot repeat."""
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = recorded_settings(folder) or {}
     if config["method"] != "rl":
         raise ConfigError(
             f"{folder}: the replay repeats reinforcement learning, this stage is {config['method']}"
@@ -115,11 +116,9 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
 
 def read_rows(folder: Path, number: int) -> tuple[list[tuple[Row, torch.Tensor, np.ndarray | None]], int]:
     """A step's trained completions, advantage and, where they differ, version of each token; its groups."""
-    name = folder / "rollouts" / f"step_{number:06d}"
-    lines = [json.loads(line) for line in name.with_suffix(".jsonl").read_text().splitlines()]
-    arrays = dict(np.load(name.with_suffix(".npz"), allow_pickle=False))
-    rows = []
-    for place, line in enumerate(lines):
+    log = read_rollouts(folder, number)
+    rows, arrays = [], log.arrays
+    for place, line in enumerate(log.rows):
         if line["trained"]:
             span = slice(*_span(arrays["ends"], place))
             prompt = slice(*_span(arrays["prompt_ends"], line["group"]))

@@ -12,7 +12,7 @@ from covey.config.schema import Scoring as ScoringConfig
 from covey.config.usercode import load_function, name_of
 from covey.errors import ConfigError, RewardError
 from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
-from covey.rewards.contract import PROVIDED, Reward, verdict_of
+from covey.rewards.contract import LARGEST_REWARD, PROVIDED, Reward, verdict_of
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
 
@@ -113,8 +113,10 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
     reward = Reward(str(settings.pop("name", name_of(function))), function, home=home)
     weight = settings.pop("weight", reward.options.weight)
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ConfigError(f"rewards: the weight of {target} must be a number, this is {weight!r}")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST_REWARD:
+        raise ConfigError(
+            f"rewards: the weight of {target} must be a number up to {LARGEST_REWARD:g}, this is {weight!r}"
+        )
     verdict = settings.pop("verdict", None)
     if not isinstance(verdict, bool | None):
         raise ConfigError(f"rewards: verdict of {target} is true or false, this is {verdict!r}")

@@ -44,6 +44,8 @@ MARK = "__covey_reward__"
 """Attribute of a function that holds what it declares."""
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Of a verifier in a subprocess."""
+LARGEST_REWARD = 1e18
+"""Of a weight or a completion's reward: an estimator squares it, and the trainer computes in float32."""
 FULL = 1.0 - 1e-9
 """A score from here on pays in full."""
 F = TypeVar("F", bound=Callable[..., object])

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from covey.errors import RewardError
-from covey.rewards.contract import Reward
+from covey.rewards.contract import LARGEST_REWARD, Reward
 from covey.rng import key, uniforms
 from covey.types import Completion, Credit, Group, Problem, Score, StepRewards
 
@@ -39,10 +39,10 @@ def assemble(
     }
     totals = combine(components, weights)
     scored = ~np.isnan(np.stack(list(components.values()))).all(0)
-    if not np.isfinite(totals[scored]).all():
+    if not (np.abs(totals[scored]) <= LARGEST_REWARD).all():
         raise RewardError(
             f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
-            "is beyond what a number can hold; pay less"
+            f"is above {LARGEST_REWARD:g}, whose square no float32 holds; pay less"
         )
     return Group(
         problem,

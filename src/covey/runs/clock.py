@@ -50,7 +50,7 @@ class Clock:
 
     def lap(self) -> dict[str, float]:
         """Seconds and tokens per second since the last lap; the memory of tensors by what they are for, and
-        the device's at its highest so far.
+        the device's at its highest so far; the seconds of the whole run until now.
         """
         lap = {f"seconds/{phase}": round(s, 4) for phase, s in self._phases.items()}
         for phase, tokens in self._counts.items():
@@ -59,6 +59,7 @@ class Clock:
             f"memory/{name.replace(' ', '_')}_mib": round(b / 2**20, 3) for name, b in self.alive().items()
         }
         lap["memory/peak_mib"] = round(taken(self.device) / 2**20, 1)
+        lap["elapsed"] = round(self.total(), 3)
         self._phases.clear()
         self._counts.clear()
         return lap

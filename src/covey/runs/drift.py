@@ -8,16 +8,17 @@ KL(first || now), for the price of a forward pass over one completion in ``ONE_I
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from covey.batching import Batch, collate
+from covey.errors import CoveyError
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.processes import by_first
+from covey.runs.rollouts import read_rollouts
 from covey.types import Completion, Group, Problem, SamplingMask
 
 ONE_IN = 32
@@ -34,7 +35,7 @@ class Drift:
 
     def metrics(self, learner: Learner[Policy], temperature: float) -> dict[str, float]:
         """`kl/start`, nats a completion; nothing before the first step is written down, or if it is gone."""
-        self.kept = self.kept or by_first(lambda: first_completions(self.folder / "rollouts" / "step_000000"))
+        self.kept = self.kept or by_first(lambda: first_completions(self.folder))
         if self.kept is None:
             return {}
         now = learner.score(self.kept, temperature).logprobs
@@ -42,16 +43,14 @@ class Drift:
         return {"kl/start": float(moved.sum(-1).mean())}
 
 
-def first_completions(name: Path) -> Batch | None:
-    """Some completions of a logged step, spread evenly over it; None where its files cannot be read."""
+def first_completions(folder: Path) -> Batch | None:
+    """Some completions of a run's first step, spread evenly over it; None where its files cannot be read."""
     try:
-        rows = [json.loads(line) for line in name.with_suffix(".jsonl").read_text("utf-8").splitlines()]
-        with np.load(name.with_suffix(".npz"), allow_pickle=False) as arrays:
-            log = dict(arrays)
-        count = min(MOST, max(FEWEST, len(rows) // ONE_IN), len(rows))
-        chosen = np.unique(np.linspace(0, len(rows) - 1, count).astype(int))
-        return collate([_as_group(log, int(rows[i]["group"]), int(i)) for i in chosen])
-    except (OSError, ValueError, KeyError, IndexError):
+        log = read_rollouts(folder, 0)
+        count = min(MOST, max(FEWEST, len(log.rows) // ONE_IN), len(log.rows))
+        chosen = np.unique(np.linspace(0, len(log.rows) - 1, count).astype(int))
+        return collate([_as_group(log.arrays, log.rows[i]["group"], int(i)) for i in chosen])
+    except (CoveyError, OSError, IndexError):
         return None
 
 

@@ -29,6 +29,8 @@ STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "fin
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = "trainer.json"
 """A file that every checkpoint has, besides those of the model and the optimizer's."""
+MOST_DIGITS = 18
+"""Of a whole number in a stream."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
     whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
     for number, line in enumerate(whole.split(b"\n"), start=1):
         if line.strip():
-            yield number, _record(line)
+            yield number, stream_record(line)
 
 
 def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
@@ -240,17 +242,24 @@ def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
     return [{k: float(v) for k, v in record.items() if isinstance(v, float | int)} for record in records]
 
 
-def _record(line: bytes) -> dict[str, object] | None:
+def stream_record(line: bytes) -> dict[str, object] | None:
     """A line of a stream; None if it is damaged."""
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_int=_bounded)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+    return record if isinstance(record, dict) and type(record.get("step")) is int else None
+
+
+def _bounded(digits: str) -> int:
+    """A whole number that is also a float: no record has another."""
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"{digits} is too large")
+    return int(digits)
 
 
 def _blanked(content: bytes) -> bytes:
     """A stream whose unreadable lines are blank. No byte moves: what checkpoints know of it still fits."""
     lines = content.removesuffix(b"\n").split(b"\n")
-    readable = [line if _record(line) is not None else b" " * len(line) for line in lines]
+    readable = [line if stream_record(line) is not None else b" " * len(line) for line in lines]
     return (b"\n".join(readable) + b"\n")[-len(content) :] if content else b""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
 from covey.config.schema import Keep
-from covey.errors import CheckpointError, ConfigError, DataError
+from covey.errors import ConfigError, DataError
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.reader import stages_in
-from covey.runs.rollouts import ROLLOUT
+from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.types import Problem
 
 ExampleRow = dict[str, object]
@@ -36,25 +35,22 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
 
     Raises CheckpointError naming a damaged file, DataError where nothing was sampled.
     """
-    folders = [run, *stages_in(run)]
-    files = [
-        p for f in folders for p in sorted((f / "rollouts").glob("step_*.jsonl")) if ROLLOUT.fullmatch(p.name)
-    ]
-    if not files:
+    logged = [(folder, step) for folder in (run, *stages_in(run)) for step in recorded_steps(folder)]
+    if not logged:
         raise DataError(f"{run}: nothing was sampled there (no rollouts/step_*.jsonl)")
-    for file in files:
-        try:
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-            found = [LoggedSample(*(line[name] for name in LoggedSample._fields)) for line in lines]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{file}: damaged ({error}). Put the file back, or remove it") from None
-        yield from (list(group) for _, group in groupby(found, key=lambda s: s.group))
+    for folder, step in logged:
+        log = read_rollouts(folder, step)
+        for places in log.groups.values():
+            rows = (log.rows[place] for place in places)
+            yield [LoggedSample(*(row[name] for name in LoggedSample._fields)) for row in rows]
 
 
 def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
     """Write the pairs of a run to a file and count them. Raises DataError where there are none."""
-    if margin < 0 or per_problem < 1:
+    if not margin >= 0 or per_problem < 1:
         raise ConfigError("--margin is at least 0, --per-problem at least 1")
+    if output.is_dir():
+        raise ConfigError(f"--output {output}: this is a folder; name a file")
     groups = list(sampled_groups(run))
     rows = pairs_of(groups, Keep(margin=margin, per_problem=per_problem), {})
     if not rows:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded, load_config, moved
-from covey.config.schema import Config
+from covey.config.schema import Config, Section
 from covey.config.sources import read_yaml
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint
 
+RESULT = "result.json"
+"""What a run that has ended leaves; one that trains on has none."""
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """How a stage's record begins to name what an earlier stage has left."""
 
@@ -51,6 +53,7 @@ def load_recorded(
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, here)
+    loaded.notes.clear()  # they were told when the run began
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
         loaded = replace(loaded, config=_of_stage(loaded.config, folder))
     if here != origin:
@@ -115,7 +118,7 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
     except ConfigError as error:
         recorded, why = {}, str(error)
     else:
-        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded))
+        lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _lacking(recorded)
         why = f"{path}: it lacks {', '.join(lacking)}" if lacking else ""
     if why:
         raise CheckpointError(
@@ -123,6 +126,15 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
             "continue without a comparison"
         )
     return recorded
+
+
+def _lacking(recorded: Mapping[str, Any]) -> list[str]:
+    """Settings of the sections that every run has, without which a record is damaged."""
+    always = [s for s, field in Config.model_fields.items() if isinstance(field.default, Section)]
+    known = ((s, name) for s in always for name in type(Config.model_fields[s].default).model_fields)
+    return sorted(
+        f"{s}.{name}" for s, name in known if not isinstance(recorded[s], Mapping) or name not in recorded[s]
+    )
 
 
 def read_environment(output: Path) -> dict[str, Any] | None:
@@ -140,9 +152,16 @@ def read_environment(output: Path) -> dict[str, Any] | None:
 
 def read_verdict(stage: Path) -> str:
     """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
-    path = stage / "result.json"
-    if not path.exists():
-        return ""
-    record = read_record(path, dict[str, Any], "Put it back, or remove it")
-    verdict = record.get("verdict")
+    verdict = _end(stage).get("verdict")
     return str(verdict.get("sentence", "")) if isinstance(verdict, Mapping) else ""
+
+
+def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds a run has taken: in all where it has ended, else until the last of its ``timings``."""
+    so_far = timings[-1].get("elapsed", 0.0) if timings else 0.0
+    return float(_end(stage).get("seconds", so_far))
+
+
+def _end(stage: Path) -> dict[str, Any]:
+    path = stage / RESULT
+    return read_record(path, dict[str, Any], "Put it back, or remove it") if path.exists() else {}

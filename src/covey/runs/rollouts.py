@@ -14,14 +14,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
 from covey.errors import CheckpointError, ConfigError
 from covey.types import Completion, Group, SamplingMask, StepRewards
 
-ROW_KEYS = {"group", "sample", "trained", "problem", "prompt", "completion", "finish", "tokens"} | {
-    "reward", "advantage", "components", "weights", "greedy_reward"
-}  # fmt: skip
-"""What every row of the log has, and readers rely on."""
+
+class _Row(BaseModel, strict=True):
+    """What every row of the log has, and readers rely on."""
+
+    group: int
+    sample: int
+    trained: bool
+    problem: str
+    prompt: str | list[dict[str, object]]
+    completion: str
+    finish: str
+    tokens: int
+    reward: float | None
+    advantage: float
+    components: dict[str, float | None]
+    weights: dict[str, float]
+    greedy_reward: float | None
+    dead: bool = False
+    status: dict[str, str] = {}
+    extracted: dict[str, object] = {}
+    steps: dict[str, list[list[float]]] = {}
+
+
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
 
 
@@ -44,13 +64,30 @@ class RolloutLog:
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything in the npz. Raises CheckpointError where that is missing or damaged."""
+        """Everything in the npz. Raises CheckpointError where that is missing, damaged or of other rows."""
         path = self.path.with_suffix(".npz")
         try:
             with np.load(path, allow_pickle=False) as archive:
-                return dict(archive)
+                found = dict(archive)
+            self._check(found)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise CheckpointError(f"{path}: cannot be read ({error}). Put the file back") from None
+        return found
+
+    def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Raise ValueError, or KeyError, unless these are the arrays of the rows."""
+        if odd := [name for name, a in arrays.items() if a.ndim != 1 or a.dtype.kind not in "iufb"]:
+            raise ValueError(f"{odd[0]} is no row of numbers")
+        for ends, count, alike in (
+            ("ends", len(self.rows), ("tokens", "logprobs", "advantages")),
+            ("prompt_ends", len(self.groups), ("prompt_tokens",)),
+        ):
+            lengths = np.diff(arrays[ends], prepend=0)
+            if len(lengths) != count or lengths.dtype.kind != "i" or (lengths < 0).any():
+                raise ValueError(f"{ends} are not those of {count} of {self.path.name}")
+            for name in alike:
+                if len(arrays[name]) != lengths.sum():
+                    raise ValueError(f"{name} has {len(arrays[name])} numbers for {lengths.sum()} tokens")
 
     def of_completion(self, place: int) -> dict[str, np.ndarray]:
         """The arrays by token of one completion, (T,) each."""
@@ -73,14 +110,17 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
         logged = recorded_steps(folder)
         there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
         raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {there}")
-    rows = []
+    rows, places = [], set()
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict) or not row.keys() >= ROW_KEYS or not isinstance(row["group"], int):
-            raise CheckpointError(f"{path}:{number}: damaged. Put the file back")
+            _Row.model_validate(row)
+            place = (row["group"], row["sample"])
+            if place in places:
+                raise ValueError("a completion twice")
+        except (ValueError, RecursionError, ValidationError):
+            raise CheckpointError(f"{path}:{number}: damaged. Put the file back") from None
+        places.add(place)
         rows.append(row)
     if not rows:
         raise CheckpointError(f"{path}: empty. Put the file back")

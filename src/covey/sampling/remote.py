@@ -50,6 +50,8 @@ PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
 """Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
+FINEST, AGAIN = 1e-5, 10
+"""Of a server whose rounding is known: nats that are always allowed, and how often its rounding is."""
 
 
 class RemoteSampler:
@@ -92,11 +94,16 @@ class RemoteSampler:
 
     @property
     def bit_exact(self) -> bool:
-        """Whether every server showed the policy's own bits when they were first asked; then all must."""
+        """Whether every server showed the policy's own bits when they were first asked; then all must.
+
+        All processes ask this at once: only the first knows.
+        """
+        return by_first(self._first_exact) and not self.lags
+
+    def _first_exact(self) -> bool:
         if self._exact is None:
-            by_first(self._bring_up)
-            self._exact = by_first(lambda: self._exact)
-        return bool(self._exact) and not self.lags
+            self._bring_up()
+        return bool(self._exact)
 
     def sync(self, weights: Weights) -> None:
         """Sample from these weights from now on; they travel when a server is next asked for something."""
@@ -107,6 +114,8 @@ class RemoteSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as their groups end. Raises SamplersLost when nobody is left to ask."""
+        if not requests:  # of several processes the first asks for all, and alone gives servers weights
+            return
         self._bring_up()
         if params.truncates and not all(s.dialect.streams for s in self._present() if s.dialect):
             raise ConfigError(
@@ -346,7 +355,7 @@ class RemoteSampler:
         bound = FLOAT32 if self.policy.model.dtype == torch.float32 else BFLOAT16
         if self.settings.tolerance is not None:
             return self.settings.tolerance
-        return bound if server.spread is None else min(bound, max(FLOAT32, 10 * server.spread))
+        return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _wrong(self, server: RemoteServer) -> str:
         """What is wrong with a server's log-probs; empty: nothing."""

@@ -64,8 +64,9 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise ConfigError(f"--port {port}: {host} cannot be listened on: {error.strerror}") from None
+        why = getattr(error, "strerror", None) or "a port is 0 to 65535"
+        raise ConfigError(f"--port {port}: {host} cannot be listened on: {why}") from None
     listener.listen(512)
     return listener

@@ -56,7 +56,7 @@ def rows(file: Path) -> NumberedRows:
     """(line or row number from 1, row) of a .jsonl, .json, .csv or .parquet file."""
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if not file.is_file():
-        raise DataError(f"{file}: no such file")
+        raise DataError(f"{file}: {'this is no file' if file.exists() else 'no such file'}")
     if file.suffix not in readers:
         raise DataError(f"{file}: unknown kind of file; use {', '.join(readers)}")
     yield from readers[file.suffix](file)

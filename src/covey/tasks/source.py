@@ -99,7 +99,7 @@ def load_problems(loaded: Loaded) -> Source:
             raise ConfigError(f"data.task: {data.task!r} is unknown; known: {', '.join(sorted(TASKS))}")
         task = TASKS[data.task]
         train = problems(task, "train", data.train_size)
-        by_step = task.steps if loaded.algorithm.credit == "step" else ()
+        by_step = task.steps if loaded.config.method == "rl" and loaded.algorithm.credit == "step" else ()
         return Source(train, problems(task, "test", data.test_size), (*task.rewards, *by_step))
     if data.train is None:
         raise ConfigError("data: nothing to train on; set data.train to a file or data.task to a task")

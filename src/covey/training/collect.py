@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import DataError
+from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, score_metrics
 from covey.rollout import Rollouts
 from covey.runs.atomic import write_file
@@ -21,8 +21,8 @@ from covey.types import Problem
 def train(run: Run) -> None:
     """Sample and score ``train.steps`` rounds of problems, every group kept and logged."""
     config, journal = run.loaded.config, run.journal
-    algorithm = replace(run.loaded.algorithm, filter=None)
-    source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, algorithm, config.seed)
+    plain = PRESETS["reinforce"]  # compares nothing and filters nothing
+    source = Rollouts(run.train_set, run.sampler, run.rewards, config.rollout, plain, config.seed)
     rollouts = source.after(run.state.step, run.state.position, run.on_sample)
     for step in range(run.state.step, config.train.steps):
         run.begin_step()

@@ -47,7 +47,7 @@ from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
 from covey.runs.kept import forget_kept
-from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
+from covey.runs.reader import RESULT, recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.ordered_stages import MODELLESS, refuse_missing
 from covey.tasks.source import EXAMPLES
@@ -66,7 +66,6 @@ LOOPS: Mapping[str, Callable[[Run], None]] = {
     "reward_model": reward_model.train,
     **dict.fromkeys(KEEPS, collect.train),
 }
-RESULT = "result.json"
 ACCURACY = re.compile("held_out/.+/accuracy")
 
 
@@ -121,6 +120,7 @@ def run_pipeline(
         with caller_restored(), lent(placed.config.model):
             results.append(done or _run(placed, console, stop, options))
         if done is not None and number == len(stages):
+            console.say(f"{placed.config.output} has ended after {done.steps} steps: nothing is left to do")
             take_weights(placed.config.model, done.folder / "final")
     if len(results) > 1:
         for line in stage_table([r.folder for r in results]):
@@ -139,9 +139,7 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
             record_exit(home, known)
         raise known from None
-    if (
-        environment_rank() == 0 and (home / RECORD).exists()
-    ):  # a finished run may lie where nothing can be written
+    if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
         (home / RECORD).unlink()
     return results
 
@@ -258,9 +256,7 @@ def run_stage(
     run = set_up(loaded, console, stop, options)
     if config.method in MODELLESS:
         run.test_set = []  # the model stays as it is
-    by_first(
-        lambda: (config.output / RESULT).unlink(missing_ok=True)
-    )  # of fewer steps, of a model that is gone
+    by_first(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
     try:
         for note in notes_on(loaded.algorithm, updates_of(config)) if config.method == "rl" else ():
             console.say(f"note: {note}")
@@ -330,13 +326,12 @@ def ranked(run: Run) -> str:
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
-    folder = run.journal.folder.path
     if not run.state.updates:
         raise GuardStop(
             f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach: "
             f"{no_signal(run.journal.folder.read('metrics.jsonl'), settings_of(run.loaded))}"
         )
-    run.learner.check_finite(str(folder / "final"))
+    run.learner.check_finite(str(run.journal.folder.path / "final"))
     critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
     return by_first(lambda: _write_final(run, evaluations, critic))
 

@@ -11,6 +11,7 @@ from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.schema import Config, Servers
+from covey.config.unread import reads
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
@@ -195,7 +196,7 @@ def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], option
     """Servers where the config names some or Ray places them, else this process."""
     rollout = config.rollout
     asking: Asking = ask
-    lags = rollout.staleness > 0
+    lags = rollout.staleness > 0 and reads(config.method, "rollout.staleness")
     policy = snapshot(policy) if lags else policy
     sampler = rollout.sampler or (Servers() if config.launch.samplers else None)
     if sampler is None:

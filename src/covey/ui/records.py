@@ -22,7 +22,8 @@ from covey.insight.recorded import explain_run
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
-from covey.runs.folder import latest_checkpoint
+from covey.runs.folder import latest_checkpoint, stream_record
+from covey.runs.reader import RESULT, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = dict[str, Any]
@@ -88,17 +89,9 @@ class Tail:
             file.seek(self.at)
             whole = file.read().rpartition(b"\n")[0]
         self.at += len(whole) + 1 if whole else 0
-        return [record for line in whole.splitlines() if (record := self._record(line)) is not None]
-
-    def _record(self, line: bytes) -> Record | None:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            self.unreadable += bool(line.strip())  # a resume blanks damaged lines
-            return None
-        return record
+        found = [stream_record(line) for line in whole.split(b"\n") if line.strip()]  # a resume blanks lines
+        self.unreadable += found.count(None)
+        return [record for record in found if record is not None]
 
 
 def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
@@ -111,7 +104,7 @@ def run_state(folder: Path) -> RunState:
 
     Its lock names the process; taking the lock to find out could get in a trainer's way.
     """
-    if (folder / "final").is_dir():
+    if (folder / RESULT).is_file():
         return "finished"
     try:
         words = (folder / ".lock").read_text(encoding="utf-8").split()
@@ -128,15 +121,6 @@ def run_verdict(evals: Sequence[Record], seconds: float) -> Record | None:
     if len(evals) < 2:
         return None
     return vars(judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
-
-
-def _seconds(timings: Sequence[Record]) -> float:
-    return sum(
-        v
-        for lap in timings
-        for k, v in lap.items()
-        if k.startswith("seconds/") and isinstance(v, float | int)
-    )
 
 
 def listed_runs(runs: Runs) -> list[Record]:
@@ -157,10 +141,8 @@ def _known(folder: Path) -> Record:
     settings: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
-    streams = tuple(
-        (n, (folder / f"{n}.jsonl").stat().st_size if (folder / f"{n}.jsonl").exists() else 0)
-        for n in ("metrics", "evals", "timings")
-    )
+    paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
+    streams = tuple((path.name, path.stat().st_size if path.exists() else 0) for path in paths)
     return _facts(folder, streams) | {
         "method": settings["method"],
         "algorithm": next(_of_algorithm(settings))["value"] if settings["method"] == "rl" else "",
@@ -181,8 +163,8 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
         "done": metrics[-1]["step"] + 1 if metrics else 0,
         "course": course[::every],
         "greedy": [e.get("greedy") for e in evals],
-        "seconds": _seconds(timings),
-        "verdict": run_verdict(evals, _seconds(timings)),
+        "seconds": seconds_of(folder, timings),
+        "verdict": run_verdict(evals, seconds_of(folder, timings)),
     }
 
 
@@ -197,9 +179,10 @@ def run_page(name: str, folder: Path) -> Record:
     except CoveyError as error:
         notes.append(str(error))
     remarks: list[Record] = []
-    verdict = None
+    seconds, verdict = 0.0, None
     try:
-        verdict = run_verdict(read["evals"], _seconds(read["timings"]))
+        seconds = seconds_of(folder, read["timings"])
+        verdict = run_verdict(read["evals"], seconds)
         remarks = [vars(r) for r in explain_run(folder)[-1]]
     except CoveyError as error:
         notes.append(str(error))
@@ -213,7 +196,7 @@ def run_page(name: str, folder: Path) -> Record:
         "state": now,
         "settings": settings,
         "verdict": verdict,
-        "duration": duration(_seconds(read["timings"])),
+        "duration": duration(seconds),
         "remarks": remarks,
         "notes": list(dict.fromkeys(notes)),
         "at": {kind: tail.at for kind, tail in streams.items()},

@@ -207,7 +207,8 @@ def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str,
         try:
             place.bind((ADDRESS, port))
         except (OSError, OverflowError) as error:
-            raise ConfigError(f"--port {port}: {error}. Choose another, or leave it out") from None
+            why = getattr(error, "strerror", None) or "a port is 0 to 65535"
+            raise ConfigError(f"--port {port}: {why}. Choose another, or leave it out") from None
         port, token = place.getsockname()[1], secrets.token_urlsafe(16)
         url = f"http://{ADDRESS}:{port}/?token={token}{fragment}"
         settings = uvicorn.Config(

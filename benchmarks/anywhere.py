@@ -1,0 +1,281 @@
+"""The demo's YAML from a laptop to a cluster: one cold start, then its RL stage in every way there is.
+
+    python benchmarks/anywhere.py [--steps 110] [--ways 1 2 servers] [--vllm ENVIRONMENT] [--write]
+
+Each way continues a copy of the same finished first stage, with the same YAML and other settings on the
+command line. What is left in --folder is continued, so that it can be stopped at any time. `--write` puts the
+table into benchmarks/results/anywhere.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from demo_seeds import good
+from servers import VLLM, covey_server, process, vllm_server
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.cluster.two_nodes import TwoNodes
+
+RESULTS = Path(__file__).parent / "results" / "anywhere.md"
+EVERY, COMPARED = 10, 20
+"""Steps between checkpoints, which are all kept; and steps after which weights are compared."""
+TIED_OUTPUT = """\
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+
+class TiedOutput:
+    def pack(self):
+        for layer in self.get_model().modules():
+            if isinstance(layer, ParallelLMHead):
+                dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+"""
+"""For vLLM on a CPU, whose output layer, tied to the embeddings, computes with a packed copy of them that no
+new weights reach."""
+Place = Callable[[Path, ExitStack, Path], list[str]]
+"""Folder of a way, what ends with it, vLLM's environment -> its settings."""
+
+
+def served(folder: Path, stack: ExitStack, _: Path) -> list[str]:
+    """Two `covey serve`."""
+    sync = folder / "sync"
+    sync.mkdir(exist_ok=True)
+    urls = []
+    for n in range(2):
+        url, command, log = covey_server(folder / "run/1-sft/final", sync, folder / f"server-{n}.log")
+        stack.enter_context(process(command, url, log))
+        urls.append(url)
+    return [
+        "--stages.2.rollout.sampler.url",
+        json.dumps(urls),
+        "--stages.2.rollout.sampler.folder",
+        str(sync),
+    ]
+
+
+def by_vllm(folder: Path, stack: ExitStack, vllm: Path) -> list[str]:
+    """A real vLLM server, with the method for CPUs that docs/scale.md shows."""
+    (folder / "tied_output.py").write_text(TIED_OUTPUT)
+    url, command, log = vllm_server(vllm, folder / "run/1-sft/final", folder / "vllm.log")
+    extended = [*command, "--worker-extension-cls", "tied_output.TiedOutput"]
+    stack.enter_context(process(extended, url, log, **VLLM, PYTHONPATH=str(folder)))
+    told = """-H 'content-type: application/json' -d '{"method": "pack"}'"""
+    pack = f'curl -fsS "$COVEY_URL/collective_rpc" {told}'
+    servers = [
+        "--stages.2.rollout.sampler.url",
+        url,
+        "--stages.2.rollout.sampler.folder",
+        str(folder / "sync"),
+    ]
+    return [*servers, "--stages.2.rollout.sampler.restart", pack]
+
+
+def on_ray(folder: Path, stack: ExitStack, _: Path) -> list[str]:
+    """Two nodes: trainers and samplers are placed."""
+    nodes = stack.enter_context(TwoNodes(folder / "token"))
+    os.environ |= nodes.environment
+    return ["--launch.ray", nodes.address]
+
+
+class Way(NamedTuple):
+    """How the run is started."""
+
+    title: str
+    settings: tuple[str, ...] = ()
+    place: Place = lambda *_: []
+
+
+TWO = ("--launch.processes", "2")
+WAYS = {
+    "1": Way("1 process"),
+    "2": Way("2 processes", TWO),
+    "servers": Way("1 process, 2 `covey serve`", (), served),
+    "both": Way("2 processes, 2 `covey serve`", TWO, served),
+    "ray": Way("Ray, 2 machines: 1 process, 2 samplers", ("--stages.2.launch.samplers", "2"), on_ray),
+    "vllm": Way("1 process, a vLLM server", (), by_vllm),
+    "ahead": Way("1 process, `rollout.staleness: 1`", ("--stages.2.rollout.staleness", "1")),
+}
+
+
+def recipe(folder: Path, steps: int) -> Path:
+    """The demo's YAML, its second stage of so many steps, whose checkpoints are kept."""
+    text = (files("covey") / "recipes" / "demo.yaml").read_text()
+    path = folder / f"demo-{steps}.yaml"
+    path.write_text(text.replace("steps: 220", f"steps: {steps}, save_every: {EVERY}, keep: 100"))
+    return path
+
+
+def train(config: Path, run: Path, settings: list[str]) -> float:
+    """`covey train`; the seconds that it took. Exits where it did not end at its goal."""
+    command = [sys.executable, "-m", "covey", "train", str(config), "--output", str(run), "--threads", "1"]
+    begun = time.monotonic()
+    with (run.parent / "said.txt").open("a") as said:
+        said.write(f"{shlex.join([*command, *settings])}\n")
+        said.flush()
+        code = subprocess.run([*command, *settings], stdout=said, stderr=said, check=False).returncode
+    if code:
+        raise SystemExit(f"{run}: exit code {code}\n{(run.parent / 'said.txt').read_text()[-3000:]}")
+    return time.monotonic() - begun
+
+
+def cold_start(config: Path, folder: Path) -> Path:
+    """The first stage's folder, finished: the run is ended as the second begins."""
+    run = folder / "start" / "run"
+    if not (run / "1-sft/result.json").exists():
+        run.parent.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "covey", "train", str(config), "--output", str(run)]
+        with (run.parent / "said.txt").open("a") as said:
+            begun = subprocess.Popen([*command, "--threads", "1"], stdout=said, stderr=said)
+            while begun.poll() is None and not (run / "1-sft/result.json").exists():
+                time.sleep(1.0)
+            begun.terminate()
+            begun.wait()
+    return run / "1-sft"
+
+
+def travelled(way: str, folder: Path, start: Path, config: Path, vllm: Path) -> None:
+    """Train in one of the ways, unless that is done."""
+    run = folder / way / "run"
+    if (run / "2-rl/result.json").exists():
+        return
+    if not (run / "1-sft").exists():
+        shutil.copytree(start, run / "1-sft")
+    with ExitStack() as stack:
+        settings = [*WAYS[way].settings, *WAYS[way].place(run.parent, stack, vllm)]
+        seconds = train(config, run, settings)
+    with (run.parent / "seconds").open("a") as file:
+        file.write(f"{seconds}\n")
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Of any weight of two models."""
+    ours, theirs = load_file(one), load_file(other)
+    return max(float(np.abs(ours[n].astype(np.float64) - theirs[n]).max()) for n in ours)
+
+
+def first_other_completion(one: Path, other: Path) -> str:
+    """The first step in which a completion differs."""
+    for path in sorted((one / "rollouts").glob("*.npz")):
+        with np.load(path) as ours, np.load(other / "rollouts" / path.name) as theirs:
+            if not np.array_equal(ours["tokens"], theirs["tokens"]):
+                return str(int(path.stem.rpartition("_")[2]))
+    return "never"
+
+
+def steps_of(stage: Path) -> int:
+    """How many it has made."""
+    return int(json.loads((stage / "result.json").read_text())["steps"])
+
+
+def row(way: str, folder: Path) -> str:
+    """A line of the table."""
+    stage, base = folder / way / "run/2-rl", folder / "1/run/2-rl"
+    last = steps_of(stage)
+    evals = [json.loads(line) for line in (stage / "evals.jsonl").read_text().splitlines()]
+    before, after = evals[0], evals[-1]
+    reached = good(
+        {
+            f"{kind} {when}": 100 * e[name]
+            for when, e in (("before", before), ("after", after))
+            for kind, name in (("greedy", "greedy"), ("sampled", "pass@1"))
+        }
+    )
+    low, high = after["greedy/low"], after["greedy/high"]
+    apart = [
+        largest_difference(*(of / f"checkpoints/step_{step:06d}/model.safetensors" for of in (stage, base)))
+        for step in (COMPARED, last)
+    ]
+    seconds = sum(map(float, (folder / way / "seconds").read_text().split()))
+    cells = (
+        WAYS[way].title,
+        f"{last}",
+        f"{before['greedy']:.1%} -> {after['greedy']:.1%} ({low:.1%} to {high:.1%})",
+        f"{before['pass@1']:.1%} -> {after['pass@1']:.1%}",
+        "reached" if reached else "missed" if last == steps_of(base) else "cut short",
+        *(f"{a:.1g}" for a in apart),
+        first_other_completion(stage, base),
+        f"{seconds:.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+COLUMNS = (
+    "",
+    "steps",
+    "greedy, held out",
+    "sampled",
+    "bar",
+    f"weights after {COMPARED} steps",
+    "in the end",
+    "first other completion",
+    "seconds",
+)
+PAGE = """# The demo, from one process to a cluster
+
+{when}. `python benchmarks/anywhere.py --vllm ENVIRONMENT --write`.
+
+The demo's YAML as it is, but for its second stage's number of steps and how often it saves. Each way is a
+setting on the command line, from the same cold start. Accuracy on 512 held-out problems, with 95 % intervals.
+The bar is that of the [ten seeds](demo_seeds.md). Weights: the largest difference of any to one process, and
+the first step in which a completion differs from its. Seconds are of the second stage by the clock, Python's
+start counted. {note}
+
+{table}
+"""
+
+
+def page(rows: list[str], note: str) -> str:
+    """Markdown."""
+    table = "\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows])
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return PAGE.format(when=f"{dt.date.today()}, {machine}", note=note, table=table)
+
+
+def main() -> None:
+    """All ways, or those named."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=110)
+    parser.add_argument("--ways", nargs="+", default=[*WAYS], choices=WAYS)
+    parser.add_argument("--folder", type=Path, default=Path("runs/anywhere"))
+    parser.add_argument("--vllm", type=Path, help="virtual environment in which vLLM is installed")
+    parser.add_argument("--note", default="", help="a sentence on the machine, for the page")
+    parser.add_argument("--write", action="store_true")
+    chosen = parser.parse_args()
+    home = chosen.folder.resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    config = recipe(home, chosen.steps)
+    start = cold_start(config, home)
+    for way in chosen.ways:
+        if way != "vllm" or chosen.vllm:
+            travelled(way, home, start, config, chosen.vllm)
+            print(row(way, home), flush=True)
+    there = [way for way in WAYS if (home / way / "run/2-rl/result.json").exists()]
+    text = page([row(way, home) for way in there], chosen.note)
+    print(text)
+    if chosen.write:
+        RESULTS.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
