@@ -2,17 +2,19 @@
 
     python benchmarks/lookup.py RUN [--texts PROBLEMS.jsonl] [--step 5M]
 
-A draft is what followed the last place where the latest 3 (else 2) tokens stood before. A keyed draw decides
-every token, so a drafted one is accepted exactly where it equals the one that was drawn: recorded completions
-say how many are. RUN is a run's folder; `--texts` are lines with `question` and `answer`, read as if sampled,
-8 times in a batch of 128. Printed are the tokens accepted of those checked; the CPU time of a decoding step by
-rows, measured here on a model of random weights; and from both the time of all steps with drafts beside without.
+A draft is what followed the last place where the latest 3 (else 2) tokens stood before. A keyed draw
+decides every token, so a drafted one is accepted exactly where it equals the one that was drawn: recorded
+completions say how many are. RUN is a run's folder; `--texts` are lines with `question` and `answer`, read as
+if sampled, 8 times each in batches of 128. Printed are the tokens accepted of those checked, the CPU time of
+a decoding step by rows, measured here on a model of random weights, and from both the time of all steps with
+drafts beside without.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,6 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "speed"))
+
+import subject
 
 LONGEST, SHORTEST = 3, 2
 ROWS = (1, 2, 8, 32, 128)
@@ -39,7 +45,7 @@ def drafted(tokens: np.ndarray, at: int, most: int) -> np.ndarray:
 
 
 def advances(prompt: np.ndarray, drawn: np.ndarray, most: int) -> list[tuple[int, int]]:
-    """Of each decoding step of a completion: tokens gained, the one that is drawn anyway among them, and checked."""
+    """Of each decoding step: tokens gained, the one drawn anyway among them, and checked."""
     tokens, at, found = np.concatenate((prompt, drawn)), len(prompt), list[tuple[int, int]]()
     while at < len(tokens):
         draft = drafted(tokens, at, most)
@@ -72,7 +78,6 @@ def recorded(run: Path, texts: Path | None) -> list[list[tuple[np.ndarray, np.nd
 
 def step_seconds(size: str) -> tuple[float, float]:
     """CPU seconds of a decoding step: of every step, and of each row."""
-    import subject
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from covey.models.policy import Policy
@@ -116,7 +121,9 @@ def total(steps: Sequence[Sequence[tuple[int, int]]], cost: tuple[float, float],
 
 def main() -> None:
     """Print the three parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--step", default="5M", help="model whose decoding steps are timed")
@@ -129,11 +136,13 @@ def main() -> None:
         steps = [[advances(p, d, most) for p, d in batch] for batch in batches]
         flat = [s for batch in steps for own in batch for s in own]
         gained, checked = (sum(s[i] for s in flat) for i in range(2))
-        line = [f"up to {most}: {gained - len(flat):,} of {checked:,} checked accepted, {gained:,} tokens"]
         plain = sum(total(batch, cost, 0) for batch in steps)
-        for below in (1, 4, 16, 1 << 20):
-            line.append(f"{sum(total(batch, cost, below) for batch in steps) / plain:.3f}")
-        print(f"  {'; of the time, drafting for at most 1, 4, 16, all running: '.join([line[0], ' '.join(line[1:])])}")
+        times = [sum(total(batch, cost, below) for batch in steps) / plain for below in (1, 4, 16, 1 << 20)]
+        print(
+            f"  up to {most}: {gained - len(flat):,} of {checked:,} checked accepted, {gained:,} tokens; ",
+            end="",
+        )
+        print("times, if at most 1, 4, 16, any number run:", *(f"{t:.3f}" for t in times))
 
 
 if __name__ == "__main__":

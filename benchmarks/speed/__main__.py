@@ -8,8 +8,9 @@
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
 Printed are the median ratio with its range, CPU and wall seconds, the peak of resident memory, and the
 share of the rates of matrix products that are probed in the same run. `--gpu` measures models of 0.5B
-and 1.5B parameters on a GPU, 256 completions of 256 tokens, and memory there. `--long` measures two completions
-of 8,192 tokens, once. `--write` keeps the table in benchmarks/results/speed_CELLS.md, speed_gpu.md or speed_long.md. Peers that are not installed (`pip install
+and 1.5B parameters on a GPU, 256 completions of 256 tokens, and memory there. `--long` measures two
+completions of 8,192 tokens, once. `--write` keeps the table in benchmarks/results/speed_CELLS.md,
+speed_gpu.md or speed_long.md. Peers that are not installed (`pip install
 'covey[bench]'`) are left out.
 """
 

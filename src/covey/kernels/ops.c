@@ -239,16 +239,21 @@ static void NAME(score)(const float *qt, const float *k, long n, long before, lo
     }
 }
 
-/* out[e][lane] = factor[lane] sum_j p[j][lane] v[j][e] over n keys, in their order. */
+/* out[e][lane] = factor[lane] sum_j p[j][lane] v[j][e] over n keys, in their order, some at a time: what is read
+ * once for eight features is still in the cache for the next eight. */
 static void NAME(mix)(const float *p, const float *v, long n, vec factor, float *out, long E) {
-    for (long e = 0; e < E; e += 8) {
-        vec acc[8] = {0};
-        for (long j = 0; j < n; j++) {
-            vec weight = *(const vec *)(p + j * LANES);
-            for (int i = 0; i < 8; i++) acc[i] = acc[i] + weight * v[j * E + e + i];
+    enum { NEAR = 256 };
+    for (long first = 0; first < n; first += NEAR)
+        for (long e = 0; e < E; e += 8) {
+            long end = first + NEAR < n ? first + NEAR : n;
+            vec acc[8];
+            for (int i = 0; i < 8; i++) acc[i] = first ? *(vec *)(out + (e + i) * LANES) : (vec){0};
+            for (long j = first; j < end; j++) {
+                vec weight = *(const vec *)(p + j * LANES);
+                for (int i = 0; i < 8; i++) acc[i] = acc[i] + weight * v[j * E + e + i];
+            }
+            for (int i = 0; i < 8; i++) *(vec *)(out + (e + i) * LANES) = end == n ? (vec)(acc[i] * factor) : acc[i];
         }
-        for (int i = 0; i < 8; i++) *(vec *)(out + (e + i) * LANES) = acc[i] * factor;
-    }
 }
 
 /* out (T, H, E), lse (T, H): softmax attention of every span within [prefix | own], causal. */

@@ -53,7 +53,10 @@ def measured(kind: str, dtype: torch.dtype) -> tuple[float, float]:
     call("pack_weight", w, panels, n, k, dtype=dtype)
     sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "decode": (lambda: call("product", x, panels, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
-        "forward": (lambda: call("product_once", x, w, 0, None, ours, m, n, k, dtype=dtype), lambda: x @ w.t()),
+        "forward": (
+            lambda: call("product_once", x, w, 0, None, ours, m, n, k, dtype=dtype),
+            lambda: x @ w.t(),
+        ),
         "inputs": (
             lambda: call("product_once", grad, w, 1, None, back, m, k, n, dtype=dtype),
             lambda: grad @ w,

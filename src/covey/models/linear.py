@@ -154,7 +154,7 @@ def weight_gradient(grad: Tensor, x: Tensor, out: Tensor) -> None:
 
 
 def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a's columns may be some of more, K is a multiple of 16."""
+    """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a may be columns of more, K a multiple of 16."""
     sizes = (*a.shape, b.shape[1])
     a = a if a.stride(1) == 1 else a.contiguous()
     call("outer_sum", a.data_ptr(), a.stride(0), b, b.stride(0), out, *sizes, dtype=a.dtype)

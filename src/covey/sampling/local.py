@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -155,7 +155,7 @@ class LocalSampler:
                 running.draw(torch.cat(logits), version)
                 if ended := running.ended():
                     self.most_memory = max(self.most_memory, engine.memory)
-                    finished = [running.completed(slot, finish, self.lags) for slot, finish in ended.items()]
+                    finished = running.completed(ended, self.lags)
                     compaction = Compaction.after(ended, running.count)
                     running.evict(compaction)
                     engine.evict(compaction)
@@ -236,33 +236,37 @@ class _Running:
             ends = self.kept_now.sum(-1).cumsum(-1).tolist()
             for slot, kept in enumerate(np.split(ids, ends[:-1])):
                 self.kept[slot].append(kept)
-        stopped = torch.isin(self.last(), self.end_ids).tolist()
-        full = (self.lengths[: self.count] == self.params.max_tokens).tolist()
+        stopped = torch.isin(self.last(), self.end_ids)
+        if self.params.stop:
+            stopped |= torch.tensor(
+                [self._stop_string(slot) for slot in range(self.count)], device=stopped.device
+            )
+        full = self.lengths[: self.count] == self.params.max_tokens
+        slots = (stopped | full).nonzero()[:, 0]
         return {
             slot: "stop" if stop else "length"
-            for slot in range(self.count)
-            if (stop := stopped[slot] or self._stop_string(slot)) or full[slot]
+            for slot, stop in zip(slots.tolist(), stopped[slots].tolist(), strict=True)
         }
 
     def _stop_string(self, slot: int) -> bool:
-        if not self.params.stop:
-            return False
         most = max(map(len, self.params.stop)) + 8  # a token may hold only a part of a character
         tail = self.tokens[slot, : self.lengths[slot]][-most:]
         text = self.policy.decode(tail.tolist())
         return any(s in text for s in self.params.stop)
 
-    def completed(self, slot: int, finish: Literal["stop", "length"], by_token: bool) -> Sampled:
-        """The completion in a slot; with the version of each token if ``by_token``."""
-        length = int(self.lengths[slot])
-        tokens, logprobs, versions = (
-            rows[slot, :length].cpu().numpy().copy() for rows in (self.tokens, self.logprobs, self.versions)
-        )
-        text = self.policy.decode(tokens.tolist())
-        mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
-        of_tokens = versions if by_token else None
-        done = Completion(tokens, logprobs, text, finish, int(versions[0]), mask, versions=of_tokens)
-        return Sampled(*self.owners[slot], done)
+    def completed(self, ended: Mapping[int, Literal["stop", "length"]], by_token: bool) -> list[Sampled]:
+        """The completions in these slots; with the version of each token if ``by_token``."""
+        slots, found = list(ended), list[Sampled]()
+        every = [rows[slots].cpu().numpy() for rows in (self.tokens, self.logprobs, self.versions)]
+        for row, length in enumerate(self.lengths[slots].tolist()):
+            slot = slots[row]
+            tokens, logprobs, versions = (rows[row, :length].copy() for rows in every)
+            text = self.policy.decode(tokens.tolist())
+            mask = SamplingMask.of(self.kept[slot]) if self.params.truncates else None
+            of_tokens, first = versions if by_token else None, int(versions[0])
+            done = Completion(tokens, logprobs, text, ended[slot], first, mask, versions=of_tokens)
+            found.append(Sampled(*self.owners[slot], done))
+        return found
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""
