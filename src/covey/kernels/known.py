@@ -131,7 +131,8 @@ def _products(
     yield "product_once", out, expected
     call("product_once", x, weight.t().contiguous(), 1, None, out.fill_(torch.nan), T, V, E, dtype=dtype)
     yield "product_once", out, expected
-    panels, out = torch.empty(packed_size(V, E, dtype), dtype=torch.uint8), _unset(T, V, dtype=dtype)
+    panels = torch.full((packed_size(V, E, dtype),), 255, dtype=torch.uint8)  # which are NaN
+    out = _unset(T, V, dtype=dtype)
     call("pack_weight", weight, panels, V, E, dtype=dtype)
     call("product", x, panels, None, out, T, V, E, dtype=dtype)
     yield "product", out, expected
