@@ -256,7 +256,7 @@ class NoModel:
         ({"model": NoModel()}, "a NoModel is neither a name nor a causal language model"),
         ({"model": nn.Linear(2, 2)}, "a Linear is neither a name nor a causal language model"),
         ({"tokenizer": NoModel()}, "a NoModel is no tokenizer"),
-        ({"model": 7, "tokenizer": None}, "model = 7: input should be a valid string"),
+        ({"model": 7, "tokenizer": None}, "model = 7: write a text"),
     ],
 )
 def test_what_is_no_model_with_its_tokenizer_is_refused(
