@@ -382,12 +382,12 @@ def _(seen: Seen) -> str | None:
     shows=lambda group, i: float(lone(group) == i),
 )
 def _(seen: Seen) -> str | None:
-    """From the fifth step, a tenth of the gradient and two standard errors lie in other groups than rewards
-    less their mean would put it, under an estimator that divides by the std. Because 1 / sqrt(p(1 - p)) is
-    4.6 at p = .05 and 2 at one half; right and wrong in groups of eight cannot move more than a tenth.
+    """From the fifth step, with more than eight completions a group, a tenth of the gradient and two standard
+    errors lie in other groups than rewards less their mean would put it, under an estimator that divides by
+    the std. Because 1 / sqrt(p(1 - p)) is 4.6 at p = .05 and 2 at one half; one success of eight gets 3.
     """
-    moved = seen.late("gradient_share/overweight")
-    surely = seen.least("gradient_share/overweight") > 0.1
+    moved, size = seen.late("gradient_share/overweight"), seen.setting("rollout.group_size")
+    surely = seen.least("gradient_share/overweight") > 0.1 and isinstance(size, int) and size > 8
     if not (seen.after(5) and surely and seen.setting("algorithm.advantage") in BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"
