@@ -45,6 +45,7 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("rollout: {group_size: two}\n", "rollout.group_size = 'two'"),
         ("train: {steps: yes}\n", "train.steps = True: a number is expected; YAML reads yes, no"),
         ("train: {lr: off}\n", "train.lr = False: a number is expected"),
+        ("output: ''\n", "output = '': a path is expected"),
         ("rewards: math_answer\n", "rewards = 'math_answer': write a list, as [first"),
         ("stages: {a: 1}\n", "stages = {'a': 1}: write a list"),
         ("loss: [1]\n", "loss = [1]: write a mapping, as {"),

@@ -30,6 +30,8 @@ class Section(BaseModel):
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
             raise ValueError("a number is expected; YAML reads yes, no, on and off as true or false")
+        if value == "" and Path in {kind, *get_args(kind)}:
+            raise ValueError("a path is expected; the folder at hand is `.`")
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("no text here may have a NUL byte")
         if isinstance(value, str):
