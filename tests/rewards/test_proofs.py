@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.rewards.proof_hacks import FALSE, HACKS
 
+from covey.cli import main
 from covey.errors import ConfigError, SandboxUnavailable
 from covey.rewards import proofs, provers
 from covey.rewards.audit import ask_canaries, check_references, rehearse
@@ -162,6 +164,14 @@ def test_a_proof_is_checked_once_and_leaves_nothing_behind(
     assert built == ["Statement.v", "Answer.v", "Answer.v", "Verdict.v", "Covey.Verdict"]
     folders = [Path(place.name) for _, place in sandbox._builders.values()]
     assert folders and not [left for folder in folders for left in folder.iterdir()]
+
+
+@with_coq
+def test_the_example_says_what_is_paid_and_why_the_rest_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", "examples/proofs/tried.jsonl", "examples/proofs.yaml"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["reward"] for row in rows] == [1.0, 1.0, *[0.0] * 7, None]
+    assert all(row["detail"]["proves"] for row in rows[2:])
 
 
 @with_coq

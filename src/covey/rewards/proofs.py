@@ -107,7 +107,7 @@ def proves(
         question, lambda: _compile(sandbox, kind, "Statement", _filled(kind.statement, words), patient)
     )
     if stated.kind not in ("ok", "lost"):
-        why = f"{stated.text} {stated.value}".strip()[:500]
+        why = stated.text[:500]
         return Score(None, "bad_reference", detail=f"{prover} does not accept the statement: {why}")
     answer, result = _filled(kind.answer, words), stated
     if stated.kind == "ok":
