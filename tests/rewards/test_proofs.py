@@ -98,6 +98,35 @@ def test_a_header_gives_definitions_notations_and_axioms(judged: Callable[..., S
     assert (allowed.value, allowed.detail) == (1.0, "")
 
 
+ROOM = """Require Import Lia List ZArith. Import ListNotations. Open Scope Z_scope. Set Implicit Arguments.
+Reserved Notation "x '-->' y" (at level 60).
+Inductive step : Z -> Z -> Prop := one : forall x, x --> x + 1 where "x '-->' y" := (step x y).
+Record point := mk { px : Z; py : Z }. Coercion px : point >-> Z.
+Module M. Definition two := 2. Lemma two_is : two = 2. Proof. reflexivity. Qed. End M.
+Local Notation "'deux'" := M.two. Local Definition secret := 5. Ltac go := intros; try lia.
+#[global] Hint Constructors step : core.
+Fixpoint sum (l : list Z) : Z := match l with [] => 0 | x :: t => x + sum t end.
+Lemma sum_app : forall a b, sum (a ++ b) = sum a + sum b.
+Proof. induction a; simpl; intros; [reflexivity | rewrite IHa; lia]. Qed."""
+
+
+@with_coq
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("theorem", "proof"),
+    [
+        ("forall x, x --> x + 1", "auto."),
+        ("forall p : point, p + 0 = p", "go."),
+        ("deux = 2", "apply M.two_is."),
+        ("secret = 5", "reflexivity."),
+        ("forall a b, sum (a ++ b) = sum (b ++ a)", "intros a b. rewrite !sum_app. lia."),
+    ],
+)
+def test_whatever_a_header_declares_is_what_the_theorem_speaks_of(theorem: str, proof: str) -> None:
+    score = proves(proof, theorem, header=ROOM, sandbox=choose().sandbox, form="continue")
+    assert (score.value, score.detail) == (1.0, "")
+
+
 @with_coq
 def test_axioms_of_libraries_need_permission(judged: Callable[..., Score]) -> None:
     asked = {"theorem": "forall P : Prop, P \\/ ~ P", "header": "Require Import Classical."}

@@ -112,7 +112,7 @@ def proves(
     answer, result = _filled(kind.answer, words), stated
     if stated.kind == "ok":
         result = ANSWERS.get(
-            (*question, answer, limits), lambda: _judge(sandbox, kind, axioms, limits, statement, answer)
+            (*question, tactics, limits), lambda: _judge(sandbox, kind, axioms, limits, statement, answer)
         )
     return score_of(result, float(result.kind == "ok"), proof, {})
 

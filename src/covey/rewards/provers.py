@@ -145,7 +145,7 @@ def coq_tactics(proof: str) -> str:
 
 NO_TACTIC = re.compile(
     r"#[a-z]|@\[|\b(?:abbrev|add_decl_doc|admit|alias|attribute|axiom|axioms|builtin_initialize|by_elab|class"
-    r"|constant|declare_\w+|def|deriving|dsimproc|elab|elab_rules|end|example|export|extern|implemented_by"
+    r"|declare_\w+|def|deriving|dsimproc|elab|elab_rules|end|example|export|extern|implemented_by"
     r"|import|include_str|inductive|infix[lr]?|init_quot|initialize|instance|irreducible_def|lemma|local"
     r"|macro|macro_rules|mutual|namespace|native_decide|noncomputable|notation3?|opaque|open|partial|postfix"
     r"|prefix|prelude|private|protected|register_\w+|run_\w+|scoped|section|set_option|simproc|sorry|sorryAx"
@@ -203,10 +203,9 @@ Definition covey_permitted : True := let _ := covey_goal in {axioms} I.
 """
 COQ_ANSWER = """{header}
 Require Import Covey.Statement.
-Theorem covey_answer : (
-{theorem}
-).
+Theorem covey_answer : covey_goal.
 Proof.
+cbv delta [covey_goal].
 {proof}
 Qed.
 """
@@ -225,9 +224,8 @@ def _root_.Covey.goal : Prop :=
 """
 LEAN_ANSWER = """import Statement
 {context}
-theorem _root_.Covey.answer :
-  {theorem}
-  := by
+theorem _root_.Covey.answer : Covey.goal := by
+  delta Covey.goal
 {proof}
 """
 LEAN_VERDICT = """import Lean
@@ -236,13 +234,15 @@ import Statement
 open Lean
 #eval show CoreM Unit from do
   let (answer, _) ← readModuleData "Answer.olean"
-  let mut constants := {}
+  let levels := (← getConstInfo `Covey.goal).levelParams
+  let same (name : Name) := mkConst name (levels.map mkLevelParam)
+  let mut constants : Std.HashMap Name ConstantInfo := {}
   for name in answer.constNames, constant in answer.constants do
     if constant.isUnsafe || constant.isPartial then
       throwError "{name} is unsafe or partial"
     constants := constants.insert name constant
   constants := constants.insert `Covey.checked (.thmInfo { name := `Covey.checked,
-    levelParams := [], type := mkConst `Covey.goal, value := mkConst `Covey.answer })
+    levelParams := levels, type := same `Covey.goal, value := same `Covey.answer })
   let environment ← (← getEnv).replay constants
   let axioms ← withEnv environment (collectAxioms `Covey.checked)
   IO.println s!"axioms {axioms.toList}"
