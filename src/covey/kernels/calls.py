@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,7 +94,44 @@ def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None
     function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
     if function.argtypes is None:
         function.argtypes = [_c_type(a) for a in arguments]
-    function(*[_address(a) if isinstance(a, Tensor) else a for a in arguments])
+    values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
+    function(*values)
+    if (noted := _noted.get()) is not None:
+        rows = next(i for i, a in enumerate(arguments) if isinstance(a, int))
+        noted.append(Operation(function, values, rows))
+
+
+class Operation(NamedTuple):
+    """A call that can be made again, for fewer rows too."""
+
+    function: Callable[..., object]
+    values: list[float | None]
+    """Addresses and numbers."""
+    rows: int
+    """Which of them is the number of rows: the first size."""
+
+
+_noted: ContextVar[list[Operation] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting(operations: list[Operation]) -> Iterator[None]:
+    """Note this thread's calls. What they point to has to be kept by others."""
+    before = _noted.set(operations)
+    try:
+        yield
+    finally:
+        _noted.reset(before)
+
+
+def run_again(operations: Sequence[Operation], rows: int) -> None:
+    """The same calls on the same memory, for the first ``rows`` rows."""
+    loaded = library()
+    assert loaded is not None, "they were recorded"
+    _set_threads(loaded)
+    for function, values, place in operations:
+        values[place] = rows
+        function(*values)
 
 
 @contextmanager

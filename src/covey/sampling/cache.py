@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.calls import call
+from covey.kernels.recorded import Recorded
 from covey.models.alive import alive_bytes
 from covey.models.compiled import UNLIMITED
 from covey.models.forward import Attend, Decoder
@@ -149,6 +150,9 @@ def _rounded(count: int) -> int:
 
 def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache) -> Step:
     # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
+    if isinstance(cache, _CompiledCache) and decoder.all_compiled and not decoder.hooked:
+        rest = Recorded(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
+        return lambda tokens, _: rest(decoder.embedded(tokens))
     return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
 
 
@@ -245,6 +249,8 @@ class _CompiledCache:
         self.prompt_values = torch.empty(layers, pages, k, p, e)
         self.completion_keys = torch.empty(layers, slots, k, e, s)
         self.completion_values = torch.empty(layers, slots, k, s, e)
+        stores = (self.prompt_keys, self.prompt_values, self.completion_keys, self.completion_values)
+        self.layers = list(zip(*stores, strict=True))
         self.metadata = torch.zeros(3, slots, dtype=torch.int64)
         self.page, self.prompt_length, self.length = self.metadata
         self.tables = decoder.rotations(self.page, length=longest + max_tokens)
@@ -270,11 +276,9 @@ class _CompiledCache:
             norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
             eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
             slot = (self.page, self.prompt_length, self.length)
-            prompt = (self.prompt_keys[layer], self.prompt_values[layer])
-            completion = (self.completion_keys[layer], self.completion_values[layer])
             sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes, heads.window or UNLIMITED)
             cos, sin, _ = self.tables[heads.rotary]
-            inputs = (qkv, *norms, eps, cos, sin, *slot, *prompt, *completion)
+            inputs = (qkv, *norms, eps, cos, sin, *slot, *self.layers[layer])
             call("decode_attend", *inputs, heads.factor, out, *sizes, dtype=self.dtype)
             return out
 
