@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from covey.kernels.calls import call
 from covey.kernels.recorded import Recorded
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
+from covey.sampling.cache import _CompiledCache
 from covey.sampling.local import LocalSampler
 from tests.conftest import CONFIGS, policy_of, random_prompts
 
@@ -60,7 +63,7 @@ def test_memory_that_is_not_held_is_lent_again() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("extra", [lambda x: x * 2, lambda x: x[:, :16], lambda x: x.to(torch.bfloat16)])
-def test_work_in_which_torch_has_a_part_runs_as_it_is(extra) -> None:  # type: ignore[no-untyped-def]
+def test_work_in_which_torch_has_a_part_runs_as_it_is(extra: Callable[[Tensor], Tensor]) -> None:
     def work(x: Tensor) -> Tensor:
         return extra(normed(x))
 
@@ -68,6 +71,15 @@ def test_work_in_which_torch_has_a_part_runs_as_it_is(extra) -> None:  # type: i
     for seed in range(3):
         assert torch.equal(recorded(rows(4, seed)), work(rows(4, seed)))
     assert recorded.operations is None
+
+
+@torch.no_grad()
+def test_views_of_lent_memory_stay_whole() -> None:
+    def work(x: Tensor) -> Tensor:
+        left = normed(x)[:, :16]
+        return torch.cat((left, normed(x * 2)[:, 16:]), 1)
+
+    assert torch.equal(Recorded(work)(rows(4)), work(rows(4)))
 
 
 @torch.no_grad()
@@ -95,3 +107,23 @@ def test_sampling_draws_the_same_with_and_without_recording(
     with_recording = drawn()
     monkeypatch.setattr(Recorded, "__call__", lambda self, x: self.work(x))
     assert drawn() == with_recording
+
+
+def test_what_lay_in_the_cache_before_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, params = random_prompts(5, 17, 32), SamplingParams(max_tokens=20)
+    requests = [Request(p, [key(0, i, g) for g in range(2)]) for i, p in enumerate(prompts)]
+    policy = policy_of("qwen3")
+
+    def drawn() -> list[bytes]:
+        found = sorted(LocalSampler(policy, 4).sample(requests, params), key=lambda s: (s.request, s.sample))
+        return [s.completion.logprobs.tobytes() + s.completion.tokens.tobytes() for s in found]
+
+    clean, made = drawn(), _CompiledCache.__init__
+
+    def littered(self: _CompiledCache, *arguments: Any) -> None:
+        made(self, *arguments)
+        for tensor in (t for layer in self.layers for t in layer):
+            tensor.fill_(torch.nan)
+
+    monkeypatch.setattr(_CompiledCache, "__init__", littered)
+    assert drawn() == clean

@@ -11,6 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.build import library, tested_kernels
@@ -22,6 +23,15 @@ DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 WIDEST_HEAD = 1024
 PANEL = 64
 """Outputs that the matrix product computes side by side; packed weights are padded to it."""
+
+NEIGHBOURS = 16
+"""Keys that lie side by side in the cache of `decode_attend`."""
+
+
+def key_columns(keys: Tensor) -> Tensor:
+    """Keys as `decode_attend` reads them, with zeros behind the last. (n, K, E) -> (K, n / 16, E, 16)."""
+    full = F.pad(keys, (0, 0, 0, 0, 0, -len(keys) % NEIGHBOURS))
+    return full.unflatten(0, (-1, NEIGHBOURS)).permute(2, 0, 3, 1)
 
 
 def available(dtype: torch.dtype, device: torch.device) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -27,31 +26,19 @@ Work = Callable[[Tensor], Tensor]
 """(rows, D) -> (rows, V), row by row."""
 
 
-class _Recording(TorchDispatchMode):
-    """Notes the compiled operations inside it, and lends them memory that nobody else gets.
+class _Lending(TorchDispatchMode):
+    """Lends the tensors that are made inside it, whose memory it keeps, so that nobody else gets it.
 
-    What is not held any more is lent again, as the allocator would, so that it stays in the processor's cache.
+    What is not held any more is lent again, as the allocator would, so that it stays in the processor's
+    cache.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
-        self.whole = True
-        """Whether torch computed nothing."""
         self.memory: list[Tensor] = []
+        self.alone = True
+        """Whether torch computed nothing."""
         self._free = defaultdict[object, list[Tensor]](list)
-        self._noting = noting(self.operations)
-
-    def __enter__(self) -> _Recording:
-        self._noting.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._noting.__exit__(kind, error, trace)
 
     def __torch_dispatch__(
         self,
@@ -62,13 +49,14 @@ class _Recording(TorchDispatchMode):
     ) -> Tensor:
         """Called by torch for whatever it is asked to do."""
         made = function(*args, **(kwargs or {}))
-        if function not in NEW:
-            self.whole = False
+        self.alone = self.alone and function in NEW
+        if not self.alone:  # what torch makes of lent memory may be a view of it
             return made
         free = self._free[made.shape, made.dtype]
         if not free:
             self.memory.append(made)
-        memory = free.pop() if free else made
+            free.append(made)
+        memory = free.pop()
         lent = memory.view(made.shape)
         weakref.finalize(lent, free.append, memory).atexit = False
         return lent
@@ -99,7 +87,8 @@ class Recorded:
 
     def _record(self, x: Tensor) -> Tensor:
         self.input = x.clone()
-        with _Recording() as recording:
+        operations, lending = list[Operation](), _Lending()
+        with noting(operations), lending:
             self.result = self.work(self.input)
-        self.operations, self.memory = recording.operations if recording.whole else None, recording.memory
+        self.operations, self.memory = (operations, lending.memory) if lending.alone else (None, [])
         return self.result

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.kernels.calls import call
+from covey.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.kernels.recorded import Recorded
 from covey.models.alive import alive_bytes
 from covey.models.compiled import UNLIMITED
@@ -225,18 +225,18 @@ class _TorchCache:
 
 
 class _CompiledCache:
-    """The layout of the compiled operation: prompts once for all their completions, keys as columns.
+    """The layout of the compiled operation: prompts once for all their completions, keys as columns of 16.
 
     A completion's keys lie in two blocks, its prompt's and its own, and the operation attends over both:
 
-        prompt_keys        (layers, pages, K, E, P)    page = one prompt, shared by its completions
+        prompt_keys        (layers, pages, K, P / 16, E, 16)  page = one prompt, shared by its completions
         prompt_values      (layers, pages, K, P, E)
-        completion_keys    (layers, slots, K, E, S)    slot = one running completion
+        completion_keys    (layers, slots, K, S / 16, E, 16)  slot = one running completion
         completion_values  (layers, slots, K, S, E)
-        metadata           (3, slots)                  page, prompt length, tokens of the completion so far
+        metadata           (3, slots)                         page, prompt length, tokens so far
 
-    Keys are transposed: the scores of 16 neighbouring positions are then one vector, sum_e q_e k[e, p:p+16],
-    and the values' rows add up as vectors too. P and S are rounded up, so that the last vector may read on.
+    Sixteen neighbouring keys are transposed: their scores are then one vector, sum_e q_e k[e, p:p+16], and
+    the values' rows add up as vectors too. P and S are rounded up, so that the last vectors may read on.
     """
 
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
@@ -245,9 +245,9 @@ class _CompiledCache:
         layers, k, e = len(decoder.layers), heads.keys, heads.width
         # In float32 whatever the model's dtype: converting at every read costs more than the memory. What was
         # there before stays until it is written over: keys behind the last token are read, but weigh nothing.
-        self.prompt_keys = torch.empty(layers, pages, k, e, p)
+        self.prompt_keys = torch.empty(layers, pages, k, p // NEIGHBOURS, e, NEIGHBOURS)
         self.prompt_values = torch.empty(layers, pages, k, p, e)
-        self.completion_keys = torch.empty(layers, slots, k, e, s)
+        self.completion_keys = torch.empty(layers, slots, k, s // NEIGHBOURS, e, NEIGHBOURS)
         self.completion_values = torch.empty(layers, slots, k, s, e)
         stores = (self.prompt_keys, self.prompt_values, self.completion_keys, self.completion_values)
         self.layers = list(zip(*stores, strict=True))
@@ -263,7 +263,8 @@ class _CompiledCache:
         page, length = self.free_pages.pop(), len(layers[0][0])
         self.prompts[request] = (page, length)
         for (k, v), keys, values in zip(layers, self.prompt_keys, self.prompt_values, strict=True):
-            keys[page, :, :, :length] = k.permute(1, 2, 0)
+            columns = key_columns(k)
+            keys[page, :, : columns.shape[1]] = columns
             values[page, :, :length] = v.transpose(0, 1)
 
     def start(self, slot: int, request: int) -> None:
@@ -289,7 +290,8 @@ class _CompiledCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         longest = int(self.length[sources].max())
-        keys, values = self.completion_keys[..., :longest], self.completion_values[..., :longest, :]
+        blocks = -(-longest // NEIGHBOURS)
+        keys, values = self.completion_keys[..., :blocks, :, :], self.completion_values[..., :longest, :]
         for store in (keys, values, self.metadata):
             store[:, targets] = store[:, sources]
 
