@@ -138,7 +138,10 @@ def test_axioms_of_libraries_need_permission(judged: Callable[..., Score]) -> No
 def test_a_statement_that_coq_does_not_accept_is_the_rows_fault(judged: Callable[..., Score]) -> None:
     for theorem in ("forall n, n +", "nosuchthing = 1", "0", "Theorem x : True"):
         score = judged(PROOF, theorem)
-        assert (score.value, score.status) == (None, "bad_reference") and "statement" in score.detail
+        assert (score.value, score.status) == (
+            None,
+            "bad_reference",
+        ) and "coq does not accept the theorem" in score.detail
 
 
 @pytest.mark.parametrize("name", HACKS)
@@ -191,7 +194,7 @@ def test_a_proof_is_checked_once_and_leaves_nothing_behind(
         )
         assert proves("intros; exact I.", "nat -> nat -> True", sandbox=sandbox, form="continue").value == 1.0
     assert built == ["Statement.v", "Answer.v", "Answer.v", "Verdict.v", "Covey.Verdict"]
-    folders = [Path(place.name) for _, place in sandbox._builders.values()]
+    folders = [Path(place) for _, place in sandbox._builders.values()]
     assert folders and not [left for folder in folders for left in folder.iterdir()]
 
 
@@ -209,9 +212,17 @@ def test_canaries_and_rehearsal() -> None:
     rewards, problem = load_rewards(["proves"], Path()), Problem("p", "?", row)
     rehearse(problem, rewards)
     assert ask_canaries(Scorer(rewards), problem, {}) == {"proves": 0}
-    bad = [Problem("a", "?", {"theorem": " "}), Problem("b", "?", {"theorem": TRUE, "header": 3}), problem]
-    kept, why = check_references(bad, rewards, 1.0)
-    assert kept == [problem] and list(why) == ["a", "b"]
+    wrong = [
+        ({"theorem": " "}, "has to be a proposition"),
+        ({"theorem": TRUE, "header": 3}, "a text"),
+        ({"theorem": TRUE, "axioms": "classic"}, "a list"),
+        ({"theorem": "n = 1"}, "does not accept the theorem 'n = 1': "),
+        ({"theorem": TRUE, "header": "Require Import Nowhere."}, "does not accept the header: "),
+    ]
+    bad = [Problem(str(n), "?", columns) for n, (columns, _) in enumerate(wrong)]
+    kept, why = check_references([*bad, problem], rewards, 1.0)
+    assert kept == [problem]
+    assert all(says in why[str(n)] for n, (_, says) in enumerate(wrong)) and len(why) == len(wrong)
 
 
 @pytest.mark.parametrize(("prover", "program"), [("coq", "coqc"), ("lean", "lean")])

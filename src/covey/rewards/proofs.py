@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, Literal
 
 from covey.errors import ConfigError, SandboxUnavailable
+from covey.machine import available_cpus
 from covey.rewards.code import Form, program, score_of
 from covey.rewards.contract import reward
 from covey.rewards.extract import TextOrMessages, text_of
@@ -22,7 +25,13 @@ from covey.types import Score
 
 MOST_PROOF_SECONDS = 120.0
 """Of each of the four steps of a check, which together stay below the reward's own limit."""
+MOST_TRIED = 16
+"""Headers, and theorems, that are compiled before a run begins."""
+TRIVIAL = "True"
+"""What is stated to try a header."""
 Made = tuple[Outcome, bytes]
+Question = tuple[str, str, tuple[str, ...], str]
+"""Prover, header, permitted axioms, theorem."""
 STATEMENTS = Once[Made](256, lambda made: made[0].kind in ("ok", "error"))
 """A group has one statement."""
 ANSWERS = Once[Outcome](4096, lambda outcome: outcome.kind in ("ok", "error"))
@@ -31,14 +40,41 @@ CONTEXT = r"^(?:open|universe|variable|set_option)\b.*$"
 """Of a header of Lean what holds for its file only, and is said again in the proof's."""
 
 
-def _bad_theorems(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
-    """Rows that state nothing; whether the prover accepts a statement shows when it is first compiled."""
-    found = [(row.get("theorem"), row.get("header", "")) for row in rows]
+def _bad_theorems(
+    rows: Sequence[Mapping[str, Any]],
+    sandbox: SandboxBackend | None = None,
+    prover: str = "coq",
+    axioms: Sequence[str] = (),
+    memory_mb: int = 2048,
+    **_: object,
+) -> list[str | None]:
+    """Rows that state nothing, or whose header the prover refuses; of the first ones the theorem too."""
+    full = [{"prover": prover, "axioms": axioms, "header": "", **row} for row in rows]
+    texts = [
+        isinstance(r.get("theorem"), str)
+        and isinstance(r["header"], str)
+        and isinstance(r["axioms"], list | tuple)
+        for r in full
+    ]
+    asked = [
+        (r["prover"], r["header"], tuple(r["axioms"]), r["theorem"])
+        if is_text and r["theorem"].strip()
+        else None
+        for r, is_text in zip(full, texts, strict=True)
+    ]
+    headers = dict.fromkeys((*question[:3], TRIVIAL) for question in asked if question)
+    tried = [*islice(headers, MOST_TRIED), *(q for q in asked[:MOST_TRIED] if q)]
+
+    def refusal(question: Question) -> str | None:
+        return _refusal(_stated(sandbox, question, memory_mb)[0], question)
+
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        found = dict(zip(tried, pool.map(refusal, tried), strict=True))
     return [
-        None
-        if isinstance(theorem, str) and theorem.strip() and isinstance(header, str)
-        else "column 'theorem' has to be a proposition, and 'header', if there is one, a text"
-        for theorem, header in found
+        found.get((*question[:3], TRIVIAL)) or found.get(question)
+        if question
+        else "column 'theorem' has to be a proposition, 'header' a text and 'axioms' a list, if there are any"
+        for question in asked
     ]
 
 
@@ -77,15 +113,9 @@ def proves(
     ``header`` comes before the theorem: imports, definitions, notations. ``axioms`` names those that a proof
     may use; what the theorem itself speaks of, and the axioms of Lean's logic, need no permission.
     """
-    named = isinstance(axioms, Sequence) and not isinstance(axioms, str)
-    if prover not in PROVERS or not named or not all(AXIOM.fullmatch(str(a)) for a in axioms):
-        raise ConfigError(f"proves: prover is coq or lean and axioms a list of names: {prover!r}, {axioms!r}")
     if not 0 < seconds <= MOST_PROOF_SECONDS:
         raise ConfigError(f"proves: seconds {seconds:g} is not between 0 and {MOST_PROOF_SECONDS:g}")
-    if not isinstance(sandbox, ProcessSandbox):
-        raise SandboxUnavailable("checking proofs needs a bwrap or landlock sandbox")
-    kind = PROVERS[prover]
-    kind.tools()  # a prover that is not installed is said before anything is judged
+    kind, place = _kind(prover, axioms), _place(sandbox)
     proof = text_of(completion) if form == "continue" else program(completion, prover)
     if proof is None or not proof.strip():
         return Score(0.0, "no_answer")
@@ -93,31 +123,57 @@ def proves(
         tactics = kind.tactics(proof)
     except ValueError as error:
         return Score(0.0, "unparsable", proof[:2000], detail=f"not a proof: {error}")
-    question = (sandbox.name, prover, header, theorem, tuple(axioms))
-    words = {
-        "header": header,
-        "context": "\n".join(re.findall(CONTEXT, header, re.MULTILINE)),
-        "theorem": theorem.strip().removesuffix("."),
-        "axioms": " ".join(f"let _ := @{axiom} in" for axiom in axioms),
-        "proof": tactics,
-    }
-    limits = Limits(seconds, int(seconds) + 1, memory_mb << 20)
-    patient = Limits(MOST_PROOF_SECONDS, int(MOST_PROOF_SECONDS), memory_mb << 20)
-    stated, statement = STATEMENTS.get(
-        question, lambda: _compile(sandbox, kind, "Statement", _filled(kind.statement, words), patient)
-    )
-    if stated.kind not in ("ok", "lost"):
-        why = stated.text[:500]
-        return Score(None, "bad_reference", detail=f"{prover} does not accept the statement: {why}")
-    answer, result = _filled(kind.answer, words), stated
-    if stated.kind == "ok":
+    question = (prover, header, tuple(axioms), theorem)
+    result, statement = _stated(place, question, memory_mb)
+    if refusal := _refusal(result, question):
+        return Score(None, "bad_reference", detail=refusal)
+    if result.kind == "ok":
+        limits = Limits(seconds, int(seconds) + 1, memory_mb << 20)
         result = ANSWERS.get(
-            (*question, tactics, limits), lambda: _judge(sandbox, kind, axioms, limits, statement, answer)
+            (place.name, *question, tactics, limits),
+            lambda: _judge(
+                place, kind, axioms, limits, statement, _filled(kind.answer, header, proof=tactics)
+            ),
         )
     return score_of(result, float(result.kind == "ok"), proof, {})
 
 
-def _filled(template: str, words: Mapping[str, str]) -> str:
+def _kind(prover: str, axioms: Sequence[str]) -> Prover:
+    """A prover that is installed. Raises ConfigError before anything is judged."""
+    named = isinstance(axioms, Sequence) and not isinstance(axioms, str)
+    if prover not in PROVERS or not named or not all(AXIOM.fullmatch(str(a)) for a in axioms):
+        raise ConfigError(f"proves: prover is coq or lean and axioms a list of names: {prover!r}, {axioms!r}")
+    PROVERS[prover].tools()
+    return PROVERS[prover]
+
+
+def _place(sandbox: SandboxBackend | None) -> ProcessSandbox:
+    if not isinstance(sandbox, ProcessSandbox):
+        raise SandboxUnavailable("checking proofs needs a bwrap or landlock sandbox")
+    return sandbox
+
+
+def _stated(sandbox: SandboxBackend | None, question: Question, memory_mb: int) -> Made:
+    """A row's statement as its prover reads it."""
+    prover, header, axioms, theorem = question
+    kind, place = _kind(prover, axioms), _place(sandbox)
+    permitted = " ".join(f"let _ := @{axiom} in" for axiom in axioms)
+    text = _filled(kind.statement, header, theorem=theorem.strip().removesuffix("."), axioms=permitted)
+    limits = Limits(MOST_PROOF_SECONDS, int(MOST_PROOF_SECONDS), memory_mb << 20)
+    return STATEMENTS.get((place.name, *question), lambda: _compile(place, kind, "Statement", text, limits))
+
+
+def _refusal(result: Outcome, question: Question) -> str | None:
+    """What is wrong with a statement that was not accepted."""
+    if result.kind in ("ok", "lost"):
+        return None
+    what = "header" if question[3] == TRIVIAL else f"theorem {question[3][:80]!r}"
+    return f"{question[0]} does not accept the {what}: {result.text[:400]}"
+
+
+def _filled(template: str, header: str, **texts: str) -> str:
+    context = "\n".join(re.findall(CONTEXT, header, re.MULTILINE))
+    words = {"header": header, "context": context, **texts}
     return re.sub(r"{(\w+)}", lambda name: words[name[1]], template)
 
 

@@ -121,7 +121,7 @@ def without_comments(text: str, opening: str, closing: str, line: str = "") -> s
 
 
 AXIOM = re.compile(r"[^\W\d][\w']*(?:\.[^\W\d][\w']*)*")
-PLACE = re.compile(r"(?:[\s{}+*-]|(?:all|par|!|\d[\d\s,-]*|\[\s*[^\W\d][\w']*\s*\])\s*:)*")
+BEFORE_TACTIC = re.compile(r"(?:[\s{}+*-]|(?:all|par|!|\d[\d\s,-]*|\[\s*[^\W\d][\w']*\s*\])\s*:)*")
 """Before the tactic of a sentence: bullets, braces, selected goals."""
 
 
@@ -137,7 +137,7 @@ def coq_tactics(proof: str) -> str:
     if sentences and not rest.strip() and (end := re.fullmatch(r"([\s}]*)(?:Qed|Defined)", sentences[-1])):
         sentences, rest = sentences[:-1], end[1]
     for sentence in (*sentences, rest):
-        words = PLACE.sub("", sentence, count=1)
+        words = BEFORE_TACTIC.sub("", sentence, count=1)
         if words and not re.match(r"[a-z_(\[]", words):
             raise ValueError(f"{' '.join(words.split())[:40]!r}; a proof consists of tactics only")
     return "".join(f"{sentence}." for sentence in sentences) + rest

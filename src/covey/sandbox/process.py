@@ -8,15 +8,17 @@ file but Python's own. `unsafe_local` only limits resources.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from shutil import which
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
 
 from covey.errors import SandboxUnavailable
 from covey.sandbox.base import Arguments, Outcome, reply_result, too_long
@@ -42,7 +44,8 @@ class ProcessSandbox:
         self.name = name
         self.server = self._start()
         self._verifiers: dict[tuple[str, ...], ForkServer] = {}
-        self._builders: dict[tuple[str, ...], tuple[ForkServer, TemporaryDirectory[str]]] = {}
+        self._builders: dict[tuple[str, ...], tuple[ForkServer, str]] = {}
+        self._building = threading.Lock()
 
     def verifiers(self, *preload: str) -> ForkServer:
         """A server as confined as the candidates', for verifiers that execute what they judge."""
@@ -99,16 +102,18 @@ class ProcessSandbox:
         ``readable``: what it has to see besides the usual programs. Returns how it ended, with its
         messages, and the file ``product`` if it has made it.
         """
-        if readable not in self._builders:
-            place = TemporaryDirectory(prefix="covey-")
-            started = self._start(exec_too=True, more=readable, writable=place.name), place
-            self._builders.setdefault(readable, started)
+        with self._building:
+            if readable not in self._builders:
+                place = mkdtemp(prefix="covey-")
+                builder = self._start(exec_too=True, more=readable, writable=place)
+                weakref.finalize(builder, shutil.rmtree, place, ignore_errors=True)
+                self._builders[readable] = builder, place
         server, workshop = self._builders[readable]
         if lost := server.start():
             return Outcome("lost", text=lost), b""
         if self.name == "bwrap" and not any("landlock" in layer for layer in server.layers):
             raise SandboxUnavailable("programs that write files run side by side only under Landlock (5.13)")
-        with TemporaryDirectory(dir=workshop.name) as folder:
+        with TemporaryDirectory(dir=workshop) as folder:
             for name, content in files.items():
                 Path(folder, name).write_bytes(content)
             setup = {"argv": list(argv), "environment": environment or {}}
@@ -199,7 +204,7 @@ def _with_input(server: ForkServer, job: str, setup: object, stdin: str, limits:
 
 def _bwrap(programs: Sequence[str], writable: str = "") -> list[str]:
     """The command that starts bubblewrap with nothing in it but Python, and what is asked for."""
-    program = which("bwrap")
+    program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed (the program is called bwrap)")
     command = [program, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
