@@ -193,6 +193,9 @@ void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, flo
 
 /* --- attention over packed sequences ------------------------------------------------------------- */
 
+#define QUERIES 48 /* that pass over the keys together: a multiple of ROWS and of every LANES */
+#define KEYS 96    /* that they pass at a time, so that what belongs to them stays in the cache: a multiple of ROWS */
+
 /* A sequence: its prompt's tokens (none for a prompt itself) and its own, as ranges of flat tokens. */
 typedef struct {
     int64_t prefix, prefix_length, start, length;
@@ -202,6 +205,17 @@ static inline long key_at(const span *s, long j) {
     return j < s->prefix_length ? s->prefix + j : s->start + j - s->prefix_length;
 }
 
+/* Up to QUERIES neighbours of one sequence and head: `before` keys come before the first one's own. */
+typedef struct {
+    long present, before, window, E;
+} queries;
+
+/* Floats whose lines of the cache hold whole vectors: n is a multiple of 16. */
+static inline float *scratch(long n) { return aligned_alloc(64, n * sizeof(float)); }
+
+static inline long least(long a, long b) { return a < b ? a : b; }
+static inline long most(long a, long b) { return a > b ? a : b; }
+
 /* A head's keys or values of a span as floats side by side, (n, E). */
 static void NAME(gather)(const real *from, const span *s, long n, long K, long head, float *out, long E) {
     for (long j = 0; j < n; j++) {
@@ -210,49 +224,91 @@ static void NAME(gather)(const real *from, const span *s, long n, long K, long h
     }
 }
 
-/* LANES rows of (E) at `stride` reals, times a factor, as columns: out[e][lane]; absent rows are 0. */
-static inline void columns(const real *rows, long stride, long present, float factor, float *out, long E) {
-    for (long lane = 0; lane < LANES; lane++)
-        for (long e = 0; e < E; e++) out[e * LANES + lane] = lane < present ? get(rows + lane * stride + e) * factor : 0;
+/* Rows of (E) at `stride` reals, times a factor, side by side as floats; zeros for what is missing in a vector. */
+static void NAME(rows_of)(const real *from, long stride, long present, float factor, float *out, long E) {
+    for (long i = 0; i < present; i++)
+        for (long e = 0; e < E; e += LANES) *(vec *)(out + i * E + e) = load(from + i * stride + e) * factor;
+    long whole = (present + LANES - 1) / LANES * LANES;
+    memset(out + present * E, 0, (whole - present) * E * sizeof(float));
 }
 
-/* scores[j][lane] = q_lane . k_j for keys 0..n of a span; -inf where key j lies after query lane, `before` keys
- * after the first, or `window` keys or more before it. */
-static void NAME(score)(const float *qt, const float *k, long n, long before, long window, float *scores, long E) {
-    for (long j = 0; j < n; j += 8) {
-        const float *row[8];
-        vec acc[8];
-        for (int i = 0; i < 8; i++) {
-            row[i] = k + (j + i < n ? j + i : n - 1) * E;
-            acc[i] = splat(0);
-        }
+/* The same as columns, (E, QUERIES). */
+static void turned(const float *rows, long present, float *out, long E) {
+    for (long i = 0; i < present; i += LANES)
         for (long e = 0; e < E; e++) {
-            vec q = *(const vec *)(qt + e * LANES);
-            for (int i = 0; i < 8; i++) acc[i] = acc[i] + q * row[i][e];
+            vec line;
+            for (int lane = 0; lane < LANES; lane++) line[lane] = rows[(i + lane) * E + e];
+            *(vec *)(out + e * QUERIES + i) = line;
         }
-        for (int i = 0; i < 8 && j + i < n; i++) {
-            long late = j + i - before; /* lanes below this index come before the key */
-            for (long lane = 0; lane < late && lane < LANES; lane++) acc[i][lane] = -INFINITY;
-            for (long lane = LANES - 1; lane >= 0 && late + window <= lane; lane--) acc[i][lane] = -INFINITY;
-            *(vec *)(scores + (j + i) * LANES) = acc[i];
-        }
+}
+
+/* c[i][u] = sum_t a[i * across + t * along] b[t][u], in the order of t, for ROWS rows and `vectors` of columns; with
+ * `more` added to what `rows` of c hold. */
+static inline __attribute__((always_inline)) void sum_tile(const float *a, const long across, const long along, const float *b,
+                                                           const long bs, float *c, const long cs, long steps, long rows,
+                                                           const int more, const int vectors) {
+    vec acc[ROWS][VECTORS];
+    for (int i = 0; i < ROWS; i++)
+        for (int u = 0; u < vectors; u++) acc[i][u] = more && i < rows ? *(vec *)(c + i * cs + u * LANES) : splat(0);
+    for (long t = 0; t < steps; t++)
+        for (int i = 0; i < ROWS; i++)
+            for (int u = 0; u < vectors; u++)
+                acc[i][u] = acc[i][u] + *(const vec *)(b + t * bs + u * LANES) * a[i * across + t * along];
+    for (int i = 0; i < ROWS; i++)
+        for (int u = 0; u < vectors; u++)
+            if (!more || i < rows) *(vec *)(c + i * cs + u * LANES) = acc[i][u];
+}
+
+static inline __attribute__((always_inline)) void sum_tiles(const float *a, const long across, const long along, const float *b,
+                                                            const long bs, float *c, const long cs, long steps, long rows,
+                                                            const int more, long vectors) {
+    switch (vectors) { /* constants, so that every case keeps its sums in registers */
+    default: sum_tile(a, across, along, b, bs, c, cs, steps, rows, more, VECTORS); break;
+#if VECTORS > 2
+    case 3: sum_tile(a, across, along, b, bs, c, cs, steps, rows, more, 3); break;
+    case 2: sum_tile(a, across, along, b, bs, c, cs, steps, rows, more, 2); break;
+#endif
+    case 1: sum_tile(a, across, along, b, bs, c, cs, steps, rows, more, 1); break;
     }
 }
 
-/* out[e][lane] = factor[lane] sum_j p[j][lane] v[j][e] over n keys, in their order, some at a time: what is read
- * once for eight features is still in the cache for the next eight. */
-static void NAME(mix)(const float *p, const float *v, long n, vec factor, float *out, long E) {
-    enum { NEAR = 256 };
-    for (long first = 0; first < n; first += NEAR)
-        for (long e = 0; e < E; e += 8) {
-            long end = first + NEAR < n ? first + NEAR : n;
-            vec acc[8];
-            for (int i = 0; i < 8; i++) acc[i] = first ? *(vec *)(out + (e + i) * LANES) : (vec){0};
-            for (long j = first; j < end; j++) {
-                vec weight = *(const vec *)(p + j * LANES);
-                for (int i = 0; i < 8; i++) acc[i] = acc[i] + weight * v[j * E + e + i];
-            }
-            for (int i = 0; i < 8; i++) *(vec *)(out + (e + i) * LANES) = end == n ? (vec)(acc[i] * factor) : acc[i];
+/* scores[j][i] = q_i . k_j for keys j to end, those of queries after a key and some before it; qt (E, QUERIES). */
+static void score(const queries *q, const float *qt, const float *k, long j, long end, float *scores) {
+    for (long u = 0; u < q->present; u += VECTORS * LANES)
+        for (long i = j, last = least(end, q->before + u + VECTORS * LANES); i < last; i += ROWS) {
+            long from = most(u, (i - q->before) / LANES * LANES); /* queries from here on are not hidden */
+            long vectors = least(VECTORS, (q->present - u + LANES - 1) / LANES) - (from - u) / LANES;
+            if (vectors > 0)
+                sum_tiles(k + i * q->E, q->E, 1, qt + from, QUERIES, scores + (i - j) * QUERIES + from, QUERIES, q->E, 0, 0,
+                          vectors);
+        }
+}
+
+/* A vector of scores from query i on with key j: none where a query comes before it, or `window` keys or more after. */
+static inline vec seen(const queries *q, long i, long j, vec scores) {
+    static const int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    long late = j - q->before - i, over = least(late + q->window, LANES);
+    if (late <= 0 && over == LANES) return scores;
+    ivec lane = *(const ivec *)numbers;
+    return pick((lane >= (int32_t)late) & (lane < (int32_t)over), scores, splat(-INFINITY));
+}
+
+/* The first key, of those up to end, that no query of a vector from query i on sees. */
+static inline long unseen(const queries *q, long i, long end) { return least(end, q->before + i + LANES); }
+
+/* Weights of 0 behind those of a vector of queries: rows of other queries beside them go on. */
+static inline void clear(float *p, long j, long end) {
+    for (end = least(end, j + ROWS - 1); j < end; j++) *(vec *)(p + j * QUERIES) = splat(0);
+}
+
+/* into[i] += sum_j p[j][i] v_j over keys j to end, in their order; rows of (E). */
+static void mix(const queries *q, const float *p, const float *v, long j, long end, float *into) {
+    for (long e = 0; e < q->E; e += VECTORS * LANES)
+        for (long i = 0; i < q->present; i += ROWS) {
+            long steps = least(end, q->before + i + ROWS) - j;
+            if (steps > 0)
+                sum_tiles(p + i, 1, QUERIES, v + j * q->E + e, q->E, into + i * q->E + e, q->E, steps, ROWS, 1,
+                          (q->E - e) / LANES);
         }
 }
 
@@ -262,62 +318,72 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
     long R = H / K;
     TEAM(S * H * longest * E * 16)
     {
-        float *scores = malloc(longest * LANES * sizeof(float));
-        float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
-        float qt[1024 * LANES], ot[1024 * LANES];
+        float *scores = scratch((longest + ROWS) * QUERIES);
+        float *keys = scratch((longest + ROWS) * E), *values = scratch(longest * E);
+        float *rows = scratch(2 * QUERIES * E), *qt = rows + QUERIES * E;
         EACH(task, S * H, 1) {
             const span *s = spans + task / H;
             long h = task % H, head = h / R;
             NAME(gather)(k, s, s->prefix_length + s->length, K, head, keys, E);
             NAME(gather)(v, s, s->prefix_length + s->length, K, head, values, E);
-            for (long first = 0; first < s->length; first += LANES) {
-                long present = s->length - first < LANES ? s->length - first : LANES;
-                long n = s->prefix_length + first + present;
-                columns(q + ((s->start + first) * H + h) * E, H * E, present, scale, qt, E);
-                NAME(score)(qt, keys, n, s->prefix_length + first, window, scores, E);
-                vec top = splat(-INFINITY), total = splat(0);
-                for (long j = 0; j < n; j++) top = larger(*(vec *)(scores + j * LANES), top);
-                for (long j = 0; j < n; j++) {
-                    vec p = exp_of(*(vec *)(scores + j * LANES) - top);
-                    *(vec *)(scores + j * LANES) = p;
-                    total += p;
+            for (long first = 0; first < s->length; first += QUERIES) {
+                queries own = {least(s->length - first, QUERIES), s->prefix_length + first, window, E};
+                long n = own.before + own.present, begin = most(0, own.before - window + 1);
+                vec top[QUERIES / LANES], total[QUERIES / LANES];
+                NAME(rows_of)(q + ((s->start + first) * H + h) * E, H * E, own.present, scale, rows, E);
+                turned(rows, own.present, qt, E);
+                for (long i = 0; i < own.present; i += LANES) top[i / LANES] = splat(-INFINITY), total[i / LANES] = splat(0);
+                for (long j = begin; j < n; j += KEYS) {
+                    long end = least(j + KEYS, n);
+                    float *block = scores + j * QUERIES;
+                    score(&own, qt, keys, j, end, block);
+                    for (long i = 0; i < own.present; i += LANES) {
+                        vec highest = top[i / LANES];
+                        for (long key = j, last = unseen(&own, i, end); key < last; key++) {
+                            vec *at = (vec *)(scores + key * QUERIES + i);
+                            *at = seen(&own, i, key, *at);
+                            highest = larger(*at, highest);
+                        }
+                        top[i / LANES] = highest;
+                    }
                 }
-                NAME(mix)(scores, values, n, 1.0f / total, ot, E);
-                for (long lane = 0; lane < present; lane++) {
-                    real *row = out + ((s->start + first + lane) * H + h) * E;
-                    float line[1024];
-                    for (long e = 0; e < E; e++) line[e] = ot[e * LANES + lane];
-                    for (long e = 0; e < E; e += LANES) store(row + e, *(vec *)(line + e));
-                    lse[(s->start + first + lane) * H + h] = top[lane] + logf(total[lane]);
+                memset(rows, 0, QUERIES * E * sizeof(float));
+                for (long j = begin; j < n; j += KEYS) {
+                    long end = least(j + KEYS, n);
+                    for (long i = 0; i < own.present; i += LANES) {
+                        vec highest = top[i / LANES], sum = total[i / LANES];
+                        long last = unseen(&own, i, end);
+                        for (long key = j; key < last; key++) {
+                            vec *at = (vec *)(scores + key * QUERIES + i);
+                            *at = exp_below(*at - highest);
+                            sum += *at;
+                        }
+                        clear(scores + i, most(j, last), end);
+                        total[i / LANES] = sum;
+                    }
+                    mix(&own, scores + j * QUERIES, values, j, end, rows);
+                }
+                for (long i = 0; i < own.present; i++) {
+                    long at = (s->start + first + i) * H + h;
+                    float sum = total[i / LANES][i % LANES], inverse = 1.0f / sum;
+                    for (long e = 0; e < E; e += LANES) store(out + at * E + e, *(vec *)(rows + i * E + e) * inverse);
+                    lse[at] = top[i / LANES][i % LANES] + logf(sum);
                 }
             }
         }
-        free(scores), free(keys), free(values);
+        free(scores), free(keys), free(values), free(rows);
     }
 }
 
-/* into[i][e] += sum_lane p[i][lane] rows[lane][e] for `keys` neighbours: gradients of keys or values, `stride` apart. */
-static inline __attribute__((always_inline)) void spread(const float *p, const float *rows, float *into, long stride,
-                                                         long E, const int keys) {
-    for (long e = 0; e < E; e += 2 * LANES) {
-        vec acc[4][2];
-        for (int i = 0; i < keys; i++)
-            for (int u = 0; u < 2; u++) acc[i][u] = *(vec *)(into + i * stride + e + u * LANES);
-        for (long lane = 0; lane < LANES; lane++)
-            for (int u = 0; u < 2; u++) {
-                vec row = *(const vec *)(rows + lane * E + e + u * LANES);
-                for (int i = 0; i < keys; i++) acc[i][u] = acc[i][u] + row * p[i * LANES + lane];
-            }
-        for (int i = 0; i < keys; i++)
-            for (int u = 0; u < 2; u++) *(vec *)(into + i * stride + e + u * LANES) = acc[i][u];
-    }
-}
-
-/* Keys j to end of one run of flat tokens. */
-static inline void spread_run(const float *p, const float *rows, float *into, long stride, long n, long E) {
-    long j = 0;
-    for (; j + 4 <= n; j += 4) spread(p + j * LANES, rows, into + j * stride, stride, E, 4);
-    for (; j < n; j++) spread(p + j * LANES, rows, into + j * stride, stride, E, 1);
+/* into[j] += sum_i p[j][i] rows[i] for keys j to end: gradients of keys or values, `stride` apart. */
+static void spread(const queries *q, const float *p, const float *rows, long j, long end, float *into, long stride) {
+    for (long e = 0; e < q->E; e += VECTORS * LANES)
+        for (long i = j; i < end; i += ROWS) {
+            long from = most(0, i - q->before); /* queries before are before these keys */
+            if (from < q->present)
+                sum_tiles(p + (i - j) * QUERIES + from, QUERIES, 1, rows + from * q->E + e, q->E, into + (i - j) * stride + e,
+                          stride, q->present - from, end - i, 1, (q->E - e) / LANES);
+        }
 }
 
 /* Gradient of attend. Spans of a group stand together; groups[g] .. groups[g + 1] are its spans, and one
@@ -328,59 +394,59 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
     long R = H / K;
     TEAM(G * K * R * longest * longest * E)
     {
-        float *p = malloc(longest * LANES * sizeof(float)), *ds = malloc(longest * LANES * sizeof(float));
-        float *keys = malloc(longest * E * sizeof(float)), *values = malloc(longest * E * sizeof(float));
-        float qt[1024 * LANES], gt[1024 * LANES], dqt[1024 * LANES], rows[LANES * 1024], grads[LANES * 1024];
+        float *keys = scratch((longest + ROWS) * E), *values = scratch((longest + ROWS) * E);
+        float *p = scratch(2 * KEYS * QUERIES), *ds = p + KEYS * QUERIES;
+        float *rows = scratch(5 * QUERIES * E), *grads = rows + QUERIES * E, *qt = grads + QUERIES * E;
+        float *gt = qt + QUERIES * E, *dqs = gt + QUERIES * E, dots[QUERIES], level[QUERIES];
         EACH(task, G * K, 1)
-            for (long i = groups[task / K]; i < groups[task / K + 1]; i++)
+            for (long number = groups[task / K]; number < groups[task / K + 1]; number++)
                 for (long h = (task % K) * R; h < (task % K + 1) * R; h++) {
-                    const span *s = spans + i;
+                    const span *s = spans + number;
                     long head = task % K, all = s->prefix_length + s->length;
                     if (h == head * R) {
                         NAME(gather)(k, s, all, K, head, keys, E);
                         NAME(gather)(v, s, all, K, head, values, E);
                     }
-                    for (long first = 0; first < s->length; first += LANES) {
-                        long present = s->length - first < LANES ? s->length - first : LANES;
-                        long n = s->prefix_length + first + present, at = s->start + first;
-                        columns(q + (at * H + h) * E, H * E, present, scale, qt, E);
-                        columns(dout + (at * H + h) * E, H * E, present, 1.0f, gt, E);
-                        vec dots = splat(0), level = splat(0);
-                        for (long lane = 0; lane < LANES; lane++) {
-                            long row = ((at + lane) * H + h) * E;
-                            vec dot = splat(0), none = splat(0);
-                            for (long e = 0; e < E; e += LANES) {
-                                vec g = lane < present ? load(dout + row + e) : none;
-                                *(vec *)(grads + lane * E + e) = g;
-                                *(vec *)(rows + lane * E + e) = lane < present ? (vec)(load(q + row + e) * scale) : none;
-                                dot += lane < present ? (vec)(g * load(out + row + e)) : none;
-                            }
-                            dots[lane] = sum_of(dot);
-                            if (lane < present) level[lane] = lse[(at + lane) * H + h];
-                        }
-                        NAME(score)(qt, keys, n, s->prefix_length + first, window, p, E);
-                        NAME(score)(gt, values, n, n, 1L << 40, ds, E); /* nothing hidden: its weight is 0 */
-                        for (long j = 0; j < n * LANES; j += LANES) {
-                            vec weight = exp_of(*(vec *)(p + j) - level);
-                            *(vec *)(ds + j) = weight * (*(vec *)(ds + j) - dots);
-                            *(vec *)(p + j) = weight;
-                        }
-                        NAME(mix)(ds, keys, n, splat(scale), dqt, E);
-                        long of_prompt = s->prefix_length < n ? s->prefix_length : n;
-                        for (long j = 0, next = of_prompt; j < n; j = next, next = n) {
-                            long key = (key_at(s, j) * K + head) * E;
-                            spread_run(ds + j * LANES, rows, dk + key, K * E, next - j, E);
-                            spread_run(p + j * LANES, grads, dv + key, K * E, next - j, E);
-                        }
-                        for (long lane = 0; lane < present; lane++) {
-                            float line[1024];
-                            for (long e = 0; e < E; e++) line[e] = dqt[e * LANES + lane];
+                    for (long first = 0; first < s->length; first += QUERIES) {
+                        queries own = {least(s->length - first, QUERIES), s->prefix_length + first, window, E};
+                        long n = own.before + own.present, at = (s->start + first) * H + h;
+                        NAME(rows_of)(q + at * E, H * E, own.present, scale, rows, E);
+                        NAME(rows_of)(dout + at * E, H * E, own.present, 1.0f, grads, E);
+                        turned(rows, own.present, qt, E), turned(grads, own.present, gt, E);
+                        memset(dots, 0, sizeof dots), memset(level, 0, sizeof level);
+                        memset(dqs, 0, QUERIES * E * sizeof(float));
+                        for (long i = 0; i < own.present; i++) {
+                            vec dot = splat(0);
                             for (long e = 0; e < E; e += LANES)
-                                store(dq + ((at + lane) * H + h) * E + e, *(vec *)(line + e));
+                                dot += *(vec *)(grads + i * E + e) * load(out + (at + i * H) * E + e);
+                            dots[i] = sum_of(dot), level[i] = lse[at + i * H];
                         }
+                        for (long j = most(0, own.before - window + 1), end; j < n; j = end) {
+                            end = least(j + KEYS, j < s->prefix_length ? s->prefix_length : n); /* one run of tokens */
+                            score(&own, qt, keys, j, end, p);
+                            score(&own, gt, values, j, end, ds);
+                            for (long i = 0; i < own.present; i += LANES) {
+                                long last = most(j, unseen(&own, i, end));
+                                vec dot = *(vec *)(dots + i), high = *(vec *)(level + i);
+                                for (long key = j; key < last; key++) {
+                                    vec *weight = (vec *)(p + (key - j) * QUERIES + i);
+                                    vec *slope = (vec *)(ds + (key - j) * QUERIES + i);
+                                    *weight = exp_below(seen(&own, i, key, *weight) - high);
+                                    *slope = *weight * (*slope - dot);
+                                }
+                                clear(p + i, last - j, end - j), clear(ds + i, last - j, end - j);
+                            }
+                            mix(&own, ds, keys, j, end, dqs);
+                            long key = (key_at(s, j) * K + head) * E;
+                            spread(&own, ds, rows, j, end, dk + key, K * E);
+                            spread(&own, p, grads, j, end, dv + key, K * E);
+                        }
+                        for (long i = 0; i < own.present; i++)
+                            for (long e = 0; e < E; e += LANES)
+                                store(dq + (at + i * H) * E + e, *(vec *)(dqs + i * E + e) * scale);
                     }
                 }
-        free(p), free(ds), free(keys), free(values);
+        free(keys), free(values), free(p), free(rows);
     }
 }
 
