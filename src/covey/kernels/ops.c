@@ -210,6 +210,12 @@ typedef struct {
     long present, before, window, E;
 } queries;
 
+/* Queries `first` and up of a span. */
+static inline queries queries_of(const span *s, long first, long window, long E) {
+    long left = s->length - first;
+    return (queries){left < QUERIES ? left : QUERIES, s->prefix_length + first, window, E};
+}
+
 /* Floats whose lines of the cache hold whole vectors: n is a multiple of 16. */
 static inline float *scratch(long n) { return aligned_alloc(64, n * sizeof(float)); }
 
@@ -293,12 +299,56 @@ static inline vec seen(const queries *q, long i, long j, vec scores) {
     return pick((lane >= (int32_t)late) & (lane < (int32_t)over), scores, splat(-INFINITY));
 }
 
-/* The first key, of those up to end, that no query of a vector from query i on sees. */
-static inline long unseen(const queries *q, long i, long end) { return least(end, q->before + i + LANES); }
+/* How many of the keys j to end some query of a vector from query i on may see. */
+static inline long reach(const queries *q, long i, long j, long end) {
+    return most(0, least(end, q->before + i + LANES) - j);
+}
 
-/* Weights of 0 behind those of a vector of queries: rows of other queries beside them go on. */
-static inline void clear(float *p, long j, long end) {
-    for (end = least(end, j + ROWS - 1); j < end; j++) *(vec *)(p + j * QUERIES) = splat(0);
+/* No weights behind those `reach` keys, as far as rows of neighbours go on. */
+static inline void clear(float *p, long keys, long n) {
+    for (n = least(n, keys + ROWS - 1); keys < n; keys++) *(vec *)(p + keys * QUERIES) = splat(0);
+}
+
+/* Hides what queries do not see; the largest scores so far. */
+static void hide(const queries *q, float *scores, long j, long end, vec *top) {
+    for (long i = 0; i < q->present; i += LANES) {
+        vec highest = top[i / LANES];
+        for (long key = 0, keys = reach(q, i, j, end); key < keys; key++) {
+            vec *at = (vec *)(scores + key * QUERIES + i);
+            *at = seen(q, i, j + key, *at);
+            highest = larger(*at, highest);
+        }
+        top[i / LANES] = highest;
+    }
+}
+
+/* Scores become weights, which are added to their totals in the order of the keys. */
+static void weigh(const queries *q, float *scores, long j, long end, const vec *top, vec *total) {
+    for (long i = 0; i < q->present; i += LANES) {
+        vec highest = top[i / LANES], sum = total[i / LANES];
+        long keys = reach(q, i, j, end);
+        for (long key = 0; key < keys; key++) {
+            vec *at = (vec *)(scores + key * QUERIES + i);
+            *at = exp_below(*at - highest);
+            sum += *at;
+        }
+        clear(scores + i, keys, end - j);
+        total[i / LANES] = sum;
+    }
+}
+
+/* Scores become weights, and the gradients of weights those of scores. */
+static void weigh_back(const queries *q, float *scores, float *grads, long j, long end, const float *level, const float *dots) {
+    for (long i = 0; i < q->present; i += LANES) {
+        vec high = *(const vec *)(level + i), dot = *(const vec *)(dots + i);
+        long keys = reach(q, i, j, end);
+        for (long key = 0; key < keys; key++) {
+            vec *weight = (vec *)(scores + key * QUERIES + i), *grad = (vec *)(grads + key * QUERIES + i);
+            *weight = exp_below(seen(q, i, j + key, *weight) - high);
+            *grad = *weight * (*grad - dot);
+        }
+        clear(scores + i, keys, end - j), clear(grads + i, keys, end - j);
+    }
 }
 
 /* into[i] += sum_j p[j][i] v_j over keys j to end, in their order; rows of (E). */
@@ -327,41 +377,20 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
             NAME(gather)(k, s, s->prefix_length + s->length, K, head, keys, E);
             NAME(gather)(v, s, s->prefix_length + s->length, K, head, values, E);
             for (long first = 0; first < s->length; first += QUERIES) {
-                queries own = {least(s->length - first, QUERIES), s->prefix_length + first, window, E};
+                queries own = queries_of(s, first, window, E);
                 long n = own.before + own.present, begin = most(0, own.before - window + 1);
                 vec top[QUERIES / LANES], total[QUERIES / LANES];
                 NAME(rows_of)(q + ((s->start + first) * H + h) * E, H * E, own.present, scale, rows, E);
                 turned(rows, own.present, qt, E);
                 for (long i = 0; i < own.present; i += LANES) top[i / LANES] = splat(-INFINITY), total[i / LANES] = splat(0);
                 for (long j = begin; j < n; j += KEYS) {
-                    long end = least(j + KEYS, n);
-                    float *block = scores + j * QUERIES;
-                    score(&own, qt, keys, j, end, block);
-                    for (long i = 0; i < own.present; i += LANES) {
-                        vec highest = top[i / LANES];
-                        for (long key = j, last = unseen(&own, i, end); key < last; key++) {
-                            vec *at = (vec *)(scores + key * QUERIES + i);
-                            *at = seen(&own, i, key, *at);
-                            highest = larger(*at, highest);
-                        }
-                        top[i / LANES] = highest;
-                    }
+                    score(&own, qt, keys, j, least(j + KEYS, n), scores + j * QUERIES);
+                    hide(&own, scores + j * QUERIES, j, least(j + KEYS, n), top);
                 }
                 memset(rows, 0, QUERIES * E * sizeof(float));
                 for (long j = begin; j < n; j += KEYS) {
-                    long end = least(j + KEYS, n);
-                    for (long i = 0; i < own.present; i += LANES) {
-                        vec highest = top[i / LANES], sum = total[i / LANES];
-                        long last = unseen(&own, i, end);
-                        for (long key = j; key < last; key++) {
-                            vec *at = (vec *)(scores + key * QUERIES + i);
-                            *at = exp_below(*at - highest);
-                            sum += *at;
-                        }
-                        clear(scores + i, most(j, last), end);
-                        total[i / LANES] = sum;
-                    }
-                    mix(&own, scores + j * QUERIES, values, j, end, rows);
+                    weigh(&own, scores + j * QUERIES, j, least(j + KEYS, n), top, total);
+                    mix(&own, scores + j * QUERIES, values, j, least(j + KEYS, n), rows);
                 }
                 for (long i = 0; i < own.present; i++) {
                     long at = (s->start + first + i) * H + h;
@@ -408,7 +437,7 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                         NAME(gather)(v, s, all, K, head, values, E);
                     }
                     for (long first = 0; first < s->length; first += QUERIES) {
-                        queries own = {least(s->length - first, QUERIES), s->prefix_length + first, window, E};
+                        queries own = queries_of(s, first, window, E);
                         long n = own.before + own.present, at = (s->start + first) * H + h;
                         NAME(rows_of)(q + at * E, H * E, own.present, scale, rows, E);
                         NAME(rows_of)(dout + at * E, H * E, own.present, 1.0f, grads, E);
@@ -425,17 +454,7 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                             end = least(j + KEYS, j < s->prefix_length ? s->prefix_length : n); /* one run of tokens */
                             score(&own, qt, keys, j, end, p);
                             score(&own, gt, values, j, end, ds);
-                            for (long i = 0; i < own.present; i += LANES) {
-                                long last = most(j, unseen(&own, i, end));
-                                vec dot = *(vec *)(dots + i), high = *(vec *)(level + i);
-                                for (long key = j; key < last; key++) {
-                                    vec *weight = (vec *)(p + (key - j) * QUERIES + i);
-                                    vec *slope = (vec *)(ds + (key - j) * QUERIES + i);
-                                    *weight = exp_below(seen(&own, i, key, *weight) - high);
-                                    *slope = *weight * (*slope - dot);
-                                }
-                                clear(p + i, last - j, end - j), clear(ds + i, last - j, end - j);
-                            }
+                            weigh_back(&own, p, ds, j, end, level, dots);
                             mix(&own, ds, keys, j, end, dqs);
                             long key = (key_at(s, j) * K + head) * E;
                             spread(&own, ds, rows, j, end, dk + key, K * E);
