@@ -1,5 +1,5 @@
 /* The compiled operations against plain sums, as a program: it also runs under an emulator. Exit 0: all right.
- * Compiled with and without -DBFLOAT16, beside ops.c, gemm.c and team.c compiled the same way. */
+ * Compiled with and without -DBFLOAT16, beside the library's files compiled the same way. */
 #include <stdio.h>
 #include "vector.h"
 
