@@ -2,7 +2,7 @@
 
     python benchmarks/curriculum.py [--seeds 0 1 2] [--only NAME ...] [--write]
 
-One task whose problems are easy to hardly solvable: two to six digits to write backwards.
+One task whose problems are easy to hardly solvable: two to eight digits to write backwards.
 From one cold start for each seed, orders are compared at equal completions, what a pre-pass and filtered
 groups take included: as shuffled, easy or hard ones first, by measured pass rates, and what covey offers
 besides; GRPO and PPO with and without a curriculum. Estimators by token are compared with GRPO at equal

@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from covey.runs.rollouts import read_rollouts, recorded_steps
+
 sys.path.insert(0, str(Path(__file__).parent / "speed"))
 
 import subject
@@ -67,12 +69,11 @@ def recorded(run: Path, texts: Path | None) -> list[list[tuple[np.ndarray, np.nd
         pairs = [tuple(np.array(tokenizer.encode(r[k])) for k in ("question", "answer")) for r in rows]
         return [[p for p in pairs[i : i + 16] for _ in range(8)] for i in range(0, len(pairs), 16)]
     batches = []
-    for file in sorted((run / "rollouts").glob("*.npz"))[::20]:
-        held = np.load(file)
-        prompts = np.split(held["prompt_tokens"], held["prompt_ends"][:-1])
-        groups = [json.loads(line)["group"] for line in file.with_suffix(".jsonl").read_text().splitlines()]
-        drawn = np.split(held["tokens"], held["ends"][:-1])
-        batches.append([(prompts[g], d) for g, d in zip(groups, drawn, strict=True)])
+    for step in recorded_steps(run)[::20]:
+        log = read_rollouts(run, step)
+        prompts = np.split(log.arrays["prompt_tokens"], log.arrays["prompt_ends"][:-1])
+        drawn = np.split(log.arrays["tokens"], log.arrays["ends"][:-1])
+        batches.append([(prompts[row["group"]], d) for row, d in zip(log.rows, drawn, strict=True)])
     return batches
 
 

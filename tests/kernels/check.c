@@ -96,7 +96,7 @@ static void attention(long P, long T) {
         long at = t < P ? t : t - P;
         for (long h = 0; h < K; h++)
             for (long e = 0; e < E; e++) {
-                into[0][(h * E + e) * ROOM + at] = get(k + (t * K + h) * E + e);
+                into[0][h * E * ROOM + (at / 16 * E + e) * 16 + at % 16] = get(k + (t * K + h) * E + e);
                 into[1][(h * ROOM + at) * E + e] = get(v + (t * K + h) * E + e);
             }
     }

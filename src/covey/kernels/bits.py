@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from covey.kernels.calls import call, packed_size
+from covey.kernels.calls import NEIGHBOURS, call, key_columns, packed_size
 
 Pair = tuple[str, Tensor, Tensor]
 """What is compared, as sampling and as training compute it."""
@@ -60,8 +60,10 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
         for window in (total, 8):
             trained, levels = qkv.new_empty(total, h, e), torch.empty(total, h)
             call("attend", *parts, spans, 2, 0.2, trained, levels, h, k, e, total, window, dtype=dtype)
-            stores = [torch.zeros(1, k, *s) for s in ((e, ROOM), (ROOM, e)) * 2]
-            stores[0][0, :, :, :READ] = parts[1][:READ].permute(1, 2, 0)
+            shapes = (ROOM // NEIGHBOURS, e, NEIGHBOURS), (ROOM, e)
+            stores = [torch.zeros(1, k, *s) for s in shapes * 2]
+            columns = key_columns(parts[1][:READ])
+            stores[0][0, :, : columns.shape[1]] = columns
             stores[1][0, :, :READ] = parts[2][:READ].transpose(0, 1)
             slot, before = torch.zeros(1, dtype=torch.int64), torch.tensor([READ])
             sampled = qkv.new_empty(DRAWN, h * e)

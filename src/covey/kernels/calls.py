@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.build import library, tested_kernels
@@ -20,6 +23,15 @@ DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 WIDEST_HEAD = 1024
 PANEL = 64
 """Outputs that the matrix product computes side by side; packed weights are padded to it."""
+
+NEIGHBOURS = 16
+"""Keys that lie side by side in the cache of `decode_attend`."""
+
+
+def key_columns(keys: Tensor) -> Tensor:
+    """Keys as `decode_attend` reads them, with zeros behind the last. (n, K, E) -> (K, n / 16, E, 16)."""
+    full = F.pad(keys, (0, 0, 0, 0, 0, -len(keys) % NEIGHBOURS))
+    return full.unflatten(0, (-1, NEIGHBOURS)).permute(2, 0, 3, 1)
 
 
 def available(dtype: torch.dtype, device: torch.device) -> bool:
@@ -92,7 +104,44 @@ def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None
     function = getattr(loaded, f"{name}_{DTYPES[dtype]}" if dtype is not None else name)
     if function.argtypes is None:
         function.argtypes = [_c_type(a) for a in arguments]
-    function(*[_address(a) if isinstance(a, Tensor) else a for a in arguments])
+    values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
+    function(*values)
+    if (noted := _noted.get()) is not None:
+        rows = next(i for i, a in enumerate(arguments) if isinstance(a, int))
+        noted.append(Operation(function, values, rows))
+
+
+class Operation(NamedTuple):
+    """A call that can be made again, for fewer rows too."""
+
+    function: Callable[..., object]
+    values: list[float | None]
+    """Addresses and numbers."""
+    rows: int
+    """Which of them is the number of rows: the first size."""
+
+
+_noted: ContextVar[list[Operation] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noting(operations: list[Operation]) -> Iterator[None]:
+    """Note this thread's calls. What they point to has to be kept by others."""
+    before = _noted.set(operations)
+    try:
+        yield
+    finally:
+        _noted.reset(before)
+
+
+def run_again(operations: Sequence[Operation], rows: int) -> None:
+    """The same calls on the same memory, for the first ``rows`` rows."""
+    loaded = library()
+    assert loaded is not None, "they were recorded"
+    _set_threads(loaded)
+    for function, values, place in operations:
+        values[place] = rows
+        function(*values)
 
 
 @contextmanager

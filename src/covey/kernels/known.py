@@ -96,9 +96,9 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     room, slot, one, none = 16, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64), None
     qkv = torch.zeros(1, (H + 2 * K) * E, dtype=dtype)
     qkv[:, -E:] = 4
-    stores = [torch.zeros(1, K, E, room), torch.zeros(1, K, room, E)]
+    stores = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
     stores[1][:, :, 0] = 2
-    own = [torch.zeros(1, K, E, room), torch.zeros(1, K, room, E)]
+    own = [torch.zeros(1, K, 1, E, room), torch.zeros(1, K, room, E)]
     turn = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
     drawn = _unset(1, H * E, dtype=dtype)
     state = (qkv, none, none, 0.0, *turn, slot, one, slot, *stores, *own)

@@ -193,16 +193,19 @@ void NAME(split_heads_back)(const real *qkv, const real *qw, const real *kw, flo
 
 /* --- decoding: one new token for every running completion ----------------------------------------- */
 
-/* scores[r][j] = q_r . k_j over a vector of keys times `wide`, stored as columns, kt (E, ld); sums run over e
- * in order. */
-static inline __attribute__((always_inline)) void score_block(const float *q, const float *kt, long ld, float *scores,
+#define NEIGHBOURS 16 /* keys side by side, (n / 16, E, 16): what is read lies in one piece, and no more of it than there is */
+
+static inline long key_column(long j, long E) { return j / NEIGHBOURS * NEIGHBOURS * E + j % NEIGHBOURS; }
+
+/* scores[r][j] = q_r . k_j over a vector of keys times `wide`; sums run over e in order. */
+static inline __attribute__((always_inline)) void score_block(const float *q, const float *keys, float *scores,
                                                               long stride, long R, long E, const int wide) {
     for (long r = 0; r < R; r += 2) {
         long other = r + 1 < R ? r + 1 : r;
         vec a[4] = {0}, b[4] = {0};
         for (long e = 0; e < E; e++)
             for (int u = 0; u < wide; u++) {
-                vec k = *(const vec *)(kt + e * ld + u * LANES);
+                vec k = *(const vec *)(keys + key_column(u * LANES, E) + e * NEIGHBOURS);
                 a[u] = a[u] + k * q[r * E + e];
                 b[u] = b[u] + k * q[other * E + e];
             }
@@ -213,12 +216,12 @@ static inline __attribute__((always_inline)) void score_block(const float *q, co
     }
 }
 
-/* The same over n keys; no more of them are read than there are, but for the last vector. */
-static void score_columns(const float *q, const float *kt, long ld, long n, float *scores, long stride, long R, long E) {
+/* The same over n keys; no more of them are read than there are, but for the last vectors. */
+static void score_columns(const float *q, const float *keys, long n, float *scores, long stride, long R, long E) {
     long j = 0;
-    for (; j + 4 * LANES <= n; j += 4 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 4);
-    for (; j + LANES < n; j += 2 * LANES) score_block(q, kt + j, ld, scores + j, stride, R, E, 2);
-    if (j < n) score_block(q, kt + j, ld, scores + j, stride, R, E, 1);
+    for (; j + 4 * LANES <= n; j += 4 * LANES) score_block(q, keys + key_column(j, E), scores + j, stride, R, E, 4);
+    for (; j + LANES < n; j += 2 * LANES) score_block(q, keys + key_column(j, E), scores + j, stride, R, E, 2);
+    if (j < n) score_block(q, keys + key_column(j, E), scores + j, stride, R, E, 1);
 }
 
 /* Vectors first to first + wide of acc[r] and acc[other] += sum_j p[j] v_j, in the order of the keys. */
@@ -260,7 +263,7 @@ static float largest(const float *scores, long n, float top) {
 
 /* For each of B slots: norm and rotate the new query and key, append key and value to the slot's cache at
  * `drawn`, attend over [prompt | own]. qkv (B, (H + 2K) E) -> out (B, H, E). Caches, in float: prompt keys
- * (prompts, K, E, P), values (prompts, K, P, E); own keys (slots, K, E, S), values (slots, K, S, E). */
+ * (prompts, K, P / 16, E, 16), values (prompts, K, P, E); own keys (slots, K, S / 16, E, 16), values (slots, K, S, E). */
 void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
                          const real *sin, const int64_t *prompt, const int64_t *prompt_length,
                          const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
@@ -277,18 +280,16 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             const real *row = qkv + b * (H + 2 * K) * E;
             const real *c = cos + (before + at) * E, *s = sin + (before + at) * E;
             float *keys = own_keys + (b * K + head) * E * S, *values = own_values + (b * K + head) * S * E;
-            if (task + 1 < B * K) /* the next keys, which the processor cannot foresee */
-                for (long e = 0; e < E; e++) __builtin_prefetch(keys + (E + e) * S);
             NAME(turn)(row + (H + head) * E, kw, eps, c, s, turned, E);
-            for (long e = 0; e < E; e++) keys[e * S + at] = get(turned + e);
+            for (long e = 0; e < E; e++) keys[key_column(at, E) + e * NEIGHBOURS] = get(turned + e);
             for (long e = 0; e < E; e++) values[at * E + e] = get(row + (H + K + head) * E + e);
             for (long r = 0; r < R; r++) {
                 NAME(turn)(row + (head * R + r) * E, qw, eps, c, s, turned, E);
                 for (long e = 0; e < E; e++) q[r * E + e] = get(turned + e) * scale;
             }
             const float *shared = prompt_keys + (prompt[b] * K + head) * E * P;
-            score_columns(q, shared, P, before, scores, stride, R, E);
-            score_columns(q, keys, S, n, scores + P, stride, R, E);
+            score_columns(q, shared, before, scores, stride, R, E);
+            score_columns(q, keys, n, scores + P, stride, R, E);
             for (long r = 0; r < R; r++) {
                 float *own = scores + r * stride, top = -INFINITY;
                 for (long j = 0; j <= before + at - window; j++) own[j < before ? j : P + j - before] = -INFINITY;

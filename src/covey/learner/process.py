@@ -17,7 +17,7 @@ def set_process(config: Config) -> None:
     torch.set_num_threads(config.threads or available_threads(processes=on_this_machine()))
     torch.manual_seed(config.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)  # index_put on CPU is not, without it
-    # Every empty tensor here is written whole; torch does not declare the attribute's type.
+    # What is not written of an empty tensor weighs nothing; torch does not declare the attribute's type.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -261,10 +261,24 @@ class Decoder(nn.Module):
         """Whether the compiled operations do nearly all the work, and torch none of the products."""
         return self.bit_exact and not any(products().values())
 
+    @property
+    def hooked(self) -> bool:
+        """Whether something else happens before or after a layer, as where its weights come and go."""
+        # torch has no public way to ask.
+        return any(m._forward_pre_hooks or m._forward_hooks for m in self.layers)  # noqa: SLF001
+
     def forward(self, tokens: Tensor, attend: Attend) -> Tensor:
         """Final hidden states of flat tokens. (T,) int64 -> (T, D)."""
-        x, delta = self.ops.embed(self.embed, tokens), None
-        x = x if self.embedding_scale == 1 else x * self.embedding_scale
+        return self.through_layers(self.embedded(tokens), attend)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """What enters the first layer. (T,) int64 -> (T, D)."""
+        x = self.ops.embed(self.embed, tokens)
+        return x if self.embedding_scale == 1 else x * self.embedding_scale
+
+    def through_layers(self, x: Tensor, attend: Attend) -> Tensor:
+        """Final hidden states of embedded tokens. (T, D) -> (T, D)."""
+        delta: Tensor | None = None
         for layer in self.layers:
             if self.recompute and torch.is_grad_enabled():
                 x, delta = checkpoint(layer, x, delta, attend, self.ops, use_reentrant=False)

@@ -136,8 +136,8 @@ def segment_difference(
     mask: Tensor,
     *,
     continuations: Count = 4,  # noqa: ARG001 - read where they are sampled: continuations.py
-    split_by: Segments = "lines",  # noqa: ARG001
-    most: Count = 6,  # noqa: ARG001
+    split_by: Segments = "lines",  # noqa: ARG001 - as above
+    most: Count = 6,  # noqa: ARG001 - as above
 ) -> Tensor:
     """A_t = V(end of t's segment) - V(its start), V the mean reward of continuations sampled from there.
 

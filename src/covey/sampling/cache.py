@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from covey.kernels.calls import call
+from covey.kernels.calls import NEIGHBOURS, call, key_columns
+from covey.kernels.recorded import Recorded
 from covey.models.alive import alive_bytes
 from covey.models.compiled import UNLIMITED
 from covey.models.forward import Attend, Decoder
@@ -149,6 +150,9 @@ def _rounded(count: int) -> int:
 
 def _step(policy: Policy, decoder: Decoder, cache: _TorchCache | _CompiledCache) -> Step:
     # A function of the engine would hold the engine, and so its cache, until the garbage is collected.
+    if isinstance(cache, _CompiledCache) and decoder.all_compiled and not decoder.hooked:
+        rest = Recorded(lambda x: policy.head(decoder.through_layers(x, cache.attention(len(x), 0))))
+        return lambda tokens, _: rest(decoder.embedded(tokens))
     return lambda tokens, kv_length: policy.head(decoder(tokens, cache.attention(len(tokens), kv_length)))
 
 
@@ -221,18 +225,18 @@ class _TorchCache:
 
 
 class _CompiledCache:
-    """The layout of the compiled operation: prompts once for all their completions, keys as columns.
+    """The layout of the compiled operation: prompts once for all their completions, keys as columns of 16.
 
     A completion's keys lie in two blocks, its prompt's and its own, and the operation attends over both:
 
-        prompt_keys        (layers, pages, K, E, P)    page = one prompt, shared by its completions
+        prompt_keys        (layers, pages, K, P / 16, E, 16)  page = one prompt, shared by its completions
         prompt_values      (layers, pages, K, P, E)
-        completion_keys    (layers, slots, K, E, S)    slot = one running completion
+        completion_keys    (layers, slots, K, S / 16, E, 16)  slot = one running completion
         completion_values  (layers, slots, K, S, E)
-        metadata           (3, slots)                  page, prompt length, tokens of the completion so far
+        metadata           (3, slots)                         page, prompt length, tokens so far
 
-    Keys are transposed: the scores of 16 neighbouring positions are then one vector, sum_e q_e k[e, p:p+16],
-    and the values' rows add up as vectors too. P and S are rounded up, so that the last vector may read on.
+    Sixteen neighbouring keys are transposed: their scores are then one vector, sum_e q_e k[e, p:p+16], and
+    the values' rows add up as vectors too. P and S are rounded up, so that the last vectors may read on.
     """
 
     def __init__(self, decoder: Decoder, slots: int, pages: int, longest: int, max_tokens: int) -> None:
@@ -241,10 +245,12 @@ class _CompiledCache:
         layers, k, e = len(decoder.layers), heads.keys, heads.width
         # In float32 whatever the model's dtype: converting at every read costs more than the memory. What was
         # there before stays until it is written over: keys behind the last token are read, but weigh nothing.
-        self.prompt_keys = torch.empty(layers, pages, k, e, p)
+        self.prompt_keys = torch.empty(layers, pages, k, p // NEIGHBOURS, e, NEIGHBOURS)
         self.prompt_values = torch.empty(layers, pages, k, p, e)
-        self.completion_keys = torch.empty(layers, slots, k, e, s)
+        self.completion_keys = torch.empty(layers, slots, k, s // NEIGHBOURS, e, NEIGHBOURS)
         self.completion_values = torch.empty(layers, slots, k, s, e)
+        stores = (self.prompt_keys, self.prompt_values, self.completion_keys, self.completion_values)
+        self.layers = list(zip(*stores, strict=True))
         self.metadata = torch.zeros(3, slots, dtype=torch.int64)
         self.page, self.prompt_length, self.length = self.metadata
         self.tables = decoder.rotations(self.page, length=longest + max_tokens)
@@ -257,7 +263,8 @@ class _CompiledCache:
         page, length = self.free_pages.pop(), len(layers[0][0])
         self.prompts[request] = (page, length)
         for (k, v), keys, values in zip(layers, self.prompt_keys, self.prompt_values, strict=True):
-            keys[page, :, :, :length] = k.permute(1, 2, 0)
+            columns = key_columns(k)
+            keys[page, :, : columns.shape[1]] = columns
             values[page, :, :length] = v.transpose(0, 1)
 
     def start(self, slot: int, request: int) -> None:
@@ -270,11 +277,9 @@ class _CompiledCache:
             norms = [n.weight if n else None for n in (heads.query_norm, heads.key_norm)]
             eps = heads.query_norm.variance_epsilon if heads.query_norm else 0.0
             slot = (self.page, self.prompt_length, self.length)
-            prompt = (self.prompt_keys[layer], self.prompt_values[layer])
-            completion = (self.completion_keys[layer], self.completion_values[layer])
             sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes, heads.window or UNLIMITED)
             cos, sin, _ = self.tables[heads.rotary]
-            inputs = (qkv, *norms, eps, cos, sin, *slot, *prompt, *completion)
+            inputs = (qkv, *norms, eps, cos, sin, *slot, *self.layers[layer])
             call("decode_attend", *inputs, heads.factor, out, *sizes, dtype=self.dtype)
             return out
 
@@ -285,7 +290,8 @@ class _CompiledCache:
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         longest = int(self.length[sources].max())
-        keys, values = self.completion_keys[..., :longest], self.completion_values[..., :longest, :]
+        blocks = -(-longest // NEIGHBOURS)
+        keys, values = self.completion_keys[..., :blocks, :, :], self.completion_values[..., :longest, :]
         for store in (keys, values, self.metadata):
             store[:, targets] = store[:, sources]
 
