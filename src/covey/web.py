@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import io
 import json
 import time
 import urllib.error
@@ -18,8 +20,19 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 _OPENER = urllib.request.build_opener(_NoRedirect)
 _DIRECT = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
+MOST_SAID = 400
+"""Bytes that are kept of what a server says beside a status."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """This machine, which no proxy stands in front of."""
+
+
+def _kept(error: urllib.error.HTTPError) -> urllib.error.HTTPError:
+    """The same without a connection, with the beginning of what was said."""
+    try:
+        said = error.read(MOST_SAID)
+    except (OSError, http.client.HTTPException, ValueError):
+        said = b""
+    return urllib.error.HTTPError(error.url, error.code, error.msg, error.headers, io.BytesIO(said))
 
 
 def ask(
@@ -43,9 +56,13 @@ def ask(
     ends, received = time.monotonic() + timeout, bytearray()
     opener = _DIRECT if urlsplit(url).hostname in LOOPBACK else _OPENER
     request = urllib.request.Request(url, data, headers)  # noqa: S310  the scheme is checked above
-    with opener.open(request, timeout=timeout) as reply:
-        while part := reply.read1(1 << 16):
-            received += part
-            if len(received) > largest or time.monotonic() > ends:
-                raise ValueError(f"a reply of more than {largest} bytes, or {timeout:g} s")
+    try:
+        with opener.open(request, timeout=timeout) as reply:
+            while part := reply.read1(1 << 16):
+                received += part
+                if len(received) > largest or time.monotonic() > ends:
+                    raise ValueError(f"a reply of more than {largest} bytes, or {timeout:g} s")
+    except urllib.error.HTTPError as error:
+        with error:  # here, because whoever catches it may forget to close its connection
+            raise _kept(error) from None
     return json.loads(received) if received.strip() else None

@@ -137,6 +137,12 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     said = "\n".join(sweep_lines(found, {}))
     assert "of one seed" in said
     assert "points [" in said
+    assert "none ended above where it began, 0.0% sampled: the least harm did train.lr 0.001" in said
+    evals = tmp_path / "out/lr=0.002,seed=0/evals.jsonl"
+    *before, last = map(json.loads, evals.read_text().splitlines())
+    last["outcome"]["correct"] = [1] * 8
+    evals.write_text("".join(json.dumps(e) + "\n" for e in (*before, last)))
+    assert "best: train.lr 0.002\n" in "\n".join(sweep_lines(found, {}))
 
 
 def test_the_interval_of_seeds_and_problems() -> None:

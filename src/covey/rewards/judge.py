@@ -77,7 +77,6 @@ class Endpoint:
                 if isinstance(error, urllib.error.HTTPError):
                     if 300 <= error.code < 400:
                         error.msg += f", to {error.headers.get('Location')}: redirects are not followed"
-                    error.close()
                     if error.code < 500 and error.code != 429:
                         break
                 if attempt < patience.tries - 1:

@@ -248,7 +248,6 @@ def _there(ask: AskServer, path: str) -> object:
     try:
         return ask(path, None)
     except HTTPError as error:
-        error.close()
         if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             raise
         return None

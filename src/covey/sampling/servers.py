@@ -79,7 +79,6 @@ class WorkList:
 def reason_of(error: BaseException) -> str:
     """What a server said or what went wrong on the way, in a line."""
     if isinstance(error, HTTPError):
-        with error:
-            said = error.read(400).decode(errors="replace") if error.fp else ""
+        said = error.read().decode(errors="replace")
         return f"HTTP {error.code} {error.reason} {' '.join(said.split())[:200]}".strip()
     return str(error).strip() or type(error).__name__
