@@ -1,5 +1,5 @@
 /* The compiled operations against plain sums, as a program: it also runs under an emulator. Exit 0: all right.
- * Compiled with and without -DBFLOAT16, beside ops.c, gemm.c and team.c compiled the same way. */
+ * Compiled with and without -DBFLOAT16, beside the library's files compiled the same way. */
 #include <stdio.h>
 #include "vector.h"
 
@@ -10,6 +10,9 @@ void NAME(product_once)(const real *, const real *, long, const float *, real *,
 void NAME(outer_sum)(const real *, long, const real *, long, float *, long, long, long);
 void NAME(attend)(const real *, const real *, const real *, const int64_t *, long, float, real *, float *, long,
                   long, long, long, long);
+void NAME(attend_back)(const real *, const real *, const real *, const real *, const float *, const real *,
+                       const int64_t *, const int64_t *, long, float, real *, float *, float *, long, long, long, long,
+                       long);
 void NAME(decode_attend)(const real *, const real *, const real *, float, const real *, const real *, const int64_t *,
                          const int64_t *, const int64_t *, const float *, const float *, float *, float *, float,
                          real *, long, long, long, long, long, long, long);
@@ -120,6 +123,39 @@ static void attention(long P, long T) {
     expect(right, "attend", P, T, 0);
 }
 
+/* A prompt of P tokens, which lie behind those that follow it, T in all: the gradient against sums over pairs. */
+static void attention_gradient(long P, long T, long window) {
+    enum { H = 2, E = 16 };
+    real *in[5]; /* q, k, v, the gradient of out, out */
+    for (int i = 0; i < 5; i++) in[i] = random_reals(T * H * E);
+    real *dq = random_reals(T * H * E);
+    float *dk = calloc(T * E, sizeof(float)), *dv = calloc(T * E, sizeof(float)), level[1024];
+    double *sums = calloc(3 * T * H * E, sizeof(double)), *sk = sums + T * H * E, *sv = sk + T * E;
+    int64_t own = T - P, spans[] = {0, 0, own, P, own, P, 0, own}, groups[] = {0, 2};
+    NAME(attend)(in[0], in[1], in[2], spans, 2, 0.25f, in[4], level, H, 1, E, T, window);
+    NAME(attend_back)(in[0], in[1], in[2], in[4], level, in[3], spans, groups, 1, 0.25f, dq, dk, dv, H, 1, E, T, window);
+    for (long pair = 0; pair < T * H * T; pair++) {
+        long query = pair / T / H, key = pair % T, i = (query + own) % T * H + pair / T % H, j = (key + own) % T;
+        if (key > query || key + window <= query) continue;
+        double score = -level[i], slope = 0;
+        for (long e = 0; e < E; e++) {
+            score += 0.25 * get(in[0] + i * E + e) * get(in[1] + j * E + e);
+            slope += (double)get(in[3] + i * E + e) * (get(in[2] + j * E + e) - get(in[4] + i * E + e));
+        }
+        for (long e = 0; e < E; e++) {
+            sums[i * E + e] += 0.25 * exp(score) * slope * get(in[1] + j * E + e);
+            sk[j * E + e] += 0.25 * exp(score) * slope * get(in[0] + i * E + e);
+            sv[j * E + e] += exp(score) * get(in[3] + i * E + e);
+        }
+    }
+    int right = 1;
+    for (long i = 0; i < T * H * E; i++) right &= near(get(dq + i), sums[i], 1);
+    for (long i = 0; i < T * E; i++) right &= near(dk[i], sk[i], 1 + fabs(sk[i])) & near(dv[i], sv[i], 1 + fabs(sv[i]));
+    expect(right, "attend_back", P, T, window);
+    for (int i = 0; i < 5; i++) free(in[i]);
+    free(dq), free(dk), free(dv), free(sums);
+}
+
 int main(void) {
     team_size(3);
     long rows[] = {1, 2, 5, 16, 17, 33, 97}, outputs[] = {1, 16, 40, 130}, inner[] = {16, 48, 256};
@@ -131,6 +167,7 @@ int main(void) {
         for (int k = 0; k < 3; k++)
             for (int n = 0; n < 4; n++)
                 for (int t = 0; t < 2; t++) gradients(tokens[m], (long[]){1, 20, 97, 130}[n], columns[k], t);
-    for (long t = 2; t < 90; t += 7) attention(t / 2, t), attention(1, t);
+    for (long t = 2; t < 128; t += 9) attention(t / 2, t), attention(1, t);
+    for (long t = 2; t < 260; t += 17) attention_gradient(t / 3 + 1, t, t), attention_gradient(t / 2, t, t / 3 + 1);
     return wrong;
 }

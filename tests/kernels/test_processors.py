@@ -50,7 +50,8 @@ def test_operations_are_right(tmp_path: Path, name: str, dtype: str) -> None:
         pytest.skip("tiles are of bfloat16")
     options = [*compiling.FLAGS, "-fopenmp", "-static", f"-I{KERNELS}"]
     options += ["-DBFLOAT16"] if dtype == "bfloat16" else []
-    sources = [HERE / "check.c", KERNELS / "ops.c", KERNELS / "gemm.c", KERNELS / "team.c"]
+    names = ("ops", "attention", "gemm", "team")
+    sources = [HERE / "check.c", *(KERNELS / f"{name}.c" for name in names)]
     program = tmp_path / "check"
     objects = [tmp_path / f"{source.stem}.o" for source in sources]
     for source, made in zip(sources, objects, strict=True):

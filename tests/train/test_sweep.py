@@ -19,6 +19,7 @@ from covey.errors import ConfigError, Stopped
 from covey.estimates import over_seeds
 from covey.fault_injection import Faults
 from covey.insight.cells import rows_of, sweep_lines
+from covey.runs.reader import last_stage
 from covey.sweep import cells_of, sweep
 
 CONFIG = {
@@ -134,9 +135,17 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
         for name in ("whole/lr=0.002,seed=0", "out/lr=0.002,seed=0", "alone")
     ]
     assert weights[0] == weights[1] == weights[2]
+    with pytest.raises(ConfigError, match=r"Runs are below it: lr=0\.001,seed=0, lr=0\.002,seed=0$"):
+        last_stage(tmp_path / "out")
     said = "\n".join(sweep_lines(found, {}))
     assert "of one seed" in said
     assert "points [" in said
+    assert "none ended above where it began, 0.0% sampled: the least harm did train.lr 0.001" in said
+    evals = tmp_path / "out/lr=0.002,seed=0/evals.jsonl"
+    *before, last = map(json.loads, evals.read_text().splitlines())
+    last["outcome"]["correct"] = [1] * 8
+    evals.write_text("".join(json.dumps(e) + "\n" for e in (*before, last)))
+    assert "best: train.lr 0.002\n" in "\n".join(sweep_lines(found, {}))
 
 
 def test_the_interval_of_seeds_and_problems() -> None:

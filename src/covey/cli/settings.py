@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
-from covey.cli.words import words
+from covey.cli.words import all_words, words
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_settings, names_on, parameters_of
 from covey.config.effects import AXES_IN_WORDS, LOSS_EFFECTS, USUAL, USUAL_SOURCES, effect
@@ -51,11 +51,9 @@ def settings(prefix: str = "") -> list[dict[str, object]]:
     if not found and prefix != prefix.lower():
         return settings(prefix.lower())
     if not found:
-        said = explained(prefix, None, [*key_paths(), *algorithm_keys()])
-        raise ConfigError(
-            f"{said}; nor is it a run folder, a metric, a function of the algorithm, a reward or a finding. "
-            "`covey explain` lists the settings"
-        )
+        kinds = "setting, run folder, metric, function, preset, reward or finding"
+        said = explained(prefix, None, [*key_paths(), *algorithm_keys(), *all_words()], kinds)
+        raise ConfigError(f"{said} (`covey explain` lists the settings)")
     return found
 
 

@@ -26,6 +26,16 @@ def words(name: str) -> list[Entry]:
     return [*_metrics(name), *_functions(name), *_presets(name), *_rewards(name), *_findings(name)]
 
 
+def all_words() -> list[str]:
+    """The names that ``words`` knows."""
+    from covey.insight.rules import RULES
+    from covey.rewards.base import BUILT_IN
+
+    metrics = (found["name"] for found in METRIC.finditer(metrics_page()))
+    functions = (function.__name__ for functions in AXES.values() for function in functions)
+    return [*metrics, *functions, *PRESETS, *BUILT_IN, *(rule.id for rule in RULES)]
+
+
 @cache
 def metrics_page() -> str:
     """docs/metrics.md, which an installed package brings along."""

@@ -12,7 +12,7 @@ LIKELY = 0.7
 MOST_GUESSES = 3
 
 
-def explained(path: str, value: object, known: Sequence[str]) -> str:
+def explained(path: str, value: object, known: Sequence[str], kind: str = "setting") -> str:
     """Why a key is refused and what was probably meant; ``known`` are all dotted keys.
 
     >>> explained("rolout", {"group_size": 8}, ["rollout.group_size", "train.lr"])
@@ -25,7 +25,7 @@ def explained(path: str, value: object, known: Sequence[str]) -> str:
         return f"{path} is not a setting; {said}"
     if isinstance(value, Mapping) and value:
         return f"{path} is not a section{meant(_sections(path, value, known))}"
-    return f"{path} is not a setting{meant(_settings(path, known))}"
+    return f"{path} is not a {kind}{meant(_settings(path, known))}"
 
 
 def meant(names: Sequence[str]) -> str:

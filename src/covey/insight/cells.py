@@ -44,6 +44,8 @@ class Ended(NamedTuple):
 
     rates: Mapping[str, np.ndarray]
     """`greedy` and `sampled` by problem, (n,)."""
+    began: float
+    """Sampled accuracy before the first step; NaN where it was not measured."""
     of: object
     """Alike where the problems are, and what is correct."""
     seconds: float
@@ -89,7 +91,14 @@ def _ended(folder: Path) -> Ended | None:
     last = Evaluation.from_record(evals[-1])
     seconds = seconds_of(stage, read_numbers(stage, "timings.jsonl"))
     rates = {"greedy": last.greedy.astype(float), "sampled": last.pass_rate}
-    return Ended(rates, ((read_environment(stage) or {}).get("data"), last.verdict), seconds, stage)
+    before = Evaluation.from_record(evals[0]).pass_rate if evals[0].get("step") == 0 else np.array(np.nan)
+    return Ended(
+        rates,
+        float(before.mean()),
+        ((read_environment(stage) or {}).get("data"), last.verdict),
+        seconds,
+        stage,
+    )
 
 
 def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
@@ -137,6 +146,9 @@ def _best(sweep: Sweep, rows: Sequence[CellRow]) -> str:
     """Which cell is best, and whether the first is surely worse."""
     best = max(rows, key=lambda row: row.found["sampled"].value)
     name = ", ".join(f"{k} {v}" for k, v in zip(sweep.keys, best.cell.values, strict=True))
+    began = float(np.mean([run.began for run in best.ended.values()]))
+    if best.found["sampled"].value <= began:
+        return f"none ended above where it began, {began:.1%} sampled: the least harm did {name}"
     if best is rows[0]:
         return f"none is better than the first, {name}"
     if not best.change:

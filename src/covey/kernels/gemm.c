@@ -11,17 +11,11 @@
 #if defined(BFLOAT16) && defined(__AMX_BF16__)
 #include "tiles.h"
 #define TILES 16 /* rows of a tile; units along one */
-#define ROWS 1   /* rows of a copy that lie side by side: none, tiles are read with a stride */
+#undef ROWS
+#define ROWS 1 /* rows of a copy that lie side by side: none, tiles are read with a stride */
 #define TALL (2 * TILES)
 #define PANEL (2 * TILES)
-#elif defined(__AVX512F__) || defined(__aarch64__)
-#define ROWS 6    /* tokens in registers */
-#define VECTORS 4 /* vectors of outputs beside them: 24 accumulators of 32 registers */
 #else
-#define ROWS 6
-#define VECTORS 2 /* 12 of 16 */
-#endif
-#ifndef TILES
 #define TALL ROWS
 #define PANEL (VECTORS * LANES)
 #endif

@@ -13,6 +13,15 @@
 #else
 #define LANES 4
 #endif
+
+/* Sums that products keep in registers at once: so many rows, and vectors beside each other. */
+#define ROWS 6
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define VECTORS 4 /* 24 of 32 */
+#else
+#define VECTORS 2 /* 12 of 16 */
+#endif
+
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -45,10 +54,10 @@ static inline float max_of(vec x) {
     return m;
 }
 
-/* e^x to about 1 ulp by Cody-Waite reduction and a polynomial; exactly 0 below -87. */
-static inline vec exp_of(vec x) {
+/* e^x for x up to 88, to about 1 ulp, by Cody-Waite reduction and a polynomial; exactly 0 below -87 and for NaN. */
+static inline vec exp_below(vec x) {
     ivec alive = x > splat(-87.0f);
-    vec bounded = pick(alive, pick(x < splat(88.0f), x, splat(88.0f)), splat(0));
+    vec bounded = (vec)(alive & (ivec)x);
     vec shifted = bounded * 1.44269504f + 12582912.0f; /* rounds to an integer in the low bits */
     vec n = shifted - 12582912.0f;
     vec r = bounded - n * 0.693359375f - n * -2.12194440e-4f;
@@ -59,8 +68,11 @@ static inline vec exp_of(vec x) {
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
     ivec exponent = (ivec)shifted << 23;
-    return pick(alive, (vec)((ivec)p + exponent), splat(0));
+    return (vec)(alive & ((ivec)p + exponent));
 }
+
+/* e^x for any x. */
+static inline vec exp_of(vec x) { return exp_below(pick(x > splat(88.0f), splat(88.0f), x)); }
 
 #ifdef BFLOAT16
 typedef uint16_t real;

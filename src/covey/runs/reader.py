@@ -79,7 +79,12 @@ def last_stage(folder: Path) -> Path:
         return folder
     stages = stages_in(folder)
     if not stages:
-        raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml, nor have stages in it)")
+        found = (p for where in ("*/config.yaml", "*/*-*/config.yaml") for p in folder.glob(where))
+        below = sorted({p.relative_to(folder).parts[0] for p in found})
+        runs = f". Runs are below it: {', '.join(below[:8])}{', ...' if below[8:] else ''}" if below else ""
+        raise ConfigError(
+            f"{folder}: no run in this folder (it has no config.yaml, nor have stages in it){runs}"
+        )
     return stages[-1]
 
 
