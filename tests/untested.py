@@ -10,6 +10,7 @@ REMEDIES = (
     (r"bubblewrap|bwrap", "sandbox tests need bubblewrap: apt-get install bubblewrap"),
     (r"no sandbox", "sandbox tests need bubblewrap, or Linux 5.13 with Landlock: see docs/sandbox.md"),
     (r"gcc", "compilers' tests need gcc: apt-get install gcc"),
+    (r"Coq", "tests of proofs need Coq: apt-get install coq"),
     (r"strace", "tests of system calls need strace: apt-get install strace"),
     (r"kernel's headers", "the system call filter's test needs: apt-get install linux-libc-dev"),
     (r"root may", "tests of file permissions need an ordinary user: do not run as root"),

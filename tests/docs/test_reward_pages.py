@@ -33,7 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", REWARDS + SANDBOX, re.DOTALL))
 def test_configs_can_be_used(block: str, project: Path) -> None:
     config = Config(**yaml.safe_load(block))
-    if "code_tests" in block:
+    if "code_tests" in block or "proves" in block:
         try:
             choose()
         except SandboxUnavailable as error:

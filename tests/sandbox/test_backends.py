@@ -44,6 +44,27 @@ def test_what_a_program_can_learn_of_a_private_file_is_said(sandbox: ProcessSand
     assert sandbox.script(f"open({str(tmp_path / 'secret')!r})", "", LIMITS).kind == "crashed"
 
 
+def test_a_program_that_builds_writes_into_its_own_folder_only(
+    sandbox: ProcessSandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text("secret")
+    script = f"""read -r line < given; echo "$line" > made
+for file in ../made {tmp_path}/made /tmp/covey-made; do echo escaped > $file; done
+read -r line < {tmp_path}/secret && echo "$line" >> made
+for file in ../*/given; do echo "$file"; done
+exit $1"""
+    asked = ["/usr/bin/sh", "-c", script, "sh"]
+    for status, kind in (("0", "ok"), ("3", "crashed")):
+        ended, made = sandbox.build([*asked, status], {"given": b"input\n"}, LIMITS, "made")
+        assert (ended.kind, made) == (kind, b"input\n")
+    assert not (tmp_path / "made").exists() and not Path("/tmp/covey-made").exists()
+    assert "../*/given" in str(ended.value), "folders of other programs are not to be seen"
+    ended, made = sandbox.build(["/usr/bin/sh", "-c", ":"], {}, LIMITS, "made")
+    assert (ended.kind, ended.text, made) == ("crashed", "it made no made", b"")
+    full = ["/usr/bin/sh", "-c", "while :; do echo 0123456789abcdef; done > made"]
+    assert sandbox.build(full, {}, LIMITS, "made")[0].kind != "ok"
+
+
 def test_calls_keep_the_types_of_values_and_survive_one_that_hangs(sandbox: ProcessSandbox) -> None:
     code = """
 import time

@@ -273,7 +273,7 @@ def test_a_filter_for_a_reward_that_is_not_there(tmp_path: Path) -> None:
         start(tmp_path / "run", method="rejection_sampling", keep={"least": {"tongue": 1}}, algorithm="grpo")
 
 
-@pytest.mark.parametrize("name", ["r1_zero", "r1", "sft_dpo_rl", "iterative_grpo"])
+@pytest.mark.parametrize("name", ["r1_zero", "r1", "sft_dpo_rl", "iterative_grpo", "proofs"])
 def test_the_recipes_are_configs(name: str) -> None:
     stages = load_config(Path(f"examples/{name}.yaml")).stages()
     names = [f"{n}-{stage.config.method}" for n, stage in enumerate(stages, start=1)]
@@ -281,5 +281,5 @@ def test_the_recipes_are_configs(name: str) -> None:
     asked += [
         of["model"] for s in stages for r in s.config.rewards for of in r.values() if "model" in str(of)
     ]
-    assert set(asked) <= set(names)
+    assert {a for a in asked if not Path("examples", a).is_file()} <= set(names)
     assert names[-1].endswith("-rl")

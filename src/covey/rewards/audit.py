@@ -54,7 +54,7 @@ def check_references(
     rows = [p.columns for p in problems]
     for reward in rewards:
         if reward.options.check_references is not None:
-            found = reward.options.check_references(rows, **reward.plain_settings)
+            found = reward.options.check_references(rows, **reward.settings)
             for problem, complaint in zip(problems, found, strict=True):
                 if complaint:
                     bad.setdefault(problem.id, f"{reward.name}: {complaint}")

@@ -11,7 +11,7 @@ from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
 from covey.config.usercode import load_function, name_of
 from covey.errors import ConfigError, RewardError
-from covey.rewards import answers, code, formats, gym, judge, language, length, smt, steps, structured
+from covey.rewards import answers, code, formats, gym, judge, language, length, proofs, smt, steps, structured
 from covey.rewards.contract import LARGEST_REWARD, PROVIDED, Reward, verdict_of
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
@@ -35,6 +35,7 @@ BUILT_IN: Mapping[str, Callable[..., object]] = {
         steps.step_labels,
         gym.gym_answer,
         smt.smt,
+        proofs.proves,
         language.language_consistency,
         length.soft_overlong,
         length.cosine_length,

@@ -156,7 +156,7 @@ def code_tests(
         result = sandbox.check(code, entry_point, setup, test, limits)
         if result.kind == "ok" and not result.value:
             return Score(None, "bad_reference", detail="the test never calls the function")
-        return _verdict(result, float(result.kind == "ok"), code, suspicious)
+        return score_of(result, float(result.kind == "ok"), code, suspicious)
     cases = cases_of(tests, mode)
     shown, hidden = [c for c in cases if c.visible], [c for c in cases if not c.visible]
     ends = time.monotonic() + total_seconds
@@ -175,7 +175,7 @@ def code_tests(
     if len(fractions) == 2:
         fractions["gap"] = fractions["visible"] - fractions["hidden"]
     value = fractions["hidden" if hidden else "visible"]
-    return _verdict(worst, value, code, {**fractions, **suspicious})
+    return score_of(worst, value, code, {**fractions, **suspicious})
 
 
 def program(completion: TextOrMessages, language: str) -> str | None:
@@ -231,7 +231,8 @@ def _tally(
     return (float(whole) if points == "all" else earned / sum(weights)), worst
 
 
-def _verdict(result: Outcome, value: float, code: str, metrics: Mapping[str, float]) -> Score:
+def score_of(result: Outcome, value: float, code: str, metrics: Mapping[str, float]) -> Score:
+    """What a program gets: its value, or what its end says of it or of the machine."""
     if result.kind == "lost":
         return Score(None, "infra_error", code[:2000], detail=result.text)
     status = fault(result) if result.kind not in ("ok", "error") else "ok"
@@ -282,4 +283,4 @@ def compiles(
         value = float(result.kind == "ok")
         if result.kind == "crashed":  # how a compiler says no
             result = Outcome("error", text=str(result.value)[:500])
-    return _verdict(result, value, code, {})
+    return score_of(result, value, code, {})

@@ -160,18 +160,19 @@ class ForkServer:
         stdin: int | None = None,
         channel: socket.socket | None = None,
         peer: HasDescriptor | None = None,
+        folder: str = "",
     ) -> Iterator[ChildProcess]:
         """A child at work on a job; killed with its whole group when the block is left.
 
         ``channel`` connects it to somebody else than this process, ``peer`` to another child too, or to
-        a file.
+        a file. It works in ``folder``, if there is one, and may write there.
         """
         status, their_status = socket.socketpair()
         ours, theirs = socket.socketpair()
         with status, their_status, ours, theirs:
             given = [their_status.fileno(), *([] if stdin is None else [stdin])]
             given += [(channel or theirs).fileno(), *([] if peer is None else [peer.fileno()])]
-            lost = self._ask(Job(job, limits, stdin is not None).pack(), given)
+            lost = self._ask(Job(job, limits, stdin is not None, folder).pack(), given)
             their_status.close()
             theirs.close()
             yield ChildProcess(status, ours, limits, channel is None, lost)

@@ -23,7 +23,11 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_FILTER = 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CAPABILITY_VERSION = 0x20080522
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE, MAKE_FILE, TRUNCATE = 1, 2, 4, 8, 32, 256, 1 << 14
+
+
+LARGEST_FILE = 16 << 20
+"""Bytes of a file, for those that may write any."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Confinement:
     def __init__(
         self, readable: Sequence[str], landlock: bool, syscalls: bool, exec_too: bool, confined: bool = True
     ) -> None:
-        self.exec_too, self.confined = exec_too, confined
+        self.exec_too, self.confined, self.readable = exec_too, confined, readable
         self.abi = landlock_abi() if landlock else 0
         self.ruleset = _ruleset(self.abi, readable, exec_too) if self.abi else None
         linux = sys.platform == "linux"
@@ -81,14 +85,19 @@ class Confinement:
             found.append("seccomp")
         return found
 
-    def enter(self, limits: Limits) -> None:
-        """Give everything up, in this process and for good. Raises OSError if a layer refuses."""
+    def enter(self, limits: Limits, folder: str = "") -> None:
+        """Give everything up, in this process and for good; ``folder`` stays writable.
+
+        Raises OSError if a layer refuses.
+        """
+        if folder:
+            os.chdir(folder)
         if not self.confined:  # trusted code: it only may not outlive the server
             if sys.platform == "linux":
                 _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 _prctl(PR_SET_DUMPABLE, 1)  # debuggers and profilers may look at it again
             return
-        writes = (0, 0) if self.filter is not None else (16 << 20, 16 << 20)
+        writes = (0, 0) if self.filter is not None and not folder else (LARGEST_FILE, LARGEST_FILE)
         for kind, value in (
             (resource.RLIMIT_CORE, (0, 0)),
             (resource.RLIMIT_NOFILE, (64, 64)),
@@ -103,8 +112,10 @@ class Confinement:
         _prctl(PR_SET_DUMPABLE, 0)
         _prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:
-            _syscall(RESTRICT_SELF, self.ruleset, 0)
-            os.close(self.ruleset)
+            own = _ruleset(self.abi, self.readable, self.exec_too, folder) if folder else self.ruleset
+            _syscall(RESTRICT_SELF, own, 0)
+            for ruleset in {own, self.ruleset}:
+                os.close(ruleset)
         if self.filter is not None:
             _drop_capabilities()
             program = ctypes.create_string_buffer(self.filter, len(self.filter))
@@ -126,13 +137,19 @@ def adopt_orphans() -> None:
         _prctl(PR_SET_DUMPABLE, 0)
 
 
-def _ruleset(abi: int, readable: Sequence[str], exec_too: bool) -> int:
-    """A Landlock ruleset: everything it knows is forbidden but reading ``readable`` and /dev/null."""
+def _ruleset(abi: int, readable: Sequence[str], exec_too: bool, writable: str = "") -> int:
+    """A Landlock ruleset: everything it knows is forbidden but reading ``readable`` and /dev/null.
+
+    In the folder ``writable`` files may be made too.
+    """
     files = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)  # rights known to each version
     attributes = struct.pack("QQQ", (1 << files) - 1, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     folder = READ_FILE | READ_DIR | (EXECUTE if exec_too else 0)
     rules = [(path, folder if Path(path).is_dir() else READ_FILE) for path in readable]
+    if writable:
+        change = WRITE_FILE | MAKE_FILE | REMOVE_FILE | (TRUNCATE if abi > 2 else 0)
+        rules.append((writable, READ_FILE | READ_DIR | change))
     for path, rights in (*rules, ("/dev/null", READ_FILE | WRITE_FILE), ("/dev/urandom", READ_FILE)):
         if Path(path).exists():
             beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)

@@ -145,7 +145,7 @@ def _command() -> None:
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
     os.dup2(CHANNEL, 2)
-    os.execv(setup["argv"][0], setup["argv"])
+    os.execve(setup["argv"][0], setup["argv"], {**os.environ, **setup.get("environment", {})})
 
 
 class StandIn:

@@ -8,15 +8,17 @@ file but Python's own. `unsafe_local` only limits resources.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from shutil import which
+from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
 
 from covey.errors import SandboxUnavailable
 from covey.sandbox.base import Arguments, Outcome, reply_result, too_long
@@ -29,6 +31,8 @@ VISIBLE = "whether a file exists, its size and its times (stat), of all files th
 """What Landlock does not hide: it guards what files hold."""
 PROGRAMS = ["/usr/bin", "/usr/libexec", "/usr/include"]
 """What compilers need to see."""
+PROCESSES = "/proc"
+"""Asked for by programs that look up who they are. Bubblewrap has one of its own; nobody reads the host's."""
 
 
 class ProcessSandbox:
@@ -40,6 +44,8 @@ class ProcessSandbox:
         self.name = name
         self.server = self._start()
         self._verifiers: dict[tuple[str, ...], ForkServer] = {}
+        self._builders: dict[tuple[str, ...], tuple[ForkServer, str]] = {}
+        self._building = threading.Lock()
 
     def verifiers(self, *preload: str) -> ForkServer:
         """A server as confined as the candidates', for verifiers that execute what they judge."""
@@ -47,12 +53,18 @@ class ProcessSandbox:
             self._verifiers[preload] = self._start(preload=preload)
         return self._verifiers[preload]
 
-    def _start(self, exec_too: bool = False, preload: Sequence[str] = ()) -> ForkServer:
-        confined, more = self.name != "unsafe_local", PROGRAMS if exec_too else []
+    def _start(
+        self,
+        exec_too: bool = False,
+        preload: Sequence[str] = (),
+        more: Sequence[str] = (),
+        writable: str = "",
+    ) -> ForkServer:
+        confined, seen = self.name != "unsafe_local", [*(PROGRAMS if exec_too else []), *more]
         return ForkServer(
-            prefix=_bwrap(more) if self.name == "bwrap" else [],
+            prefix=_bwrap(seen, writable) if self.name == "bwrap" else [],
             preload=preload,
-            readable=more,
+            readable=[path for path in seen if path != PROCESSES],
             landlock=confined,
             syscalls=confined,
             exec_too=exec_too,
@@ -75,6 +87,44 @@ class ProcessSandbox:
     def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Outcome:
         """Run a compiler on ``text`` (its standard input); ``ok`` with its messages if it accepts it."""
         return _with_input(self.compilers, "command", {"argv": list(argv)}, text, limits)
+
+    def build(
+        self,
+        argv: Sequence[str],
+        files: Mapping[str, bytes],
+        limits: Limits,
+        product: str = "",
+        readable: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[Outcome, bytes]:
+        """Run a trusted program on untrusted files, in a folder that is its own and goes with it.
+
+        ``readable``: what it has to see besides the usual programs. Returns how it ended, with its
+        messages, and the file ``product`` if it has made it.
+        """
+        with self._building:
+            if readable not in self._builders:
+                place = mkdtemp(prefix="covey-")
+                builder = self._start(exec_too=True, more=readable, writable=place)
+                weakref.finalize(builder, shutil.rmtree, place, ignore_errors=True)
+                self._builders[readable] = builder, place
+        server, workshop = self._builders[readable]
+        if lost := server.start():
+            return Outcome("lost", text=lost), b""
+        if self.name == "bwrap" and not any("landlock" in layer for layer in server.layers):
+            raise SandboxUnavailable("programs that write files run side by side only under Landlock (5.13)")
+        with TemporaryDirectory(dir=workshop) as folder:
+            for name, content in files.items():
+                Path(folder, name).write_bytes(content)
+            setup = {"argv": list(argv), "environment": environment or {}}
+            with server.slots, server.child("command", limits, folder=folder) as child:
+                child.send(setup)
+                output = child.output().decode("utf-8", "surrogateescape")
+                ended = child.ended()._replace(value=output)
+            made = Path(folder, product)
+            if ended.kind == "ok" and product and not made.is_file():
+                ended = Outcome("crashed", output, f"it made no {product}")
+            return ended, made.read_bytes() if made.is_file() else b""
 
     def calls(
         self, code: str, entry: str, inputs: Sequence[Arguments], limits: Limits, each: float
@@ -143,7 +193,7 @@ def _reply(child: ChildProcess, each: float) -> Outcome:
 
 def _with_input(server: ForkServer, job: str, setup: object, stdin: str, limits: Limits) -> Outcome:
     linux = sys.platform == "linux"
-    with os.fdopen(os.memfd_create("input"), "w+b") if linux else tempfile.TemporaryFile() as file:
+    with os.fdopen(os.memfd_create("input"), "w+b") if linux else TemporaryFile() as file:
         file.write(stdin.encode("utf-8", "surrogateescape"))
         file.seek(0)
         with server.slots, server.child(job, limits, stdin=file.fileno()) as child:
@@ -152,17 +202,20 @@ def _with_input(server: ForkServer, job: str, setup: object, stdin: str, limits:
             return child.ended()._replace(value=output)
 
 
-def _bwrap(programs: Sequence[str]) -> list[str]:
-    """The command that starts bubblewrap with nothing in it but Python."""
-    program = which("bwrap")
+def _bwrap(programs: Sequence[str], writable: str = "") -> list[str]:
+    """The command that starts bubblewrap with nothing in it but Python, and what is asked for."""
+    program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed (the program is called bwrap)")
     command = [program, "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"]
     command += ["--cap-drop", "ALL", "--new-session", "--chdir", "/"]
-    for path in map(Path, (os.path.realpath(sys.executable), *python_folders(), *programs)):
+    if PROCESSES in programs:
+        command += ["--proc", PROCESSES]
+    files = [path for path in programs if path != PROCESSES]
+    for path in map(Path, (os.path.realpath(sys.executable), *python_folders(), *files)):
         real = str(path.resolve())
         command += ["--ro-bind", real, real]
         command += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
     for device in ("/dev/null", "/dev/urandom"):
         command += ["--dev-bind", device, device]
-    return command
+    return [*command, "--bind", writable, writable] if writable else command

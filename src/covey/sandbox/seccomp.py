@@ -45,7 +45,10 @@ ARGUMENTS: dict[str, tuple[int, tuple[int, ...]]] = {
     "socketpair": (0, (1,)),  # AF_UNIX
     "sendto": (4, (0,)),  # without an address
 }
-EXEC = "execve 59 221; execveat 322 281; vfork 58 -; clone 56 220; wait4 61 260"
+EXEC = """
+execve 59 221; execveat 322 281; vfork 58 -; clone 56 220; wait4 61 260; chdir 80 49; rename 82 -;
+renameat 264 38; renameat2 316 276
+"""
 CLONE3 = 435
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from covey.sandbox import driver
 from covey.sandbox.confine import Confinement, Limits, adopt_orphans
 
-REQUEST_SIZE = 256
+REQUEST_SIZE = 512
 LONGEST_WAIT = 1e6
 """Seconds; ``poll`` takes milliseconds in 31 bits."""
 
@@ -38,6 +38,8 @@ class Job:
     job: str
     limits: Limits
     has_stdin: bool = False
+    folder: str = ""
+    """Where it works, and may write."""
 
     def pack(self) -> bytes:
         """As REQUEST_SIZE bytes."""
@@ -148,7 +150,7 @@ class Server:
             ruleset = self.confinement.ruleset or 1024  # it is still needed; all others go
             os.closerange(first, ruleset)
             os.closerange(ruleset + 1, 1024)
-            self.confinement.enter(job.limits)
+            self.confinement.enter(job.limits, job.folder)
             if os.getppid() != self.pid:  # it was killed before this child could ask to die with it
                 os._exit(code)
             os.write(driver.CHANNEL, driver.READY)  # from here on whatever goes wrong is the candidate's
