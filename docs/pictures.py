@@ -18,6 +18,7 @@ from covey.console import RunConsole, Shown
 from covey.insight.show import spoken_prompt
 from covey.metrics import console_facts, worries
 from covey.runs.folder import read_numbers
+from covey.runs.reader import load_recorded
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 IMAGES = Path(__file__).parent / "images"
@@ -36,7 +37,7 @@ def main(run: Path) -> None:
         record=True, width=118, height=30, force_terminal=True, file=io.StringIO(), highlight=False
     )
     console = RunConsole(quiet=True)
-    console.begin(f"{run.name} (rl)", len(rows))
+    console.begin(f"{run.name} (rl)", load_recorded(run).config.train.steps, at_most=True)
     for number, (metrics, lap) in enumerate(zip(rows[:half], times, strict=False), start=1):
         console.step(number, metrics["reward/mean"], console_facts(metrics, lap), worries(metrics))
     console.recall(rows[:half], [e for e in evals if e["step"] <= half])
