@@ -101,7 +101,7 @@ def preview(
                 if other.stopped:
                     break
             there = device_memory(run.learner.policy.device)
-            return Preview(stage, found, memory, there, len(run.test_set), others)
+            return Preview(stage, found, memory, there, len(run.test_set), len(run.train_set), others)
         finally:
             console.end()
             run.journal.folder.close()

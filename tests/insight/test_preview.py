@@ -34,7 +34,7 @@ def of(groups: list[Group], **rollout: object) -> Preview:
         values={"data": {"task": "sums"}, "rollout": {"max_tokens": 100, "group_size": 4, **rollout}}
     )
     measured = Measured(groups, 2.0, len(groups), ScoringStats(), update=1.0, update_tokens=100)
-    return Preview(stage, measured, {"weights": 10**9}, 2 * 10**9, held_out=10)
+    return Preview(stage, measured, {"weights": 10**9}, 2 * 10**9, held_out=10, problems=40)
 
 
 def lengthened(group: Group, finish: str, tokens: list[int]) -> Group:
@@ -127,6 +127,18 @@ def test_the_forecast_adds_up() -> None:
     )
     assert evaluations_of(CONFIG.config, 10) == (2, 50)
     assert evaluations_of(CONFIG.config, 0) == (0, 0)
+
+
+def test_a_pass_over_all_problems_before_the_first_step_is_counted() -> None:
+    """Twice 40 problems of 60 tokens, where 24 of as many took 2 seconds."""
+    groups = [scored([1, 0, 1, 0], name=f"p{i}") for i in range(6)]
+    without, found = of(groups).forecast(), of(groups, prepass=2, curriculum="frontier").forecast()
+    assert without is not None
+    assert found is not None
+    assert found.prepass == pytest.approx(2.0 * 80 / 24)
+    assert found.tokens - without.tokens == 80 * 60
+    assert (found.hours - without.hours) * 3600 == pytest.approx(found.prepass)
+    assert "6.7 s measuring every problem, 200 steps" in "\n".join(found.lines())
 
 
 def test_what_an_estimator_samples_besides_is_counted() -> None:

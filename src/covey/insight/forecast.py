@@ -72,6 +72,8 @@ class Forecast:
     """Bytes that the device has."""
     price: float = 0.0
     """Of an hour; 0: not known."""
+    prepass: float = 0.0
+    """Seconds before the first step, in which ``rollout.prepass`` measures every problem."""
     sync: float = 0.0
     """Seconds of a step until those who sample have its weights, where they do not read the trained ones."""
     ahead: bool = False
@@ -80,7 +82,7 @@ class Forecast:
     @property
     def hours(self) -> float:
         """Of the whole run."""
-        return (self.steps * self.step + self.evaluations * self.evaluation) / 3600
+        return (self.prepass + self.steps * self.step + self.evaluations * self.evaluation) / 3600
 
     @property
     def step(self) -> float:
@@ -103,8 +105,9 @@ class Forecast:
         cost = f", about {self.hours * self.price:,.2f} at {self.price:g} an hour" if self.price else ""
         apart = f", {self.continued / self.tokens:.0%} of them in continuations" if self.continued else ""
         evals = f" and {self.evaluations} evaluations of {_seconds(self.evaluation)}"
+        before = f"{_seconds(self.prepass)} measuring every problem, " if self.prepass else ""
         yield (
-            f"{self.steps:,} steps{evals if self.evaluations else ''}: about {_seconds(3600 * self.hours)}, "
+            f"{before}{self.steps:,} steps{evals if self.evaluations else ''}: about {_seconds(3600 * self.hours)}, "
             f"{self.tokens:,.0f} sampled tokens{apart}{cost}"
         )
         total = sum(self.memory.values())

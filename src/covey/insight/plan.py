@@ -244,13 +244,16 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
     sampling, update = step_seconds(shape, tied, device, fleet, job, tokens)
     count, completions = evaluations_of(config, len(source.test))
     held_out = job._replace(completions=completions, group=config.eval.samples + 1, continued=NONE)
+    every = len(source.train) * rollout.prepass
+    measuring = job._replace(completions=every, group=rollout.prepass, continued=NONE)
     found = Forecast(
         rollout=sampling,
         update=update,
         evaluation=step_seconds(shape, tied, device, fleet, held_out, tokens)[0],
         steps=config.train.steps,
         evaluations=count,
-        tokens=config.train.steps * load.tokens,
+        tokens=config.train.steps * load.tokens + every * length,
+        prepass=step_seconds(shape, tied, device, fleet, measuring, tokens)[0] if every else 0.0,
         continued=config.train.steps * load.completions * load.continued.tokens,
         memory=expect(tokens),
         there=device.memory,

@@ -76,6 +76,9 @@ class Preview:
     memory: Mapping[str, int]
     there: int
     held_out: int
+    """Problems to evaluate on."""
+    problems: int
+    """Problems to train on."""
     others: Mapping[float, Sequence[Group]] = field(default_factory=dict)
     """The groups of the same problems at other temperatures."""
 
@@ -124,13 +127,15 @@ class Preview:
         count, completions = evaluations_of(config, self.held_out)
         through = work.trained * work.length / measured.update_tokens
         again = work.completions * measured.continued
+        before = self.problems * config.rollout.prepass * work.length
         return Forecast(
             rollout=work.completions * (work.length * a_token + measured.continuing),
             update=(measured.prepare + measured.update) * through,
             evaluation=completions * work.length * a_token,
             steps=config.train.steps,
             evaluations=count,
-            tokens=config.train.steps * (work.completions * work.length + again),
+            tokens=config.train.steps * (work.completions * work.length + again) + before,
+            prepass=before * a_token,
             continued=config.train.steps * again,
             memory=self.memory,
             there=self.there,
