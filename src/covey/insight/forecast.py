@@ -107,8 +107,8 @@ class Forecast:
         evals = f" and {self.evaluations} evaluations of {_seconds(self.evaluation)}"
         before = f"{_seconds(self.prepass)} measuring every problem, " if self.prepass else ""
         yield (
-            f"{before}{self.steps:,} steps{evals if self.evaluations else ''}: about {_seconds(3600 * self.hours)}, "
-            f"{self.tokens:,.0f} sampled tokens{apart}{cost}"
+            f"{before}{self.steps:,} steps{evals if self.evaluations else ''}: "
+            f"about {_seconds(3600 * self.hours)}, {self.tokens:,.0f} sampled tokens{apart}{cost}"
         )
         total = sum(self.memory.values())
         parts = ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in self.memory.items() if size >= 5e5)
