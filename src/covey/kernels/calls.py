@@ -108,7 +108,8 @@ def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None
     function(*values)
     if (noted := _noted.get()) is not None:
         rows = next(i for i, a in enumerate(arguments) if isinstance(a, int))
-        noted.append(Operation(function, values, rows))
+        memory = [a.untyped_storage() for a in arguments if isinstance(a, Tensor)]
+        noted.append(Operation(function, values, rows, memory))
 
 
 class Operation(NamedTuple):
@@ -119,6 +120,8 @@ class Operation(NamedTuple):
     """Addresses and numbers."""
     rows: int
     """Which of them is the number of rows: the first size."""
+    memory: list[torch.UntypedStorage]
+    """What the addresses are in, so that nobody else gets it: a packed weight may be dropped, say."""
 
 
 _noted: ContextVar[list[Operation] | None] = ContextVar("noted", default=None)
@@ -126,7 +129,7 @@ _noted: ContextVar[list[Operation] | None] = ContextVar("noted", default=None)
 
 @contextmanager
 def noting(operations: list[Operation]) -> Iterator[None]:
-    """Note this thread's calls. What they point to has to be kept by others."""
+    """Note this thread's calls."""
     before = _noted.set(operations)
     try:
         yield
@@ -139,7 +142,7 @@ def run_again(operations: Sequence[Operation], rows: int) -> None:
     loaded = library()
     assert loaded is not None, "they were recorded"
     _set_threads(loaded)
-    for function, values, place in operations:
+    for function, values, place, _ in operations:
         values[place] = rows
         function(*values)
 

@@ -27,15 +27,14 @@ Work = Callable[[Tensor], Tensor]
 
 
 class _Lending(TorchDispatchMode):
-    """Lends the tensors that are made inside it, whose memory it keeps, so that nobody else gets it.
+    """Lends memory for the tensors that are made inside it.
 
-    What is not held any more is lent again, as the allocator would, so that it stays in the processor's
-    cache.
+    What is not held any more is lent again, as the allocator would, though operations that were noted keep
+    it: so a step's memory stays small, and in the processor's cache.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory: list[Tensor] = []
         self.alone = True
         """Whether torch computed nothing."""
         self._free = defaultdict[object, list[Tensor]](list)
@@ -53,10 +52,7 @@ class _Lending(TorchDispatchMode):
         if not self.alone:  # what torch makes of lent memory may be a view of it
             return made
         free = self._free[made.shape, made.dtype]
-        if not free:
-            self.memory.append(made)
-            free.append(made)
-        memory = free.pop()
+        memory = free.pop() if free else made
         lent = memory.view(made.shape)
         weakref.finalize(lent, free.append, memory).atexit = False
         return lent
@@ -71,7 +67,6 @@ class Recorded:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.operations: list[Operation] | None = None
-        self.memory: list[Tensor] = []
         self.input, self.result = torch.empty(0, 0), torch.empty(0, 0)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -90,5 +85,5 @@ class Recorded:
         operations, lending = list[Operation](), _Lending()
         with noting(operations), lending:
             self.result = self.work(self.input)
-        self.operations, self.memory = (operations, lending.memory) if lending.alone else (None, [])
+        self.operations = operations if lending.alone else None
         return self.result
