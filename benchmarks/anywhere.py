@@ -235,11 +235,11 @@ PAGE = """# The demo, from one process to a cluster
 
 {when}. `python benchmarks/anywhere.py --vllm ENVIRONMENT --write`.
 
-The demo's YAML as it is, but for how often its second stage saves. Each way is a setting on the command line,
-from the same cold start; it ends where 95 % of sampled answers are correct. Accuracy on 512 held-out problems,
-with 95 % intervals. The bar is that of the [ten seeds](demo_seeds.md). Weights: the largest difference of any to
-one process, after the last step that both made, and the first step in which a completion differs from its.
-Seconds are of the second stage by the clock, Python's start counted. {note}
+The demo's YAML as it is, but for how often its second stage saves. Each way is a setting on the command
+line, from the same cold start; it ends where 95 % of sampled answers are correct. Accuracy on 512 held-out
+problems, with 95 % intervals. The bar is that of the [ten seeds](demo_seeds.md). Weights: the largest
+difference of any to one process, after the last step that both made, and the first step in which a completion
+differs from its. Seconds are of the second stage by the clock, Python's start counted. {note}
 
 {table}
 """
