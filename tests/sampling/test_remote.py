@@ -134,6 +134,7 @@ def test_a_server_restarted_between_its_proof_and_a_request_is_found(policy: Pol
         list(made.sample(asked(), PARAMS))
         other.policy, other.weight_version = copied(policy), "default"
         moved(other.policy)
+        only_after(good, other)
         assert len(list(made.sample(asked(8), PARAMS))) == 24
         assert other.url in made.said[0]
         assert "started anew" in made.said[0]
@@ -229,6 +230,24 @@ SPOILED: dict[str, Callable[[Reply], Reply]] = {
 both_kinds = pytest.mark.parametrize("speaks", ["vllm", "sglang"])
 
 
+def soon(true: Callable[[], object]) -> None:
+    """Wait for something to be true, for a while."""
+    ends = time.monotonic() + 20
+    while not true() and time.monotonic() < ends:
+        time.sleep(0.01)
+
+
+def only_after(stub: Stub, other: Stub) -> None:
+    """Let a server answer once the other one has been asked: it might have done all the work by then."""
+    came, own = threading.Event(), other.before
+
+    def comes() -> object:
+        came.set()
+        return own()
+
+    other.before, stub.before = comes, lambda: soon(came.is_set)
+
+
 @both_kinds
 @pytest.mark.parametrize("change", SPOILED)
 def test_nonsense_is_never_trained_on_and_its_server_is_left_out(
@@ -239,6 +258,7 @@ def test_nonsense_is_never_trained_on_and_its_server_is_left_out(
         made = sampler(policy, [good, bad], tmp_path, timeout=2.0)
         list(made.sample(asked(1), PARAMS))
         bad.spoil = SPOILED[change]
+        only_after(good, bad)
         found = together(list(made.sample(asked(8), PARAMS)))
         assert len(found) == 24
         alone = sampler(policy, [good], tmp_path)
@@ -276,10 +296,11 @@ def test_a_server_that_dies_in_the_middle_costs_nothing(policy: Policy, tmp_path
             work = made.sample(asked(12), PARAMS)
             found = [next(work)]
             other.before = lambda: 500
+            good.before = lambda: soon(lambda: made.servers[1].lost)  # or it might do all the work
         found += work
         assert len(together(found)) == 36
         with running(other, int(other.url.rpartition(":")[2])):
-            other.before = lambda: None
+            other.before = good.before = lambda: None
             made.servers[1].tried = 0.0
             moved(policy)
             made.sync(Version(1))
@@ -313,6 +334,7 @@ def test_a_slow_server_is_given_up_and_the_rest_goes_elsewhere(
         made = sampler(policy, [good, slow], tmp_path, timeout=1.5)
         list(made.sample(asked(1), PARAMS))
         slow.before = lambda: time.sleep(6)
+        only_after(good, slow)
         assert len(list(made.sample(asked(8), PARAMS))) == 24
         assert slow.url in made.said[0]
 
