@@ -106,3 +106,10 @@ def said(error: BaseException) -> str:
     """What Ray says of a failure, in a line: its first, and its last, which has the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+
+
+def node_lost(error: BaseException) -> bool:
+    """Whether an actor ended because of where it was, not because of what it did."""
+    from ray.exceptions import RayActorError
+
+    return isinstance(error, RayActorError) and not error.actor_init_failed

@@ -5,10 +5,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 from functools import partial
 
-from covey.cluster.connect import connect_ray, end, keep, said
+from covey.cluster.connect import connect_ray, end, keep, node_lost, said
 from covey.errors import RewardError
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.worker import ASYNC_CALLS, IMPORT_SECONDS, Failed, Link, Lost
+
+PLACINGS = 3
+"""How often a worker is placed whose node is lost before it is up."""
 
 
 class RewardHost:
@@ -32,7 +35,10 @@ class PlacedLink:
     """To an actor what ``Link`` is to a process."""
 
     def __init__(self, setup: UserSetup) -> None:
-        """Raises RewardError if the user's file cannot be imported there."""
+        """Raises RewardError if the user's file cannot be imported there.
+
+        Where the node was lost, it is placed once more.
+        """
         import ray
         from ray.exceptions import RayError
 
@@ -40,11 +46,16 @@ class PlacedLink:
         kind = ray.remote(RewardHost).options(
             num_cpus=0.5, max_concurrency=ASYNC_CALLS, scheduling_strategy="SPREAD"
         )
-        self.actor = keep(kind.remote(setup))
-        try:
-            ray.get(self.actor.ready.remote(), timeout=IMPORT_SECONDS)
-        except (RayError, TimeoutError) as error:
-            raise RewardError(f"reward {setup['reward']}: not placed by Ray: {said(error)}") from None
+        for again in reversed(range(PLACINGS)):
+            self.actor = keep(kind.remote(setup))
+            try:
+                ray.get(self.actor.ready.remote(), timeout=IMPORT_SECONDS)
+            except (RayError, TimeoutError) as error:
+                end(self.actor)
+                if not (again and node_lost(error)):
+                    raise RewardError(f"reward {setup['reward']}: not placed by Ray: {said(error)}") from None
+            else:
+                return
 
     def ask(self, message: CallRequest) -> Future[CallReply]:
         """Send a request; its answer will be there. Raises Failed if the process has ended."""

@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 
 from starlette.types import Message
 
-from covey.cluster.connect import connect_ray, keep, said
+from covey.cluster.connect import connect_ray, keep, node_lost, said
 from covey.config.schema import Config
 from covey.errors import ConfigError
 from covey.models.policy import Policy, save_policy
@@ -118,15 +118,20 @@ class PlacedSamplers:
         from ray.exceptions import RayError
 
         timeout = config.rollout.sampler.timeout if config.rollout.sampler else 600.0
-        up, _ = ray.wait([actor.ready.remote() for actor in self.actors.values()], timeout=timeout)
-        try:
-            ray.get(up)
-        except RayError as error:
-            raise ConfigError(f"launch.samplers: a sampler did not start: {said(error)}") from None
-        if not up:
-            raise ConfigError(
-                f"launch.samplers: none was up after {timeout:g} s; `ray status` says what the cluster has"
-            )
+        left = [actor.ready.remote() for actor in self.actors.values()]
+        while left:
+            up, left = ray.wait(left, timeout=timeout)
+            if not up:
+                raise ConfigError(
+                    f"launch.samplers: none was up after {timeout:g} s; `ray status` says what there is"
+                )
+            try:
+                ray.get(up)
+            except RayError as error:
+                if not (left and node_lost(error)):
+                    raise ConfigError(f"launch.samplers: a sampler did not start: {said(error)}") from None
+            else:
+                return
 
     def ask(
         self, url: str, body: object = None, token: str = "", timeout: float = QUICK, largest: int = 1 << 20
