@@ -32,9 +32,12 @@ from transformers import (
     SmolLM3Config,
 )
 
+from covey.errors import SandboxUnavailable
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
+from covey.sandbox.choice import choose
+from covey.sandbox.process import ProcessSandbox
 from tests.untested import lines
 
 SMALL = {
@@ -175,3 +178,14 @@ def own_process() -> Iterator[None]:
 def policy() -> Policy:
     """A policy on our own forward."""
     return policy_of("qwen3")
+
+
+@pytest.fixture(params=["bwrap", "landlock"])
+def sandbox(request: pytest.FixtureRequest) -> ProcessSandbox:
+    """Each backend that works on this machine."""
+    try:
+        chosen = choose(request.param).sandbox
+    except SandboxUnavailable as error:
+        pytest.skip(str(error).splitlines()[1].strip())
+    assert isinstance(chosen, ProcessSandbox)
+    return chosen

@@ -13,7 +13,7 @@ import pytest
 from tests.rewards.proof_hacks import FALSE, HACKS
 
 from covey.cli import main
-from covey.errors import ConfigError, SandboxUnavailable
+from covey.errors import ConfigError
 from covey.rewards import proofs, provers
 from covey.rewards.audit import ask_canaries, check_references, rehearse
 from covey.rewards.base import load_rewards
@@ -30,16 +30,6 @@ COLOURS = """Inductive colour := red | green.
 Axiom weight : colour -> nat.
 Axiom heavy : forall c, weight c > 0.
 Notation "c ^^" := (weight c) (at level 10)."""
-
-
-@pytest.fixture(params=["bwrap", "landlock"])
-def sandbox(request: pytest.FixtureRequest) -> ProcessSandbox:
-    try:
-        chosen = choose(request.param).sandbox
-    except SandboxUnavailable as error:
-        pytest.skip(str(error).splitlines()[1].strip())
-    assert isinstance(chosen, ProcessSandbox)
-    return chosen
 
 
 @pytest.fixture
@@ -214,7 +204,9 @@ def test_canaries_and_rehearsal() -> None:
     assert ask_canaries(Scorer(rewards), problem, {}) == {"proves": 0}
     wrong = [
         ({"theorem": " "}, "has to be a proposition"),
-        ({"theorem": TRUE, "header": 3}, "a text"),
+        ({"theorem": "True", "prover": ["coq"]}, "'header' and 'prover' texts"),
+        ({"theorem": "True", "axioms": [{"classic": 1}]}, "'axioms' a list of names"),
+        ({"theorem": TRUE, "header": 3}, "'header' and 'prover' texts"),
         ({"theorem": TRUE, "axioms": "classic"}, "a list"),
         ({"theorem": "n = 1"}, "does not accept the theorem 'n = 1': "),
         ({"theorem": TRUE, "header": "Require Import Nowhere."}, "does not accept the header: "),

@@ -37,7 +37,7 @@ class PlacedLink:
     def __init__(self, setup: UserSetup) -> None:
         """Raises RewardError if the user's file cannot be imported there.
 
-        Where the node was lost, it is placed once more.
+        Where the node was lost meanwhile, it is placed again, ``PLACINGS`` times in all.
         """
         import ray
         from ray.exceptions import RayError

@@ -51,9 +51,9 @@ def _bad_theorems(
     """Rows that state nothing, or whose header the prover refuses; of the first ones the theorem too."""
     full = [{"prover": prover, "axioms": axioms, "header": "", **row} for row in rows]
     texts = [
-        isinstance(r.get("theorem"), str)
-        and isinstance(r["header"], str)
+        all(isinstance(text, str) for text in (r.get("theorem"), r["header"], r["prover"]))
         and isinstance(r["axioms"], list | tuple)
+        and all(isinstance(axiom, str) for axiom in r["axioms"])
         for r in full
     ]
     asked = [
@@ -73,7 +73,7 @@ def _bad_theorems(
     return [
         found.get((*question[:3], TRIVIAL)) or found.get(question)
         if question
-        else "column 'theorem' has to be a proposition, 'header' a text and 'axioms' a list, if there are any"
+        else "column 'theorem' has to be a proposition, 'header' and 'prover' texts, 'axioms' a list of names"
         for question in asked
     ]
 
