@@ -36,7 +36,12 @@ def evaluate(
 
     def groups(count: int, params: SamplingParams) -> list[Group]:
         requests = [
-            Request(p.tokens, [key(seed, "eval", p.problem.id, s) for s in range(count)]) for p in problems
+            Request(
+                p.tokens,
+                [key(seed, "eval", p.problem.id, s) for s in range(count)],
+                problem=p.problem,
+            )
+            for p in problems
         ]
         return score_all(problems, requests, sampler, params, Scorer(rewards), progress)
 

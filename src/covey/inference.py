@@ -23,13 +23,15 @@ from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_source
+from covey.tools.use import told, toolbox_of, untold, with_tools
 from covey.types import Problem
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
-    source = load_source(loaded)
+    toolbox = toolbox_of(loaded)
+    source = told(load_source(loaded), toolbox)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
     named = config.rewards or source.rewards
@@ -39,13 +41,14 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     with lent(config.model):
         policy = load_policy(loaded, texts_of(source, config))
         problems = encode(policy, source.test, config)[: config.eval.problems]
-        for note in unseen_by_model(policy, source.test, config):
+        for note in (*unseen_by_model(policy, source.test, config), *untold(policy, source, toolbox)):
             console.say(note, "yellow")
+        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
         console.begin("evaluating", 1)
         try:
             return evaluate(
                 problems,
-                LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running),
+                with_tools(sampler, policy, toolbox),
                 rewards,
                 sampling_params(config.rollout),
                 config.eval.samples,

@@ -33,6 +33,7 @@ from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, Memory, allocate
+from covey.tools.metrics import tool_metrics
 from covey.types import Group
 
 
@@ -138,7 +139,9 @@ class Rollouts:
         scorer, params = Scorer(self.rewards), sampling_params(self.rollout)
         requests = [
             Request(
-                p.tokens, [key(self.seed, "prepass", p.problem.id, n) for n in range(self.rollout.prepass)]
+                p.tokens,
+                [key(self.seed, "prepass", p.problem.id, n) for n in range(self.rollout.prepass)],
+                problem=p.problem,
             )
             for p in self.problems
         ]
@@ -196,6 +199,7 @@ class Rollouts:
             "rollout/scored": float(stats.completions),
             **_kept_tokens(groups),
             **_continued(groups),
+            **(tool_metrics(groups, self.rewards.decode) if self.rollout.tools is not None else {}),
             **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
             **(_staleness(kept, self.sampler.version) if ahead is not None else {}),
@@ -346,7 +350,8 @@ class Rollouts:
         prompted = self.problems[index]
         *step, epoch = when
         identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, epoch)
-        return Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)])
+        streams = [key(*identity, sample) for sample in range(samples)]
+        return Request(prompted.tokens, streams, problem=prompted.problem)
 
     def _begun(
         self,

@@ -144,6 +144,28 @@ class Servers(Section):
         return urls
 
 
+class Tools(Section):
+    """What a model may call while it answers, and how it is answered."""
+
+    functions: tuple[str, ...] = Field(
+        ..., min_length=1, description="`calculate`, `python` (in the sandbox), or module.py:function."
+    )
+    max_calls: int = Field(
+        4, ge=1, le=1_000, description="Turns of a completion that are answered; the next one is its last."
+    )
+    timeout: float = Field(
+        10.0, gt=0, le=10**6, description="Seconds a call may take; the model is told if it took longer."
+    )
+    result_tokens: int = Field(
+        256, ge=1, le=MANY, description="Longest result, tokens; what is beyond is cut off."
+    )
+
+    @field_validator("functions", mode="before")
+    @classmethod
+    def _one_function(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
 class Rollout(Section):
     """How completions are sampled."""
 
@@ -155,7 +177,10 @@ class Rollout(Section):
     )
     prompts_per_step: int = Field(16, ge=1, le=65_536, description="Prompts sampled for a training step.")
     max_tokens: int = Field(
-        512, ge=1, le=MANY, description="Longest completion, tokens; longer ones are truncated."
+        512,
+        ge=1,
+        le=MANY,
+        description="Longest completion, tokens, what tools say included; longer ones are truncated.",
     )
     temperature: float = Field(
         1.0, ge=0, le=100, description="Of sampling; the loss uses the same. Published runs use 0.6 to 1.0."
@@ -197,6 +222,9 @@ class Rollout(Section):
         description="Training steps that sampling may run ahead of the weights; 0 waits for every update.",
     )
     sampler: Servers | None = Field(None, description="Sample on servers: {url: [http://127.0.0.1:8000]}.")
+    tools: Tools | None = Field(
+        None, description="What the model may call while it answers: {functions: [calculate]}."
+    )
 
     @model_validator(mode="after")
     def _completions(self) -> Rollout:

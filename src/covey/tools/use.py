@@ -1,0 +1,61 @@
+"""Tools in a run: loaded before its model, told to the model, put around its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from covey.config.load import Loaded
+from covey.config.unread import reads
+from covey.models.policy import Policy
+from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
+from covey.sampling.base import Sampler
+from covey.tasks.source import Source
+from covey.tools.calls import ToolCall
+from covey.tools.inserted import answer_tokens
+from covey.tools.running import Toolbox
+from covey.tools.turns import TurnSampler
+from covey.types import Problem
+
+
+def toolbox_of(loaded: Loaded) -> Toolbox | None:
+    """The tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
+    config = loaded.config
+    if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
+        return None
+    return Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+
+
+def told(source: Source, toolbox: Toolbox | None) -> Source:
+    """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them."""
+    if toolbox is None:
+        return source
+
+    schemas: Mapping[str, object] = {"tools": toolbox.schemas}
+
+    def with_schemas(problem: Problem) -> Problem:
+        return replace(problem, template={**schemas, **problem.template}) if problem.chat else problem
+
+    train, test = ([with_schemas(p) for p in own] for own in (source.train, source.test))
+    return replace(source, train=train, test=test)
+
+
+def untold(policy: Policy, source: Source, toolbox: Toolbox | None) -> Iterator[str]:
+    """What the model is not told of its tools. Raises ConfigError or DataError where nobody can answer it."""
+    if toolbox is None:
+        return
+    problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.tools)), {})
+    for problem in [p for p in problems if p.chat][:1]:
+        answer_tokens(policy, problem, [call], [""], 1)
+    in_text = [p for p in problems if not p.chat]
+    if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
+        yield (
+            f"{in_text[0].id}: the prompt is plain text, so nobody tells the model of its tools. Say in it "
+            f'how to call them: {OPEN_CALL}{{"name": "{call.name}", "arguments": {{...}}}}{CLOSE_CALL}; '
+            "or set data.chat: true"
+        )
+
+
+def with_tools(sampler: Sampler, policy: Policy, toolbox: Toolbox | None) -> Sampler:
+    """A sampler whose completions may call tools, where there are any."""
+    return sampler if toolbox is None else TurnSampler(sampler, policy, toolbox)
