@@ -63,7 +63,7 @@ def greedy(loaded: Loaded, problems: Sequence[Problem]) -> list[list[str]]:
     """The likeliest completion of each problem by the model of a config, as its tokens' texts."""
     with lent(loaded.config.model):
         policy = load_policy(loaded)
-        requests = [Request(p.tokens, [0]) for p in encode(policy, problems, loaded.config)]
+        requests = [p.request([0]) for p in encode(policy, problems, loaded.config)]
         params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
         found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
     texts = [[policy.decode([token]) for token in found[i].tokens.tolist()] for i in range(len(problems))]

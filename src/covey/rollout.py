@@ -137,13 +137,9 @@ class Rollouts:
     def _measure(self, difficulty: Difficulty, progress: Progress) -> None:
         """Sample every problem before the first step, so that its pass rate is known."""
         scorer, params = Scorer(self.rewards), sampling_params(self.rollout)
+        keys = range(self.rollout.prepass)
         requests = [
-            Request(
-                p.tokens,
-                [key(self.seed, "prepass", p.problem.id, n) for n in range(self.rollout.prepass)],
-                problem=p.problem,
-            )
-            for p in self.problems
+            p.request([key(self.seed, "prepass", p.problem.id, n) for n in keys]) for p in self.problems
         ]
         groups = score_all(self.problems, requests, self.sampler, params, scorer, progress)
         for index, group in enumerate(groups):
@@ -350,8 +346,7 @@ class Rollouts:
         prompted = self.problems[index]
         *step, epoch = when
         identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, epoch)
-        streams = [key(*identity, sample) for sample in range(samples)]
-        return Request(prompted.tokens, streams, problem=prompted.problem)
+        return prompted.request([key(*identity, sample) for sample in range(samples)])
 
     def _begun(
         self,

@@ -9,12 +9,13 @@ which engine samples for a `use_vllm=True` without a server.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey import api
 from covey.config.trl import ABSENT, ALWAYS, INSTEAD, LOSS, NAMES, SAME, told
+from covey.config.usercode import name_of, spec_of
 from covey.errors import ConfigError
 from covey.rewards.contract import Reward
 
@@ -45,6 +46,8 @@ _DEFAULTS: Mapping[str, object] = {
     "loss_type": LOSS["loss_type"],
 }
 """TRL's, where covey's differ or could come to."""
+UNLIMITED = 1_000
+"""Calls of tools, where TRL sets no limit."""
 _PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
 """Columns that say nothing of what is correct."""
 _OWN = frozenset(
@@ -134,6 +137,7 @@ class GRPOTrainer:
         eval_dataset: Iterable[Mapping[str, object]] | None = None,
         processing_class: object = None,
         peft_config: object = None,
+        tools: Sequence[Callable[..., object]] | None = None,
         **others: object,
     ) -> None:
         if refused := [name for name, value in others.items() if value not in (None, (None, None))]:
@@ -156,6 +160,9 @@ class GRPOTrainer:
             "data": data,
             "rewards": rewards,
         }
+        most = self._settings.pop("max_tool_calling_iterations", None) or UNLIMITED
+        if tools:
+            self._settings["rollout.tools"] = {"functions": [_tool(f) for f in tools], "max_calls": most}
         if peft_config is not None:
             self._settings["lora"] = _lora(peft_config)
 
@@ -194,6 +201,16 @@ def _rewards(functions: object, weights: object) -> list[object]:
                 "GRPOTrainer: a reward is a function, or the folder or hub id of a reward model"
             )
     return found
+
+
+def _tool(function: Callable[..., object]) -> str:
+    """How another process finds a tool. Raises ConfigError for one that it cannot."""
+    if (spec := spec_of(function, Path())) is None:
+        raise ConfigError(
+            f"GRPOTrainer: tools: {name_of(function)} is no function of a file or a module; each call runs "
+            "in a process of its own, which has to find it there"
+        )
+    return spec
 
 
 def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:

@@ -226,6 +226,11 @@ class Rollout(Section):
         None, description="What the model may call while it answers: {functions: [calculate]}."
     )
 
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _by_name(cls, value: object) -> object:
+        return {"functions": value} if isinstance(value, str | list | tuple) else value
+
     @model_validator(mode="after")
     def _completions(self) -> Rollout:
         if self.group_size * self.prompts_per_step > MANY:

@@ -20,7 +20,7 @@ from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weigh
 from covey.tools.calls import ToolCall, calls_in
 from covey.tools.inserted import answer_tokens
 from covey.tools.running import Toolbox
-from covey.types import Completion, SamplingMask
+from covey.types import NO_PROBLEM, Completion, SamplingMask
 
 Owner = tuple[int, int]
 """Number of a request, and of its completion."""
@@ -62,6 +62,9 @@ class TurnSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as their last turn ends. Inserted tokens count for ``params.max_tokens``."""
+        assert all(r.problem is not NO_PROBLEM for r in requests), (
+            "a chat is answered as one, a text as a text"
+        )
         asked = list(requests)
         owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
         begun: dict[Owner, Completion] = {}
