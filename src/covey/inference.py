@@ -23,7 +23,7 @@ from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_source
-from covey.tools.use import told, toolbox_of, untold, with_tools
+from covey.tools.use import toolbox_of, untold, with_schemas, with_tools
 from covey.types import Problem
 
 
@@ -31,7 +31,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
     toolbox = toolbox_of(loaded)
-    source = told(load_source(loaded), toolbox)
+    source = with_schemas(load_source(loaded), toolbox)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
     named = config.rewards or source.rewards

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from covey.ahead import Ahead, Keeps, kept_or_sampled
-from covey.config.schema import Rollout
+from covey.config.sampling import Rollout
 from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import CoveyError, DataError
 from covey.gathering import Progress, gathered, of_all, score_all, share

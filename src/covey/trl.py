@@ -46,7 +46,7 @@ _DEFAULTS: Mapping[str, object] = {
     "loss_type": LOSS["loss_type"],
 }
 """TRL's, where covey's differ or could come to."""
-UNLIMITED = 1_000
+NO_LIMIT = 1_000
 """Calls of tools, where TRL sets no limit."""
 _PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
 """Columns that say nothing of what is correct."""
@@ -160,7 +160,7 @@ class GRPOTrainer:
             "data": data,
             "rewards": rewards,
         }
-        most = self._settings.pop("max_tool_calling_iterations", None) or UNLIMITED
+        most = self._settings.pop("max_tool_calling_iterations", None) or NO_LIMIT
         if tools:
             self._settings["rollout.tools"] = {"functions": [_tool(f) for f in tools], "max_calls": most}
         if peft_config is not None:

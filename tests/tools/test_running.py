@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from covey.config.schema import Sandbox, Tools
+from covey.config.sampling import ToolUse
+from covey.config.schema import Sandbox
 from covey.errors import ConfigError
 from covey.tools.calls import ToolCall
 from covey.tools.running import ERROR, Toolbox
@@ -61,7 +62,7 @@ PROBLEM = Problem("p", "?", {"glossary": {"covey": "a small flock of birds"}})
 def toolbox(folder: Path, *names: str, timeout: float = 10.0) -> Toolbox:
     (folder / "mine.py").write_text(FILE)
     functions = tuple(n if n in ("calculate", "python") else f"mine.py:{n}" for n in names)
-    return Toolbox(Tools(functions=functions, timeout=timeout), folder, Sandbox())
+    return Toolbox(ToolUse(functions=functions, timeout=timeout), folder, Sandbox())
 
 
 def test_a_function_gets_what_the_model_says_and_columns_of_the_row(tmp_path: Path) -> None:
@@ -141,4 +142,4 @@ def test_a_tool_that_cannot_be_offered_is_refused_before_anything_runs(
 
 def test_a_mistyped_tool_is_guessed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'calculat' is unknown.*calculate"):
-        Toolbox(Tools(functions=("calculat",)), tmp_path, Sandbox())
+        Toolbox(ToolUse(functions=("calculat",)), tmp_path, Sandbox())

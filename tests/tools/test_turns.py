@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from covey.batching import collate
-from covey.config.schema import Sandbox, Tools, Train
+from covey.config.sampling import ToolUse
+from covey.config.schema import Sandbox, Train
 from covey.errors import ConfigError, CoveyError
 from covey.learner.learner import Learner
 from covey.models.chat import chat_tokens
@@ -38,7 +39,7 @@ def policy() -> Policy:
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Toolbox:
-    settings = Tools(functions=("calculate",), max_calls=2, result_tokens=8)
+    settings = ToolUse(functions=("calculate",), max_calls=2, result_tokens=8)
     return Toolbox(settings, tmp_path_factory.mktemp("tools"), Sandbox())
 
 

@@ -25,7 +25,7 @@ from urllib.error import HTTPError
 import numpy as np
 import torch
 
-from covey.config.schema import Servers
+from covey.config.sampling import Servers
 from covey.errors import ConfigError, SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, copy_trained, save_policy

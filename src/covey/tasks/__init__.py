@@ -8,6 +8,7 @@ from covey.tasks.ordering import ORDERING
 from covey.tasks.products import PRODUCTS
 from covey.tasks.sums import LAST_DIGIT, MIXED_DIGITS, SUMS
 
-ALL = (LAST_DIGIT, MIXED_DIGITS, SUMS, ORDERING, COUNTDOWN, PRODUCTS)
-TASKS: Mapping[str, Task] = {task.name: task for task in ALL}
+TASKS: Mapping[str, Task] = {
+    t.name: t for t in (LAST_DIGIT, MIXED_DIGITS, SUMS, ORDERING, COUNTDOWN, PRODUCTS)
+}
 """The built-in tasks by name."""

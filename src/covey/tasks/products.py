@@ -25,7 +25,7 @@ def called(first: int, second: int) -> list[dict[str, str]]:
     ]
 
 
-def products(rng: random.Random) -> dict[str, object]:
+def multiplication(rng: random.Random) -> dict[str, object]:
     """Two numbers of two digits."""
     first, second = rng.randint(10, 99), rng.randint(10, 99)
     guess = [{"role": "assistant", "content": f"<answer>{rng.randint(100, 9801)}</answer>"}]
@@ -39,7 +39,7 @@ def products(rng: random.Random) -> dict[str, object]:
 PRODUCTS = Task(
     "products",
     "chat: multiply two numbers, with the tool `calculate` (rollout.tools)",
-    products,
+    multiplication,
     ({"math_answer": {"rule": "answer_tag"}},),
     (),
 )

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 
-MOST_DIGITS = 300
+LARGEST_POWER = 300
 """Of a number on the way: more would be a way to hang a run."""
 OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
@@ -43,19 +43,19 @@ def _value(node: ast.expr) -> float:
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Pow) and left and abs(right) * math.log10(abs(left)) > MOST_DIGITS:
+        if isinstance(node.op, ast.Pow) and left and abs(right) * math.log10(abs(left)) > LARGEST_POWER:
             raise OverflowError("the result is too large")
         return _bounded(OPERATORS[type(node.op)](left, right))
     raise ValueError(f"{ast.unparse(node)[:80]!r} is not arithmetic")
 
 
 def _bounded(value: object) -> float:
-    if not isinstance(value, int | float) or abs(value) > 10.0**MOST_DIGITS:
+    if not isinstance(value, int | float) or abs(value) > 10.0**LARGEST_POWER:
         raise OverflowError("the result is no real number, or too large")
     return value
 
 
-PROGRAM = """\
+PYTHON_PROGRAM = """\
 import sys
 sys.stderr = sys.stdout
 try:
@@ -81,4 +81,4 @@ def python(code: str) -> str:
     raise AssertionError(f"in the sandbox, not here: {code[:40]}")
 
 
-BUILT_IN: Mapping[str, Callable[..., str]] = {"calculate": calculate, "python": python}
+TOOLS: Mapping[str, Callable[..., str]] = {"calculate": calculate, "python": python}

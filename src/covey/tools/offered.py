@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
@@ -24,9 +23,7 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 from covey.config.algorithm import hint
 from covey.config.usercode import load_function
 from covey.errors import ConfigError
-from covey.tools.builtin import BUILT_IN
-
-Function = Callable[..., object]
+from covey.tools.builtin import TOOLS
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    function: Function
+    function: Callable[..., object]
     home: tuple[str, str]
     """How a process finds it: module or file, and the function's name there."""
 
@@ -49,7 +46,7 @@ class Tool:
         return {n: p for n, p in _parameters(self.function).items() if p.kind is not p.KEYWORD_ONLY}
 
     @cached_property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> dict[str, object]:
         """What the model is told. Raises ConfigError where docstring or annotations do not say enough."""
         try:
             return get_json_schema(_without_columns(self.function))
@@ -88,12 +85,12 @@ def load_tools(specs: Sequence[str], folder: Path) -> dict[str, Tool]:
 
 def _load(spec: str, folder: Path) -> Tool:
     if ":" not in spec:
-        if spec not in BUILT_IN:
+        if spec not in TOOLS:
             raise ConfigError(
-                f"rollout.tools: {spec!r} is unknown{hint(spec, BUILT_IN)}; there are "
-                f"{', '.join(BUILT_IN)}, or module.py:function"
+                f"rollout.tools: {spec!r} is unknown{hint(spec, TOOLS)}; there are "
+                f"{', '.join(TOOLS)}, or module.py:function"
             )
-        return Tool(spec, BUILT_IN[spec], (BUILT_IN[spec].__module__, spec))
+        return Tool(spec, TOOLS[spec], (TOOLS[spec].__module__, spec))
     function = load_function(spec, folder)
     place, _, name = spec.partition(":")
     kinds = {p.kind for p in _parameters(function).values()}
@@ -102,11 +99,11 @@ def _load(spec: str, folder: Path) -> Tool:
     return Tool(name, function, (str((folder / place).resolve()) if place.endswith(".py") else place, name))
 
 
-def _parameters(function: Function) -> Mapping[str, inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
 
 
-def _without_columns(function: Function) -> Function:
+def _without_columns(function: Callable[..., object]) -> Callable[..., object]:
     """A function that looks like this one to whoever asks for its signature, but for the columns."""
 
     @functools.wraps(function)

@@ -6,13 +6,14 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from covey.config.schema import Sandbox, Tools
+from covey.config.sampling import ToolUse
+from covey.config.schema import Sandbox
 from covey.errors import CoveyError
 from covey.sandbox.base import Outcome, SandboxBackend
 from covey.sandbox.choice import choose
 from covey.sandbox.client import ForkServer
 from covey.sandbox.confine import Limits
-from covey.tools.builtin import PROGRAM, python
+from covey.tools.builtin import PYTHON_PROGRAM, python
 from covey.tools.calls import ToolCall
 from covey.tools.offered import Tool, load_tools
 from covey.types import Problem
@@ -23,29 +24,29 @@ MOST_CHARACTERS = 10_000
 """Of a result; longer ones are cut before they are tokens."""
 CHILD = "covey.tools.child"
 """What a call's process runs: light, because it is forked for each."""
-AT_ONCE = 32
+CALLS_AT_ONCE = 32
 """Calls under way: most wait for something else than this processor."""
 
 
 class Toolbox:
     """The tools of a run, and the processes that they run in. Safe from any thread."""
 
-    def __init__(self, tools: Tools, folder: Path, sandbox: Sandbox) -> None:
+    def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
         """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
-        self.settings, self.tools = tools, load_tools(tools.functions, folder)
+        self.tools, self.functions = tools, load_tools(tools.functions, folder)
         self.sandbox: SandboxBackend | None = None
-        if any(tool.function is python for tool in self.tools.values()):
+        if any(tool.function is python for tool in self.functions.values()):
             self.sandbox = choose(**sandbox.model_dump()).sandbox
-        self.pool = ThreadPoolExecutor(AT_ONCE, "tools")
-        places = dict.fromkeys(tool.home[0] for tool in self.tools.values())
+        self.pool = ThreadPoolExecutor(CALLS_AT_ONCE, "tools")
+        places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
         files = [str(Path(place).parent) for place in places if place.endswith(".py")]
         path = [*files, str(folder.resolve()), *sys.path]
-        self.server = ForkServer(preload=[CHILD, *places], confined=False, path=path, at_once=AT_ONCE)
+        self.server = ForkServer(preload=[CHILD, *places], confined=False, path=path, at_once=CALLS_AT_ONCE)
 
     @property
     def schemas(self) -> list[dict[str, object]]:
         """What a chat template tells the model."""
-        return [tool.schema for tool in self.tools.values()]
+        return [tool.schema for tool in self.functions.values()]
 
     def begin(self, call: ToolCall, problem: Problem) -> Future[str]:
         """Start a call; its result will be there, as text for the model."""
@@ -53,7 +54,7 @@ class Toolbox:
 
     def result(self, call: ToolCall, problem: Problem) -> str:
         """What a call comes to, an error included. Raises CoveyError if it cannot even be tried."""
-        tool = self.tools.get(call.name)
+        tool = self.functions.get(call.name)
         wrong = call.wrong or (tool.wrong_with(call.arguments) if tool else self._unknown(call.name))
         if wrong or tool is None:
             return ERROR + wrong
@@ -64,18 +65,18 @@ class Toolbox:
         return text if outcome.kind == "ok" else ERROR + text.strip()
 
     def _unknown(self, name: str) -> str:
-        return f"there is no tool {name[:40]!r}; there are {', '.join(self.tools)}"
+        return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem) -> Outcome:
         given = {**call.arguments, **_columns(tool, problem)}
-        limits = Limits(wall=self.settings.timeout)
+        limits = Limits(wall=self.tools.timeout)
         return self.server.call(f"{CHILD}:call_tool", *tool.home, given, limits=limits)
 
     def _in_sandbox(self, call: ToolCall) -> Outcome:
         assert self.sandbox is not None
-        seconds = self.settings.timeout
+        seconds = self.tools.timeout
         limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=4 * MOST_CHARACTERS)
-        return self.sandbox.script(PROGRAM.format(code=str(call.arguments["code"])), "", limits)
+        return self.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
 
 
 def _columns(tool: Tool, problem: Problem) -> dict[str, object]:

@@ -17,13 +17,11 @@ import numpy as np
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
+from covey.sampling.local import Owner
 from covey.tools.calls import ToolCall, calls_in
 from covey.tools.inserted import answer_tokens
 from covey.tools.running import Toolbox
 from covey.types import NO_PROBLEM, Completion, SamplingMask
-
-Owner = tuple[int, int]
-"""Number of a request, and of its completion."""
 
 
 class Called(NamedTuple):
@@ -68,7 +66,7 @@ class TurnSampler:
         asked = list(requests)
         owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
         begun: dict[Owner, Completion] = {}
-        rounds = self.toolbox.settings.max_calls
+        rounds = self.toolbox.tools.max_calls
         while asked:
             called: list[Called] = []
             for place, sample, turn in self._turns(asked, params):
@@ -103,7 +101,7 @@ class TurnSampler:
     def _answered(self, request: Request, called: Called) -> Completion:
         """A completion with the results of its calls. Raises CoveyError where one could not be tried."""
         said = [result.result() for result in called.results]
-        most = self.toolbox.settings.result_tokens
+        most = self.toolbox.tools.result_tokens
         tokens = np.array(answer_tokens(self.policy, request.problem, called.calls, said, most), np.int64)
         begun, none = called.begun, np.zeros(len(tokens))
         mask = SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None

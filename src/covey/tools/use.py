@@ -26,17 +26,17 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
     return Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
 
 
-def told(source: Source, toolbox: Toolbox | None) -> Source:
+def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
     """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them."""
     if toolbox is None:
         return source
 
     schemas: Mapping[str, object] = {"tools": toolbox.schemas}
 
-    def with_schemas(problem: Problem) -> Problem:
+    def informed(problem: Problem) -> Problem:
         return replace(problem, template={**schemas, **problem.template}) if problem.chat else problem
 
-    train, test = ([with_schemas(p) for p in own] for own in (source.train, source.test))
+    train, test = ([informed(p) for p in own] for own in (source.train, source.test))
     return replace(source, train=train, test=test)
 
 
@@ -44,7 +44,7 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None) -> Iterator[
     """What the model is not told of its tools. Raises ConfigError or DataError where nobody can answer it."""
     if toolbox is None:
         return
-    problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.tools)), {})
+    problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
     for problem in [p for p in problems if p.chat][:1]:
         answer_tokens(policy, problem, [call], [""], 1)
     in_text = [p for p in problems if not p.chat]

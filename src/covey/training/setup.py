@@ -10,7 +10,8 @@ from functools import partial
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config, Servers
+from covey.config.sampling import Servers
+from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
@@ -47,7 +48,7 @@ from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
 from covey.tools.turns import innermost
-from covey.tools.use import told, toolbox_of, untold, with_tools
+from covey.tools.use import toolbox_of, untold, with_schemas, with_tools
 from covey.trackers import check_tracker
 from covey.training.memory import memory_measured, plan_memory
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
@@ -65,7 +66,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     source = load_source(loaded)
     rewards = judges(loaded, source, options)
     toolbox = toolbox_of(loaded)
-    source = told(usable_problems(source, rewards, loaded, console), toolbox)
+    source = with_schemas(usable_problems(source, rewards, loaded, console), toolbox)
     set_process(config)
     follow_products(config)
     policy, learned = begin(loaded, source)
