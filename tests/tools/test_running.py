@@ -9,9 +9,11 @@ import pytest
 
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.errors import ConfigError
+from covey.errors import ConfigError, DataError
+from covey.tasks.source import Source
 from covey.tools.calls import ToolCall
 from covey.tools.running import ERROR, Toolbox
+from covey.tools.use import with_schemas
 from covey.types import Problem
 
 FILE = '''
@@ -138,6 +140,43 @@ def test_a_tool_that_cannot_be_offered_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         toolbox(tmp_path, *names)
+
+
+def test_a_row_without_a_column_that_a_tool_asks_for_is_refused(tmp_path: Path) -> None:
+    box = toolbox(tmp_path, "look_up")
+    with pytest.raises(DataError, match="q: no column 'glossary', which the tool look_up asks for"):
+        with_schemas(Source([PROBLEM, Problem("q", "?")], []), box)
+
+
+def test_chats_tell_the_model_of_its_tools(tmp_path: Path) -> None:
+    own = [{"name": "mine"}]
+    said = [{"role": "user", "content": "?"}]
+    box, glossary = toolbox(tmp_path, "look_up"), PROBLEM.columns
+    problems = [Problem("a", said, glossary), Problem("b", said, glossary, {"tools": own}), PROBLEM]
+    told = with_schemas(Source(problems, []), box).train
+    assert [p.template.get("tools") for p in told] == [box.schemas, own, None]
+
+
+def test_a_column_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
+    box = toolbox(tmp_path, "look_up")
+    odd = Problem("p", "?", {"glossary": {"covey": object()}})
+    with pytest.raises(DataError, match="p: columns glossary cannot be sent"):
+        box.result(ToolCall("look_up", {"word": "covey"}), odd)
+
+
+def test_a_tool_finds_files_of_the_folder_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "birds.txt").write_text("a covey")
+    reading = '''
+from pathlib import Path
+WORDS = Path("birds.txt").read_text()
+def read() -> str:
+    """Reads."""
+    return WORDS
+'''
+    (tmp_path / "reads.py").write_text(reading)
+    box = Toolbox(ToolUse(functions=("reads.py:read",)), tmp_path, Sandbox())
+    assert box.result(ToolCall("read", {}), PROBLEM) == "a covey"
 
 
 def test_a_mistyped_tool_is_guessed(tmp_path: Path) -> None:

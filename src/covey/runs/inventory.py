@@ -25,6 +25,7 @@ from covey.models.policy import weights_hash
 from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
+from covey.tools.offered import load_tools
 
 OURS = Path(types.__file__).resolve().parent
 LEARNED_MODULE = "covey.learned.reward_models"
@@ -37,7 +38,9 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     """name -> sha256 of every file the run has read; files of the project by their path in its folder."""
     files = {_name(path, loaded.folder): path for path in data_files(loaded)}
     chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
-    functions = [f.function for f in (*rewards, *chosen)]
+    tools = loaded.config.rollout.tools
+    called = load_tools(tools.functions, loaded.folder).values() if tools is not None else ()
+    functions = [f.function for f in (*rewards, *chosen, *called)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
     model, given = loaded.config.model, dict[str, str]()
     if isinstance(model, GivenModel):

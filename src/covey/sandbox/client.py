@@ -78,10 +78,12 @@ class ForkServer:
         path: Sequence[str] = (),
         confined: bool = True,
         at_once: int | None = None,
+        folder: str = "/",
     ) -> None:
         """``confined=False``: for trusted code, which keeps this user's rights and environment.
 
-        ``at_once``: children of ``call`` at the same time; None: one for each CPU.
+        ``at_once``: children of ``call`` at the same time; None: one for each CPU. ``folder`` is where all
+        of them begin.
         """
         self.at_once = at_once or available_cpus()
         self.options = {
@@ -93,6 +95,7 @@ class ForkServer:
             "package": str(Path(__file__).resolve().parents[1]),
             "path": [*installed(), *path],
             "confined": confined,
+            "folder": folder,
         }
         self.environment = CLEAN_ENVIRONMENT if confined else {"PYTHONHASHSEED": "0", **os.environ}
         self.flags = ["-s", "-P", "-S", "-B"] if confined else ["-P"]

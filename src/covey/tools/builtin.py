@@ -81,4 +81,4 @@ def python(code: str) -> str:
     raise AssertionError(f"in the sandbox, not here: {code[:40]}")
 
 
-TOOLS: Mapping[str, Callable[..., str]] = {"calculate": calculate, "python": python}
+BUILT_IN_TOOLS: Mapping[str, Callable[..., str]] = {"calculate": calculate, "python": python}

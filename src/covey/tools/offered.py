@@ -23,7 +23,7 @@ from transformers.utils.chat_template_utils import DocstringParsingException, Ty
 from covey.config.algorithm import hint
 from covey.config.usercode import load_function
 from covey.errors import ConfigError
-from covey.tools.builtin import TOOLS
+from covey.tools.builtin import BUILT_IN_TOOLS
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Tool:
     """How a process finds it: module or file, and the function's name there."""
 
     @property
-    def columns(self) -> list[str]:
+    def columns(self) -> Mapping[str, inspect.Parameter]:
         """Columns of the row that it gets besides what the model gives."""
-        return [n for n, p in _parameters(self.function).items() if p.kind is p.KEYWORD_ONLY]
+        return {n: p for n, p in _parameters(self.function).items() if p.kind is p.KEYWORD_ONLY}
 
     @property
     def arguments(self) -> Mapping[str, inspect.Parameter]:
@@ -85,12 +85,12 @@ def load_tools(specs: Sequence[str], folder: Path) -> dict[str, Tool]:
 
 def _load(spec: str, folder: Path) -> Tool:
     if ":" not in spec:
-        if spec not in TOOLS:
+        if spec not in BUILT_IN_TOOLS:
             raise ConfigError(
-                f"rollout.tools: {spec!r} is unknown{hint(spec, TOOLS)}; there are "
-                f"{', '.join(TOOLS)}, or module.py:function"
+                f"rollout.tools: {spec!r} is unknown{hint(spec, BUILT_IN_TOOLS)}; there are "
+                f"{', '.join(BUILT_IN_TOOLS)}, or module.py:function"
             )
-        return Tool(spec, TOOLS[spec], (TOOLS[spec].__module__, spec))
+        return Tool(spec, BUILT_IN_TOOLS[spec], (BUILT_IN_TOOLS[spec].__module__, spec))
     function = load_function(spec, folder)
     place, _, name = spec.partition(":")
     kinds = {p.kind for p in _parameters(function).values()}

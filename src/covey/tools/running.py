@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.errors import CoveyError
+from covey.errors import CoveyError, DataError
+from covey.rewards.threads import Call, Executor
 from covey.sandbox.base import Outcome, SandboxBackend
 from covey.sandbox.choice import choose
 from covey.sandbox.client import ForkServer
@@ -37,20 +39,27 @@ class Toolbox:
         self.sandbox: SandboxBackend | None = None
         if any(tool.function is python for tool in self.functions.values()):
             self.sandbox = choose(**sandbox.model_dump()).sandbox
-        self.pool = ThreadPoolExecutor(CALLS_AT_ONCE, "tools")
+        self.executor = Executor()
         places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
         files = [str(Path(place).parent) for place in places if place.endswith(".py")]
         path = [*files, str(folder.resolve()), *sys.path]
-        self.server = ForkServer(preload=[CHILD, *places], confined=False, path=path, at_once=CALLS_AT_ONCE)
+        self.server = ForkServer(
+            preload=[CHILD, *places],
+            confined=False,
+            path=path,
+            at_once=CALLS_AT_ONCE,
+            folder=str(Path.cwd()),
+        )
 
     @property
     def schemas(self) -> list[dict[str, object]]:
         """What a chat template tells the model."""
         return [tool.schema for tool in self.functions.values()]
 
-    def begin(self, call: ToolCall, problem: Problem) -> Future[str]:
-        """Start a call; its result will be there, as text for the model."""
-        return self.pool.submit(self.result, call, problem)
+    def begin(self, call: ToolCall, problem: Problem) -> Call[str]:
+        """Start a call; its result will be text for the model."""
+        run = partial(self.result, call, problem)
+        return self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)  # its process has a clock
 
     def result(self, call: ToolCall, problem: Problem) -> str:
         """What a call comes to, an error included. Raises CoveyError if it cannot even be tried."""
@@ -68,19 +77,23 @@ class Toolbox:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem) -> Outcome:
-        given = {**call.arguments, **_columns(tool, problem)}
+        columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
         limits = Limits(wall=self.tools.timeout)
-        return self.server.call(f"{CHILD}:call_tool", *tool.home, given, limits=limits)
+        try:
+            return self.server.call(
+                f"{CHILD}:call_tool", *tool.home, {**call.arguments, **columns}, limits=limits
+            )
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{problem.id}: columns {', '.join(columns)} cannot be sent to the process of the tool "
+                f"{tool.name}: {error}. What is JSON can be"
+            ) from None
 
     def _in_sandbox(self, call: ToolCall) -> Outcome:
         assert self.sandbox is not None
         seconds = self.tools.timeout
         limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=4 * MOST_CHARACTERS)
         return self.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
-
-
-def _columns(tool: Tool, problem: Problem) -> dict[str, object]:
-    return {name: problem.columns[name] for name in tool.columns if name in problem.columns}
 
 
 def _text(outcome: Outcome) -> str:

@@ -8,7 +8,6 @@ are read and never trained (``Completion.sampled``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL
+from covey.rewards.threads import Call
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
 from covey.tools.calls import ToolCall, calls_in
@@ -30,7 +30,7 @@ class Called(NamedTuple):
     owner: Owner
     begun: Completion
     calls: Sequence[ToolCall]
-    results: Sequence[Future[str]]
+    results: Sequence[Call[str]]
 
 
 class TurnSampler:
@@ -66,7 +66,8 @@ class TurnSampler:
         asked = list(requests)
         owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
         begun: dict[Owner, Completion] = {}
-        rounds = self.toolbox.tools.max_calls
+        tools = self.toolbox.tools
+        rounds = tools.max_calls
         while asked:
             called: list[Called] = []
             for place, sample, turn in self._turns(asked, params):
@@ -100,14 +101,14 @@ class TurnSampler:
 
     def _answered(self, request: Request, called: Called) -> Completion:
         """A completion with the results of its calls. Raises CoveyError where one could not be tried."""
+        tools, begun = self.toolbox.tools, called.begun
         said = [result.result() for result in called.results]
-        most = self.toolbox.tools.result_tokens
-        tokens = np.array(answer_tokens(self.policy, request.problem, called.calls, said, most), np.int64)
-        begun, none = called.begun, np.zeros(len(tokens))
+        ids = answer_tokens(self.policy, request.problem, called.calls, said, tools.result_tokens)
+        tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
         mask = SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None
-        versions = None if begun.versions is None else np.full(len(tokens), begun.versions[-1])
+        versions = None if begun.versions is None else np.full(len(ids), begun.versions[-1])
         inserted = Completion(
-            tokens, none.astype(np.float32), "", "stop", begun.version, mask, none > 0, versions
+            tokens, nothing, "", "stop", begun.version, mask, sampled=nothing > 0, versions=versions
         )
         return self._after(begun, inserted)
 

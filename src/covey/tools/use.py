@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from covey.config.load import Loaded
 from covey.config.unread import reads
+from covey.errors import DataError
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.sampling.base import Sampler
 from covey.tasks.source import Source
 from covey.tools.calls import ToolCall
 from covey.tools.inserted import answer_tokens
+from covey.tools.offered import Tool
 from covey.tools.running import Toolbox
 from covey.tools.turns import TurnSampler
 from covey.types import Problem
@@ -27,9 +29,14 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
 
 
 def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
-    """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them."""
+    """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them.
+
+    Raises DataError where a tool asks for a column that a row lacks.
+    """
     if toolbox is None:
         return source
+    for tool in toolbox.functions.values():
+        _check_columns(tool, [*source.train, *source.test])
 
     schemas: Mapping[str, object] = {"tools": toolbox.schemas}
 
@@ -38,6 +45,16 @@ def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
 
     train, test = ([informed(p) for p in own] for own in (source.train, source.test))
     return replace(source, train=train, test=test)
+
+
+def _check_columns(tool: Tool, problems: Sequence[Problem]) -> None:
+    needed = {name for name, parameter in tool.columns.items() if parameter.default is parameter.empty}
+    for problem in problems:
+        if lacks := needed - set(problem.columns):
+            raise DataError(
+                f"{problem.id}: no column {min(lacks)!r}, which the tool {tool.name} asks for: add it to the "
+                "data, or give the argument a default"
+            )
 
 
 def untold(policy: Policy, source: Source, toolbox: Toolbox | None) -> Iterator[str]:
