@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import ConfigError, DataError
@@ -23,7 +24,6 @@ from covey.rollout import sampling_params
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import load_source
-from covey.tools.use import toolbox_of, untold, with_schemas, with_tools
 from covey.types import Problem
 
 

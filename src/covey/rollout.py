@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from covey.ahead import Ahead, Keeps, kept_or_sampled
+from covey.calling.metrics import tool_metrics
 from covey.config.sampling import Rollout
 from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import CoveyError, DataError
@@ -33,7 +34,6 @@ from covey.rewards.scorer import GroupScoring, Scorer, ScoringStats
 from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, Memory, allocate
-from covey.tools.metrics import tool_metrics
 from covey.types import Group
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from covey import types
+from covey.calling.offered import load_tools
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.integrity import digest_of
@@ -25,7 +26,6 @@ from covey.models.policy import weights_hash
 from covey.prompts import Prompted
 from covey.rewards.scorer import Rewards
 from covey.tasks.source import data_files
-from covey.tools.offered import load_tools
 
 OURS = Path(types.__file__).resolve().parent
 LEARNED_MODULE = "covey.learned.reward_models"

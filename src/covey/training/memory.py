@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from covey.calling.turns import innermost
 from covey.learned import reward_model_bytes
 from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
 from covey.models.alive import alive_bytes
@@ -12,7 +13,6 @@ from covey.models.load import device_memory
 from covey.processes import gather, on_this_machine
 from covey.runs.reader import read_environment
 from covey.sampling.local import LocalSampler
-from covey.tools.turns import innermost
 from covey.training.run import Run
 
 TRAINED = ("weights", "gradient", "optimizer")

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.calling.turns import innermost
+from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
@@ -47,8 +49,6 @@ from covey.signals import StopSignal
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
-from covey.tools.turns import innermost
-from covey.tools.use import toolbox_of, untold, with_schemas, with_tools
 from covey.trackers import check_tracker
 from covey.training.memory import memory_measured, plan_memory
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model

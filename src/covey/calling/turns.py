@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from covey.calling.calls import ToolCall, calls_in
+from covey.calling.inserted import answer_tokens
+from covey.calling.running import Toolbox
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL
 from covey.rewards.threads import Call
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
-from covey.tools.calls import ToolCall, calls_in
-from covey.tools.inserted import answer_tokens
-from covey.tools.running import Toolbox
 from covey.types import NO_PROBLEM, Completion, SamplingMask
 
 

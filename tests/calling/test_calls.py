@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.tools.builtin import calculate
-from covey.tools.calls import calls_in
+from covey.calling.builtin import calculate
+from covey.calling.calls import calls_in
 
 
 def call(inside: str) -> str:

@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 
 from covey.batching import collate
+from covey.calling import turns
+from covey.calling.calls import ToolCall
+from covey.calling.inserted import answer_tokens
+from covey.calling.metrics import tool_metrics
+from covey.calling.running import Toolbox
+from covey.calling.turns import TurnSampler
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox, Train
 from covey.errors import ConfigError, CoveyError
@@ -19,12 +25,6 @@ from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sandbox.base import Outcome
-from covey.tools import turns
-from covey.tools.calls import ToolCall
-from covey.tools.inserted import answer_tokens
-from covey.tools.metrics import tool_metrics
-from covey.tools.running import Toolbox
-from covey.tools.turns import TurnSampler
 from covey.types import Completion, Group, Problem
 from tests.conftest import policy_of, random_prompts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from covey.tools.running import ERROR
+from covey.calling.running import ERROR
 from covey.types import Group
 
 

@@ -7,6 +7,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from covey.calling.builtin import PYTHON_PROGRAM, python
+from covey.calling.calls import ToolCall
+from covey.calling.offered import Tool, load_tools
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.errors import CoveyError, DataError
@@ -15,16 +18,13 @@ from covey.sandbox.base import Outcome, SandboxBackend
 from covey.sandbox.choice import choose
 from covey.sandbox.client import ForkServer
 from covey.sandbox.confine import Limits
-from covey.tools.builtin import PYTHON_PROGRAM, python
-from covey.tools.calls import ToolCall
-from covey.tools.offered import Tool, load_tools
 from covey.types import Problem
 
 ERROR = "error: "
 """How a result begins that reports one. The model reads it and may try again."""
 MOST_CHARACTERS = 10_000
 """Of a result; longer ones are cut before they are tokens."""
-CHILD = "covey.tools.child"
+CHILD = "covey.calling.child"
 """What a call's process runs: light, because it is forked for each."""
 CALLS_AT_ONCE = 32
 """Calls under way: most wait for something else than this processor."""

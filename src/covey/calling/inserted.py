@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from covey.calling.calls import ToolCall
 from covey.errors import ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
-from covey.tools.calls import ToolCall
 from covey.types import Problem
 
 IN_TEXT = "\n<tool_response>\n{}\n</tool_response>\n"

@@ -20,10 +20,10 @@ from pathlib import Path
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
+from covey.calling.builtin import BUILT_IN_TOOLS
 from covey.config.algorithm import hint
 from covey.config.usercode import load_function
 from covey.errors import ConfigError
-from covey.tools.builtin import BUILT_IN_TOOLS
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from covey.calling.calls import ToolCall
+from covey.calling.inserted import answer_tokens
+from covey.calling.offered import Tool
+from covey.calling.running import Toolbox
+from covey.calling.turns import TurnSampler
 from covey.config.load import Loaded
 from covey.config.unread import reads
 from covey.errors import DataError
@@ -12,11 +17,6 @@ from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.sampling.base import Sampler
 from covey.tasks.source import Source
-from covey.tools.calls import ToolCall
-from covey.tools.inserted import answer_tokens
-from covey.tools.offered import Tool
-from covey.tools.running import Toolbox
-from covey.tools.turns import TurnSampler
 from covey.types import Problem
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covey.calling import turns
+from covey.calling.calls import ToolCall
 from covey.errors import ConfigError
 from covey.models.tiny import build_model, build_tokenizer
 from covey.signals import Stopped
-from covey.tools import turns
-from covey.tools.calls import ToolCall
 from covey.trl import GRPOConfig, GRPOTrainer
 from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
 from tests.train.test_runs import StopAt, fingerprint, metrics_of, start

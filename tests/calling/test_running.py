@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from covey.calling.calls import ToolCall
+from covey.calling.running import ERROR, Toolbox
+from covey.calling.use import with_schemas
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.errors import ConfigError, DataError
 from covey.tasks.source import Source
-from covey.tools.calls import ToolCall
-from covey.tools.running import ERROR, Toolbox
-from covey.tools.use import with_schemas
 from covey.types import Problem
 
 FILE = '''
