@@ -83,6 +83,10 @@ def test_the_calculator(expression: str, value: str) -> None:
         "1 if 2 else 3",
         "'a'*9",
         "1e999",
+        "0**-1",
+        "-" * 900 + "x",
+        "(" * 500,
+        "1" * 2000,
     ],
 )
 def test_what_is_no_arithmetic_is_an_error(expression: str) -> None:

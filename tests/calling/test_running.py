@@ -12,7 +12,8 @@ from covey.calling.running import ERROR, Toolbox
 from covey.calling.use import with_schemas
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
-from covey.errors import ConfigError, DataError
+from covey.errors import ConfigError, CoveyError, DataError
+from covey.sandbox.base import Outcome
 from covey.tasks.source import Source
 from covey.types import Problem
 
@@ -107,6 +108,13 @@ def test_a_call_that_hangs_or_dies_costs_itself(tmp_path: Path) -> None:
     assert said[1].startswith(ERROR)
     assert said[2] == "42"
     assert time.monotonic() - begun < 30
+
+
+def test_a_call_that_cannot_be_tried_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = toolbox(tmp_path, "look_up")
+    monkeypatch.setattr(box.server, "call", lambda *_, **__: Outcome("lost", text="no more processes"))
+    with pytest.raises(CoveyError, match="look_up could not be run: no more processes"):
+        box.begin(ToolCall("look_up", {"word": "covey"}), PROBLEM).result()
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -16,7 +16,7 @@ from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox, Train
-from covey.errors import ConfigError, CoveyError
+from covey.errors import ConfigError
 from covey.learner.learner import Learner
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
@@ -24,7 +24,6 @@ from covey.rewards.contract import Context, Reward, token_ends
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.sandbox.base import Outcome
 from covey.types import Completion, Group, Problem
 from tests.conftest import policy_of, random_prompts
 
@@ -208,11 +207,3 @@ def test_metrics_count_answers_and_errors(policy: Policy, box: Toolbox) -> None:
     found = tool_metrics([group], policy.decode)
     assert (found["tools/turns"], found["tools/used"], found["tools/failed"]) == (0.5, 0.5, 0.5)
     assert found["tools/tokens"] == sum(int((~c.drawn).sum()) for c in (good, bad)) / 4
-
-
-def test_a_tool_that_cannot_be_tried_ends_the_run(
-    policy: Policy, box: Toolbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(box.server, "call", lambda *_, **__: Outcome("lost", text="no more processes"))
-    with pytest.raises(CoveyError, match="calculate could not be run: no more processes"):
-        talk(policy, box, CHAT, WRITTEN, "42")

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 
 LARGEST_POWER = 300
 """Of a number on the way: more would be a way to hang a run."""
+LONGEST_EXPRESSION = 1_000
+"""Characters: no longer one can nest deep enough to trouble the parser."""
 OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -26,10 +28,13 @@ def calculate(expression: str) -> str:
     Args:
         expression: Numbers, parentheses and + - * / // % **, as in (12 + 7) * 3.
     """
+    text = str(expression).strip()
     try:
-        value = _value(ast.parse(str(expression).strip(), mode="eval").body)
-    except (SyntaxError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(f"{expression[:80]!r}: {error}") from None
+        if len(text) > LONGEST_EXPRESSION:
+            raise OverflowError("the expression is too long")
+        value = _value(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, OverflowError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text[:80]!r}: {error}") from None
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     return str(value) if isinstance(value, int) else f"{value:.12g}"

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from covey.calling.builtin import PYTHON_PROGRAM, python
+from covey.calling.builtin import PYTHON_PROGRAM, calculate, python
 from covey.calling.calls import ToolCall
 from covey.calling.offered import Tool, load_tools
 from covey.config.sampling import ToolUse
@@ -67,7 +67,12 @@ class Toolbox:
         wrong = call.wrong or (tool.wrong_with(call.arguments) if tool else self._unknown(call.name))
         if wrong or tool is None:
             return ERROR + wrong
-        outcome = self._in_sandbox(call) if tool.function is python else self._in_child(tool, call, problem)
+        if tool.function is calculate:
+            outcome = _here(call)
+        elif tool.function is python:
+            outcome = self._in_sandbox(call)
+        else:
+            outcome = self._in_child(tool, call, problem)
         if outcome.kind == "lost":
             raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
         text = _text(outcome)[:MOST_CHARACTERS]
@@ -94,6 +99,14 @@ class Toolbox:
         seconds = self.tools.timeout
         limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=4 * MOST_CHARACTERS)
         return self.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
+
+
+def _here(call: ToolCall) -> Outcome:
+    """Arithmetic needs no process of its own: it is bounded, and a fork takes a hundred times as long."""
+    try:
+        return Outcome("ok", calculate(**call.arguments))  # type: ignore[arg-type]
+    except ValueError as error:
+        return Outcome("error", text=str(error))
 
 
 def _text(outcome: Outcome) -> str:
