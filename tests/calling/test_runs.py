@@ -10,10 +10,14 @@ import pytest
 
 from covey.calling import turns
 from covey.calling.calls import ToolCall
+from covey.cli import main
 from covey.errors import ConfigError
+from covey.insight.usage import sample_command
+from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.signals import Stopped
 from covey.trl import GRPOConfig, GRPOTrainer
+from tests.conftest import policy_of
 from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
 from tests.train.test_runs import StopAt, fingerprint, metrics_of, start
 
@@ -117,3 +121,17 @@ def test_tools_of_a_script_for_trl(tmp_path: Path) -> None:
     assert found["functions"][0].endswith("test_runs:double") or found["functions"][0].endswith(".py:double")
     with pytest.raises(ConfigError, match="no function of a file"):
         GRPOTrainer(reward_funcs=right, args=arguments, tools=[lambda number: number], **given)
+
+
+def test_a_model_is_tried_with_its_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat, template = [{"role": "user", "content": "2*3="}], {"tools": [{}], "enable_thinking": False}
+    words = sample_command(tmp_path, chat, template, ["python", "a.py:f"])
+    assert "--tools=python,a.py:f" in words
+    assert "enable_thinking" in words
+    assert '"tools"' not in words
+    save_policy(policy_of("qwen3"), tmp_path / "model")
+    asked = ["sample", str(tmp_path / "model"), "--chat", "2*3=", "--max-tokens", "20"]
+    assert main([*asked, "--tools", "calculate"]) == 0
+    assert capsys.readouterr().out.startswith("2*3=")
+    assert main([*asked, "--tools", "calculat"]) == 2
+    assert "did you mean calculate?" in capsys.readouterr().err
