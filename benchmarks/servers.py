@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent / "speed"))
 import subject
 
 from covey.config.load import load_config
-from covey.config.schema import Servers
+from covey.config.sampling import Servers
 from covey.errors import SamplersLost
 from covey.models.load import load_policy
 from covey.models.policy import Policy, save_policy

@@ -109,7 +109,7 @@ def main() -> None:
             others = (values[k, t], credit[k, t], process[k, t], whole[k])
             v, a, tv, ta, step, one = (float(x) for x in (*critic, *others))
             print(f"{word!r:>12} {v:9.2f} {a:6.2f} {tv:9.2f} {ta:6.2f} {step:9.2f} {one:9.2f}")
-        drawn[kind] = (words[k], arrays[k]["values"], values[k])
+        drawn[kind] = (words[k], arrays[k]["values"], values[k], process[k], float(whole[k]))
     draw(drawn)
 
 
@@ -124,33 +124,51 @@ def ends(words: list[str]) -> list[int]:
     return np.cumsum([len(w) for w in words]).tolist()
 
 
-def draw(answers: dict[str, tuple[list[str], np.ndarray, torch.Tensor]]) -> None:
-    """The value after every token, the critic's as a line and the tree's as dots, one picture an answer."""
-    wide, high, parts = 26, 180, []
-    for row, (kind, (words, values, tree)) in enumerate(answers.items()):
-        top = 30 + row * (high + 110)
+Drawn = tuple[list[str], np.ndarray, torch.Tensor, torch.Tensor, float]
+"""An answer's words, the critic's values, the tree's, the advantages of steps, and GRPO's."""
+LEGEND = "blue: the critic's value; orange: the tree's; bars: the sentences' advantages; dashed: GRPO's"
 
-        def place(t: int, v: float, top: int = top) -> tuple[float, float]:
-            return 60 + wide * t, top + high * (1 - min(max(float(v), 0.0), 1.0))
 
-        line = " ".join("{:.1f},{:.1f}".format(*place(t, v)) for t, v in enumerate(values))
-        parts.append(f'<text x="60" y="{top - 10}">{kind}: V before each token</text>')
-        for level in (0.0, 0.5, 1.0):
-            _, y = place(0, level)
-            parts.append(f'<path d="M60 {y} h{wide * len(values)}" stroke="#ccc"/>')
-            parts.append(f'<text x="30" y="{y + 4}">{level:g}</text>')
+def draw(answers: dict[str, Drawn]) -> None:
+    """One picture an answer: the values before every token, and below them what each token is paid."""
+    wide, high, low, most = 26, 140, 90, 2.2
+    parts = [f'<text x="60" y="20">{LEGEND}</text>']
+    for row, (kind, (words, values, tree, steps, whole)) in enumerate(answers.items()):
+        top = 60 + row * (high + low + 140)
+        zero, unit = top + high + 20 + low / 2, low / 2 / most
+        end = 60 + wide * len(values)
+        parts.append(f'<text x="60" y="{top - 12}">{kind}</text>')
+        parts += [level(top + high * (1 - v), f"{v:g}", end) for v in (0.0, 0.5, 1.0)]
+        parts += [level(zero - unit * v, f"{v:g}", end) for v in (-2, 0, 2)]
+        known, shared = ([top + high * (1 - inside(v)) for v in by] for by in (values, tree))
+        line = " ".join(f"{60 + wide * t},{y:.1f}" for t, y in enumerate(known))
         parts.append(f'<polyline points="{line}" fill="none" stroke="#06c" stroke-width="2"/>')
         for t, word in enumerate(words):
-            x, y = place(t, tree[t])
-            parts.append(f'<circle cx="{x}" cy="{y:.1f}" r="3" fill="#c60"/>')
+            x, size = 60 + wide * t, unit * float(steps[t])
+            parts.append(f'<circle cx="{x}" cy="{shared[t]:.1f}" r="3" fill="#c60"/>')
+            bar = f'y="{zero - max(size, 0):.1f}" width="14" height="{abs(size):.1f}"'
+            parts.append(f'<rect x="{x - 7}" {bar} fill="#888"/>')
             shown = word.strip().replace("&", "&amp;").replace("<", "&lt;")
-            parts.append(f'<text transform="translate({x} {top + high + 12}) rotate(60)">{shown}</text>')
+            parts.append(f'<text transform="translate({x} {zero + low / 2 + 12}) rotate(60)">{shown}</text>')
+        dashes = 'stroke="#000" stroke-dasharray="4 3"'
+        parts.append(f'<path d="M60 {zero - unit * whole:.1f} H{end}" {dashes}/>')
     size = (
-        f'width="{100 + wide * max(len(w) for w, *_ in answers.values())}" height="{60 + 290 * len(answers)}"'
+        f'width="{100 + wide * max(len(w) for w, *_ in answers.values())}" height="{40 + 370 * len(answers)}"'
     )
     text = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">'
-    Path("runs/prefixes.svg").write_text(f"{text}{''.join(parts)}</svg>\n")
-    print("\nruns/prefixes.svg: the critic's values (line) and the prefix tree's (dots)")
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'
+    Path("runs/prefixes.svg").write_text(f"{text}{paper}{''.join(parts)}</svg>\n")
+    print(f"\nruns/prefixes.svg: {LEGEND}")
+
+
+def inside(value: float) -> float:
+    """A value within the picture."""
+    return min(max(float(value), 0.0), 1.0)
+
+
+def level(y: float, text: str, end: int) -> str:
+    """A line of the scale."""
+    return f'<path d="M60 {y:.1f} H{end}" stroke="#ccc"/><text x="30" y="{y + 4:.1f}">{text}</text>'
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.config.algorithm import build_algorithm
-from covey.config.schema import Rollout
+from covey.config.sampling import Rollout
 from covey.rewards.base import load_rewards
 from covey.rng import uniforms
 from covey.rollout import Position, RolloutBatch, Rollouts

@@ -146,8 +146,11 @@ def test_the_true_cause_is_said_first_with_a_line_that_loads(tmp_path: Path, cas
     key, _, value = first.remedy.partition(": ")
     mended = load_config(tmp_path / "run.yaml", [f"--{key}", value])
     assert settings_of(mended)(key) != settings_of(load_config(tmp_path / "run.yaml"))(key)
-    critic = "algorithm.name: ppo\n" if key.startswith("algorithm.critic") else ""
-    (tmp_path / "pasted.yaml").write_text(f"model: tiny\n{critic}{first.remedy}\n")
+    needed = {
+        "algorithm.critic.lr": "algorithm.name: ppo\n",
+        "rollout.tools.max_calls": "rollout.tools.functions: python\n",
+    }
+    (tmp_path / "pasted.yaml").write_text(f"model: tiny\n{needed.get(key, '')}{first.remedy}\n")
     load_config(tmp_path / "pasted.yaml")  # as a line of a file too
 
 

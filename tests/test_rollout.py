@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from covey.config.algorithm import build_algorithm
-from covey.config.schema import Rollout
+from covey.config.sampling import Rollout
 from covey.errors import CoveyError, DataError
 from covey.rewards.base import load_rewards
 from covey.rollout import Position, RolloutBatch, Rollouts

@@ -85,15 +85,19 @@ def sample(
     chat_template_kwargs: Mapping[str, object] | None = None,
     *,
     tokenizer: object = None,
+    tools: Sequence[str] = (),
 ) -> list[list[str]]:
     """``n`` completions of each prompt by a model: its folder or hub id, or an object with its ``tokenizer``.
 
     With ``chat`` each prompt is a user's message, after ``system`` if that is given; the template gets
-    ``chat_template_kwargs``, as {"enable_thinking": False} or {"tools": [...]}.
+    ``chat_template_kwargs``, as {"enable_thinking": False}. ``tools`` are what the model may call, as in
+    ``rollout.tools``; a completion is what the model wrote, without what they said.
     """
     from covey.inference import sample_once
 
-    loaded = load_config(values=with_given({"model": model, "tokenizer": tokenizer, "seed": seed}))
+    values = {"model": model, "tokenizer": tokenizer, "seed": seed}
+    rollout = {"rollout": {"tools": list(tools)}} if tools else {}
+    loaded = load_config(values=with_given({**values, **rollout}))
     return sample_once(loaded, prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
 
 

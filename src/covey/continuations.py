@@ -133,7 +133,7 @@ def with_segments(
             prompt = np.concatenate([group.prompt, whole.tokens[: cut.end + 1]])
             streams = [stream(cut, n) for n in range(settings["continuations"])]
             problems.append(Prompted(group.problem, prompt))
-            requests.append(Request(prompt, streams))
+            requests.append(problems[-1].request(streams))
             begun[streams[0]] = (whole, cut.end)
         limit = replace(params, max_tokens=params.max_tokens - 1 - max(cut.end for cut in alike))
         judged = score(problems, requests, Continued(sampler, begun, decode), limit)

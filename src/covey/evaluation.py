@@ -16,7 +16,7 @@ from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import Rule, extract
 from covey.rewards.scorer import Scorer
 from covey.rng import key
-from covey.sampling.base import Request, Sampler, SamplingParams
+from covey.sampling.base import Sampler, SamplingParams
 from covey.types import Group
 
 
@@ -35,9 +35,7 @@ def evaluate(
     """
 
     def groups(count: int, params: SamplingParams) -> list[Group]:
-        requests = [
-            Request(p.tokens, [key(seed, "eval", p.problem.id, s) for s in range(count)]) for p in problems
-        ]
+        requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(count)]) for p in problems]
         return score_all(problems, requests, sampler, params, Scorer(rewards), progress)
 
     verdict = rewards.verdict

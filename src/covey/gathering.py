@@ -12,12 +12,10 @@ from covey.processes import first, mine, shared, size
 from covey.prompts import Prompted
 from covey.rewards.scorer import GroupScoring, Scorer
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams
-from covey.types import Group, Problem
+from covey.types import NO_PROBLEM, Group
 
 Progress = Callable[[int, int], None]
 """Told (completions done, completions asked for); may raise to stop."""
-NO_PROBLEM = Problem("", "")
-"""Stands for a group's problem on its way to other processes, which have it."""
 
 
 def score_all(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.errors import ConfigError, DataError
@@ -15,21 +16,22 @@ from covey.evaluation import evaluate
 from covey.learned import LEARNED
 from covey.models.given import lent
 from covey.models.load import load_policy
-from covey.prompts import encode, texts_of, unseen_by_model
+from covey.prompts import Prompted, encode, texts_of, unseen_by_model
 from covey.rewards.audit import check_columns
 from covey.rewards.base import load_rewards
 from covey.rng import key
 from covey.rollout import sampling_params
-from covey.sampling.base import Request, SamplingParams
+from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.tasks.source import load_source
+from covey.tasks.source import Source, load_source
 from covey.types import Problem
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
-    source = load_source(loaded)
+    toolbox = toolbox_of(loaded)
+    source = with_schemas(load_source(loaded), toolbox)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
     named = config.rewards or source.rewards
@@ -39,13 +41,14 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     with lent(config.model):
         policy = load_policy(loaded, texts_of(source, config))
         problems = encode(policy, source.test, config)[: config.eval.problems]
-        for note in unseen_by_model(policy, source.test, config):
+        for note in (*unseen_by_model(policy, source.test, config), *untold(policy, source, toolbox)):
             console.say(note, "yellow")
+        sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
         console.begin("evaluating", 1)
         try:
             return evaluate(
                 problems,
-                LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running),
+                with_tools(sampler, policy, toolbox),
                 rewards,
                 sampling_params(config.rollout),
                 config.eval.samples,
@@ -60,7 +63,7 @@ def greedy(loaded: Loaded, problems: Sequence[Problem]) -> list[list[str]]:
     """The likeliest completion of each problem by the model of a config, as its tokens' texts."""
     with lent(loaded.config.model):
         policy = load_policy(loaded)
-        requests = [Request(p.tokens, [0]) for p in encode(policy, problems, loaded.config)]
+        requests = [p.request([0]) for p in encode(policy, problems, loaded.config)]
         params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
         found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
     texts = [[policy.decode([token]) for token in found[i].tokens.tolist()] for i in range(len(problems))]
@@ -87,20 +90,26 @@ def sample_once(
     if isinstance(prompts, str):
         raise ConfigError("prompts: a list of texts is expected, this is one text")
     before = [{"role": "system", "content": system}] if system else []
+    chats = [[*before, {"role": "user", "content": text}] if chat else text for text in prompts]
+    problems = [
+        Problem(text, prompt, {}, chat_template_kwargs or {})
+        for text, prompt in zip(prompts, chats, strict=True)
+    ]
+    toolbox = toolbox_of(loaded)
     requests = []
     with lent(loaded.config.model):
         policy = load_policy(loaded)
-        for text in prompts:
-            prompt = [*before, {"role": "user", "content": text}] if chat else text
-            tokens = np.array(policy.encode(prompt, chat_template_kwargs), dtype=np.int64)
+        for problem in with_schemas(Source(problems, []), toolbox).train:
+            tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
             if len(tokens) + max_tokens > policy.context:
                 raise ConfigError(
                     f"max_tokens {max_tokens}: with the {len(tokens)} tokens of the prompt that is more than "
                     f"the model's context of {policy.context} tokens"
                 )
-            streams = [key(loaded.config.seed, "sample", i, text) for i in range(n)]
-            requests.append(Request(tokens, streams))
+            streams = [key(loaded.config.seed, "sample", number, problem.id) for number in range(n)]
+            requests.append(Prompted(problem, tokens).request(streams))
         texts = [[""] * n for _ in prompts]
-        for sampled in LocalSampler(policy).sample(requests, SamplingParams(max_tokens, temperature)):
+        sampler = with_tools(LocalSampler(policy), policy, toolbox)
+        for sampled in sampler.sample(requests, SamplingParams(max_tokens, temperature)):
             texts[sampled.request][sampled.sample] = sampled.completion.text
     return texts

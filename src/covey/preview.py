@@ -33,7 +33,7 @@ from covey.rewards.scorer import GroupScoring, Rewards, Scorer
 from covey.rng import key, permutation
 from covey.rollout import sampling_params
 from covey.runs.reader import read_environment
-from covey.sampling.base import Request, Sampler
+from covey.sampling.base import Sampler
 from covey.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
@@ -124,12 +124,11 @@ def _sampled(parts: Parts, samples: int, temperature: float) -> Measured:
     config, problems = parts.stage.config, parts.problems
     whole, stopped = list[GroupScoring](), False
     requests = [
-        Request(p.tokens, [key(config.seed, "preview", p.problem.id, s) for s in range(samples)])
-        for p in problems
+        p.request([key(config.seed, "preview", p.problem.id, s) for s in range(samples)]) for p in problems
     ]
     scorer = Scorer(parts.rewards)
     params = replace(sampling_params(config.rollout), temperature=temperature)
-    warm = [Request(problems[0].tokens, requests[0].streams[:1])]
+    warm = [problems[0].request(requests[0].streams[:1])]
     list(parts.sampler.sample(warm, replace(params, max_tokens=2)))  # what is compiled or allocated only once
     begun = time.monotonic()
 

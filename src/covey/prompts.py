@@ -12,6 +12,7 @@ from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens, ignored
 from covey.models.policy import Policy
+from covey.sampling.base import Request
 from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
@@ -38,6 +39,10 @@ class Prompted:
     answers: tuple[GivenAnswer, ...] = ()
     labels: tuple[float, ...] = ()
     """Of each answer: 1 imitated, chosen, good; 0 rejected, bad."""
+
+    def request(self, streams: Sequence[int]) -> Request:
+        """Ask for a completion for each key."""
+        return Request(self.tokens, streams, problem=self.problem)
 
 
 def texts_of(source: Source, config: Config) -> Iterable[str]:

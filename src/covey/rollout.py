@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from covey.ahead import Ahead, Keeps, kept_or_sampled
-from covey.config.schema import Rollout
+from covey.calling.metrics import tool_metrics
+from covey.config.sampling import Rollout
 from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import CoveyError, DataError
 from covey.gathering import Progress, gathered, of_all, score_all, share
@@ -136,11 +137,9 @@ class Rollouts:
     def _measure(self, difficulty: Difficulty, progress: Progress) -> None:
         """Sample every problem before the first step, so that its pass rate is known."""
         scorer, params = Scorer(self.rewards), sampling_params(self.rollout)
+        keys = range(self.rollout.prepass)
         requests = [
-            Request(
-                p.tokens, [key(self.seed, "prepass", p.problem.id, n) for n in range(self.rollout.prepass)]
-            )
-            for p in self.problems
+            p.request([key(self.seed, "prepass", p.problem.id, n) for n in keys]) for p in self.problems
         ]
         groups = score_all(self.problems, requests, self.sampler, params, scorer, progress)
         for index, group in enumerate(groups):
@@ -196,6 +195,7 @@ class Rollouts:
             "rollout/scored": float(stats.completions),
             **_kept_tokens(groups),
             **_continued(groups),
+            **(tool_metrics(groups, self.rewards.decode) if self.rollout.tools is not None else {}),
             **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
             **(_staleness(kept, self.sampler.version) if ahead is not None else {}),
@@ -346,7 +346,7 @@ class Rollouts:
         prompted = self.problems[index]
         *step, epoch = when
         identity: tuple[int | str, ...] = (self.seed, "rollout", *step, prompted.problem.id, epoch)
-        return Request(prompted.tokens, [key(*identity, sample) for sample in range(samples)])
+        return prompted.request([key(*identity, sample) for sample in range(samples)])
 
     def _begun(
         self,

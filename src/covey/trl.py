@@ -1,19 +1,23 @@
 """TRL's trainer over `covey.train`: write `from covey.trl import GRPOConfig, GRPOTrainer`, keep the script.
 
 Every name means what it means in TRL, with TRL's default where it is not given, or is refused with what to
-write instead. Names of what covey always does (logging, saving) are left out, and a note says so.
+write instead. Names of what covey always does (logging, saving) are left out, and a note says so. Two things
+that TRL's scripts do not say are taken from them, each with a note: which reward says what is correct, and
+which engine samples for a `use_vllm=True` without a server.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey import api
 from covey.config.trl import ABSENT, ALWAYS, INSTEAD, LOSS, NAMES, SAME, told
+from covey.config.usercode import name_of, spec_of
 from covey.errors import ConfigError
+from covey.rewards.contract import Reward
 
 if TYPE_CHECKING:
     from covey.training.pipeline import Result
@@ -42,6 +46,10 @@ _DEFAULTS: Mapping[str, object] = {
     "loss_type": LOSS["loss_type"],
 }
 """TRL's, where covey's differ or could come to."""
+NO_LIMIT = 1_000
+"""Calls of tools, where TRL sets no limit."""
+_PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
+"""Columns that say nothing of what is correct."""
 _OWN = frozenset(
     {*_BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights"}
     | {"use_cpu", "use_vllm", "vllm_server_base_url"}
@@ -64,6 +72,11 @@ class GRPOConfig:
                 self.notes.append(told(name))
             elif value != 0:
                 raise ConfigError(f"GRPOConfig: {name}={value!r}: {told(name)}")
+        if names.get("use_vllm") and not names.get("vllm_server_base_url"):
+            # TRL puts vLLM into the training process then; what is sampled has the same distribution.
+            self.notes.append(
+                "use_vllm=True without vllm_server_base_url: covey's own engine samples, in this process"
+            )
 
     def settings(self, rows: int) -> dict[str, object]:
         """As covey's settings, for a dataset of so many rows."""
@@ -77,9 +90,7 @@ class GRPOConfig:
         if given.get("use_cpu"):
             found["device"] = "cpu"
         found["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
-        if given.get("use_vllm"):
-            if not (url := given.get("vllm_server_base_url")):
-                raise ConfigError(f"GRPOConfig: use_vllm=True: {told('use_vllm')}")
+        if given.get("use_vllm") and (url := given.get("vllm_server_base_url")):
             found["rollout.sampler"] = {"url": [url]}
         return {**found, **self._batches(given, rows)}
 
@@ -126,6 +137,7 @@ class GRPOTrainer:
         eval_dataset: Iterable[Mapping[str, object]] | None = None,
         processing_class: object = None,
         peft_config: object = None,
+        tools: Sequence[Callable[..., object]] | None = None,
         **others: object,
     ) -> None:
         if refused := [name for name, value in others.items() if value not in (None, (None, None))]:
@@ -138,13 +150,19 @@ class GRPOTrainer:
         if eval_dataset is not None:
             data["test"] = list(eval_dataset)
         named = isinstance(model, str | Path)
+        rewards = _rewards(reward_funcs, self.args.names.get("reward_weights"))
+        columns = {name for row in data["train"] if isinstance(row, Mapping) for name in row}
+        self._notes = [*self.args.notes, *_mark_verdict(rewards, columns)]
         self._settings: dict[str, object] = {
             **self.args.settings(len(data["train"])),
             "model": model,
             "tokenizer": None if named else processing_class,
             "data": data,
-            "rewards": _rewards(reward_funcs, self.args.names.get("reward_weights")),
+            "rewards": rewards,
         }
+        most = self._settings.pop("max_tool_calling_iterations", None) or NO_LIMIT
+        if tools:
+            self._settings["rollout.tools"] = {"functions": [_tool(f) for f in tools], "max_calls": most}
         if peft_config is not None:
             self._settings["lora"] = _lora(peft_config)
 
@@ -152,7 +170,7 @@ class GRPOTrainer:
         """Train, or continue what an earlier try has left in `output_dir`."""
         if isinstance(resume_from_checkpoint, str | Path):
             raise ConfigError(f"train: {told('resume_from_checkpoint')}; the newest checkpoint is taken")
-        for note in self.args.notes:
+        for note in self._notes:
             print(f"note: {note}")
         self.result = api.train(None, quiet=False, **self._settings)
         return self.result
@@ -183,6 +201,40 @@ def _rewards(functions: object, weights: object) -> list[object]:
                 "GRPOTrainer: a reward is a function, or the folder or hub id of a reward model"
             )
     return found
+
+
+def _tool(function: Callable[..., object]) -> str:
+    """How another process finds a tool. Raises ConfigError for one that it cannot."""
+    if (spec := spec_of(function, Path())) is None:
+        raise ConfigError(
+            f"GRPOTrainer: tools: {name_of(function)} is no function of a file or a module; each call runs "
+            "in a process of its own, which has to find it there"
+        )
+    return spec
+
+
+def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:
+    """Mark the reward that says what is correct, if none is declared; -> what to tell about it.
+
+    TRL only adds rewards up and asks for no verdict. Among several the verifier is taken that knows the
+    problem: the only function whose signature names a column of the data.
+    """
+    functions = [(entry, next(iter(entry))) for entry in rewards if isinstance(entry, dict)]
+    known = [(entry, Reward("", f)) for entry, f in functions if callable(f)]
+    if len(rewards) < 2 or any(reward.options.verdict for _, reward in known):
+        return []
+    asks = [
+        (entry, read)
+        for entry, reward in known
+        if reward.may_be_verdict and (read := sorted(columns.intersection(reward.parameters) - _PROMPTS))
+    ]
+    if len(asks) != 1:
+        return []
+    ((entry, read),) = asks
+    (settings,) = entry.values()
+    settings["verdict"] = True
+    why = f"the only reward that asks for a column ({read[0]}); @covey.reward(verdict=True) chooses another"
+    return [f"{settings['name']} says what is correct, {why}"]
 
 
 def _lora(peft: object) -> dict[str, object]:

@@ -41,6 +41,15 @@ class Problem:
     template: Mapping[str, object] = field(default_factory=dict)
     """What the chat template gets besides the messages: `tools`, `documents`, `enable_thinking`, ..."""
 
+    @property
+    def chat(self) -> bool:
+        """Whether its prompt is messages, and so an answer a message."""
+        return not isinstance(self.prompt, str)
+
+
+NO_PROBLEM = Problem("", "")
+"""Where none is needed: of a bare prompt, and on a group's way to processes that have the problem."""
+
 
 @dataclass(frozen=True)
 class SamplingMask:
@@ -102,7 +111,7 @@ class Completion:
     logprobs: np.ndarray
     """(T,) float32, nats: of each token under the distribution it was drawn from; 0 of inserted ones."""
     text: str
-    """The tokens decoded without special tokens: for rewards and for people, not for training."""
+    """The drawn tokens decoded without special tokens: for rewards and for people, not for training."""
     finish: Literal["stop", "length"]
     """``stop``: ended by itself. ``length``: truncated at the token limit."""
     version: int = 0
@@ -133,6 +142,39 @@ class Completion:
     def length(self) -> int:
         """How many tokens were drawn."""
         return len(self.tokens) if self.sampled is None else int(self.sampled.sum())
+
+    @property
+    def parts(self) -> list[tuple[bool, np.ndarray]]:
+        """Tokens that follow one another and were all drawn, True, or all inserted.
+
+        >>> one = Completion(np.array([5, 8, 9]), np.zeros(3), "", "stop", sampled=np.array([1, 0, 0]) > 0)
+        >>> [(drawn, tokens.tolist()) for drawn, tokens in one.parts]
+        [(True, [5]), (False, [8, 9])]
+        """
+        edges = np.flatnonzero(np.diff(self.drawn)) + 1
+        found = zip(np.split(self.drawn, edges), np.split(self.tokens, edges), strict=True)
+        return [(bool(drawn[0]), tokens) for drawn, tokens in found if len(tokens)]
+
+    def then(self, more: Completion) -> Completion:
+        """One completion of this and what follows it, ended as that did.
+
+        >>> said, tool = Completion(np.array([5]), np.zeros(1), "a", "stop"), np.array([8, 9])
+        >>> said.then(Completion(tool, np.zeros(2), "", "stop", sampled=tool < 0)).drawn.tolist()
+        [True, False, False]
+        """
+        both, join = (self, more), np.concatenate
+        masks = [c.sampling_mask for c in both if c.sampling_mask is not None]
+        assert len(masks) != 1, "one sampler drew both"
+        return Completion(
+            join([c.tokens for c in both]),
+            join([c.logprobs for c in both]),
+            self.text + more.text,
+            more.finish,
+            self.version,
+            SamplingMask.join(masks) if masks else None,
+            join([c.drawn for c in both]) if any(c.sampled is not None for c in both) else None,
+            join([c.token_versions for c in both]) if any(c.versions is not None for c in both) else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from tests.fakes import ScriptedSampler, completion, prompted
 
 from covey.config.algorithm import build_algorithm
-from covey.config.schema import Rollout
+from covey.config.sampling import Rollout
 from covey.errors import ConfigError
 from covey.evaluation import evaluate
 from covey.objective.diagnostics import group_metrics

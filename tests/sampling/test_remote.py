@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from covey.config.schema import Servers
+from covey.config.sampling import Servers
 from covey.errors import ConfigError, SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, snapshot

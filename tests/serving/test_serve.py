@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from covey.config.schema import Servers
+from covey.config.sampling import Servers
 from covey.errors import ConfigError
 from covey.models.policy import Policy, save_policy
 from covey.sampling import remote

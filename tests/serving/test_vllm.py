@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from covey.config.load import load_config
-from covey.config.schema import Servers
+from covey.config.sampling import Servers
 from covey.errors import SamplersLost
 from covey.models.load import load_policy
 from covey.rng import key

@@ -26,6 +26,15 @@ def varied(completion):
     from judging import late
     return judging.scale.BY * (sum(map(ord, str(completion))) % 7) + late.more
 """
+HELPING = """
+def double(number: int) -> int:
+    '''Twice a number.
+
+    Args:
+        number: Which.
+    '''
+    return 2 * number
+"""
 ADVANTAGE = """
 from .common import centre
 
@@ -54,6 +63,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "judging/__init__.py": "",
         "judging/scale.py": "BY = 1.0\n",
         "judging/late.py": "more = 0.0\n",
+        "helping.py": HELPING,
         "advantage.py": ADVANTAGE.replace("from .common", "from common"),
         "common.py": "def centre(rewards):\n    return rewards - rewards.mean()\n",
     }
@@ -72,7 +82,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "data": {"train": "train.jsonl", "test": "test.jsonl", "chat": True},
         "rewards": ["rewards.py:varied"],
         "algorithm": {"name": "dr_grpo", "advantage": "advantage.py:mine"},
-        "rollout": {"group_size": 2, "prompts_per_step": 2, "max_tokens": 4},
+        "rollout": {"group_size": 2, "prompts_per_step": 2, "max_tokens": 4, "tools": ["helping.py:double"]},
         "train": {"steps": 3, "lr": 1e-3, "save_every": 1},
         "eval": {"problems": 2, "samples": 1},
         "lora": {"rank": 2},
@@ -111,9 +121,14 @@ def test_every_file_that_a_run_opens_is_in_its_inventory(project: Path) -> None:
         if path.is_file() and not library and path not in known | settings and ".cache" not in path.parts:
             unknown.append(path)
     assert unknown == []
-    assert {"rewards.py", "judging/scale.py", "judging/late.py", "advantage.py", "common.py"} <= set(
-        files(project)
-    )
+    assert {
+        "rewards.py",
+        "helping.py",
+        "judging/scale.py",
+        "judging/late.py",
+        "advantage.py",
+        "common.py",
+    } <= set(files(project))
     assert {"model/model.safetensors", "model/chat_template.jinja", "model/tokenizer.json"} <= set(
         files(project)
     )

@@ -119,6 +119,36 @@ def test_a_failed_run_is_said_and_ended_ones_are_not_repeated(
     assert (tmp_path / "out" / "sweep.svg").read_text().startswith("<svg")
 
 
+def test_temperature_group_size_and_rate_are_swept_with_their_held_out_effect(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What readers are told to tune first, all three at once."""
+    (tmp_path / "mine.py").write_text(
+        "import covey\n@covey.reward(isolate='inline')\n"
+        "def varied(completion):\n    return sum(map(ord, completion)) % 7 / 7\n"
+    )
+    rl = {
+        "method": "rl",
+        "algorithm": "grpo",
+        "rewards": [{"mine.py:varied": {"verdict": True}}],
+        "rollout": {"prompts_per_step": 2, "max_tokens": 4},
+        "train": {"steps": 1},
+    }
+    file = written(tmp_path, **rl)
+    values = {"rollout.temperature": "0.7,1.3", "rollout.group_size": "2,4", "train.lr": "1e-4,1e-3"}
+    asked = [word for key, both in values.items() for word in ("--set", f"{key}={both}")]
+    assert main(["sweep", str(file), *asked, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["settings"] == list(values)
+    assert all(len({cell["settings"][key] for cell in record["cells"]}) == 2 for key in values)
+    assert len(record["cells"]) == 8
+    for cell in record["cells"][1:]:
+        for effect in (cell["sampled"], cell["less_first"]["sampled"]):
+            assert effect["low"] <= effect["value"] <= effect["high"]
+    drawn = (tmp_path / "out" / "sweep.svg").read_text()
+    assert all(f">{key}<" in drawn for key in values)
+
+
 def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) -> None:
     plan, quiet = grid(tmp_path, "train.lr=1e-3,2e-3"), RunConsole(quiet=True)
     counter = StopAt()

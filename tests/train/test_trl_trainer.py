@@ -11,7 +11,9 @@ import pytest
 import yaml
 from tests.train.test_from_objects import ROWS, Dataset, live, varied, weights
 
+import covey
 from covey.errors import ConfigError, CoveyError
+from covey.models.tiny import build_model, build_tokenizer
 from covey.trl import GRPOConfig, GRPOTrainer
 
 
@@ -47,6 +49,80 @@ def test_a_pasted_script_trains_the_model_it_was_given(tmp_path: Path, capsys) -
     assert "for TRL's save_strategy leave it out" in out
     trainer.save_model(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").is_file()
+
+
+LISTING = """
+from covey.rewards.extract import boxed as extract_boxed  # from my_answers import extract_boxed
+from covey.trl import GRPOConfig, GRPOTrainer             # from trl import GRPOConfig, GRPOTrainer
+
+def reward_correct(completions, answer, **kwargs):        # the verifier
+    return [1.0 if extract_boxed(c) == a else 0.0
+            for c, a in zip(completions, answer)]
+
+cfg = GRPOConfig(
+    num_generations=8,          # G
+    temperature=0.9,
+    max_completion_length=2048,
+    beta=0.0,                   # several RLVR recipes drop the KL penalty
+    num_iterations=1,           # PPO-style inner epochs per batch
+    use_vllm=True,              # rollouts dominate wall-clock; offload them
+)
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2.5-7B",
+    reward_funcs=[reward_correct, reward_format],
+    args=cfg,
+    train_dataset=ds,
+)
+trainer.train()
+"""
+"""As an explainer of GRPO prints it for TRL, two imports changed; `ds` and one reward are the reader's."""
+
+
+def test_a_published_listing_runs_with_its_imports_changed(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Nothing of it is left out: an engine in the process stands for the vLLM that TRL would start there."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = build_tokenizer(row["prompt"] for row in ROWS)
+    model = build_model(tokenizer, 0, context=4096, hidden=32, layers=1)
+    model.generation_config.eos_token_id = list(range(0, len(tokenizer), 9))  # some ten tokens, not 2,048
+    for part in (model, tokenizer):
+        part.save_pretrained("Qwen/Qwen2.5-7B")  # a folder stands for the model of that name
+
+    def reward_format(completions: list[str], **_: Any) -> list[float]:
+        return [float("a" in text) for text in completions]
+
+    exec(LISTING, {"ds": Dataset(ROWS[:2]), "reward_format": reward_format, "__name__": "listing"})
+    said = yaml.safe_load((tmp_path / "trainer_output" / "config.yaml").read_text())
+    rollout = said["rollout"]
+    assert [rollout[k] for k in ("group_size", "temperature", "max_tokens")] == [8, 0.9, 2048]
+    assert (said["algorithm"]["kl"], said["train"]["inner_epochs"], said["train"]["steps"]) == (None, 1, 6)
+    out = capsys.readouterr().out
+    assert "use_vllm=True without vllm_server_base_url: covey's own engine samples, in this process" in out
+    assert "reward_correct says what is correct, the only reward that asks for a column (answer)" in out
+    assert "correct = reward_correct > 0.5" in out
+
+
+def by_form(completions: list[str], **_: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+@covey.reward(verdict=True)
+def declared(completions: list[str], **_: Any) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+@pytest.mark.parametrize(
+    ("functions", "verdict"),
+    [
+        ([by_form, by_length], "by_length"),
+        ([by_length, declared], None),  # it says so itself
+        ([by_length], None),  # there is no other
+        ([by_form, varied], None),  # which of them is not known, and a run refuses them
+    ],
+)
+def test_the_verdict_is_the_only_reward_that_knows_the_problem(functions: list[Any], verdict: str) -> None:
+    trainer = GRPOTrainer("tiny", functions, GRPOConfig(), ROWS)
+    marked = [s["name"] for r in trainer._settings["rewards"] for s in r.values() if s.get("verdict")]
+    assert marked == ([verdict] if verdict else [])
 
 
 @pytest.mark.parametrize(
@@ -86,7 +162,7 @@ def test_so_says_the_installed_trl(tmp_path: Path, names: dict[str, Any]) -> Non
         ({"num_generation": 4}, "'num_generation' is no argument of TRL's"),
         ({"warmup_ratio": 0.1}, "write train.warmup_steps"),
         ({"weight_decay": 0.01}, "TRL spares biases and norms"),
-        ({"use_vllm": True}, "write rollout.sampler"),
+        ({"use_vllm": True, "vllm_mode": "server"}, "on the servers that rollout.sampler.url names"),
         ({"deepspeed": "zero3.json"}, "write launch.processes"),
         ({"loss_type": "bnpo"}, "use loss_type: dapo"),
         ({"num_generations": 5}, "no multiple of 5 .num_generations."),

@@ -144,6 +144,7 @@ def test_the_explainers_numbers_are_in_the_guided_pages() -> None:
     assert z("tickets", 0) == pytest.approx([0.866, -0.866, 0.866, -0.866], abs=1e-3)
     assert z("tickets", 1) == pytest.approx([1, -1, 1, -1])
     assert z("apples", 0)[:2] == pytest.approx([0.77, -1.29], abs=5e-3)
+    assert z("cards", 0)[1:3] == pytest.approx([0.707, -1.414], abs=1e-3)
     assert z("sliders", 1) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-4)
     assert z("seven", 0)[0] > 0 > z("seven", 1)[0]
     assert z("scale", 0) == pytest.approx(z("scale", 1))
@@ -151,6 +152,10 @@ def test_the_explainers_numbers_are_in_the_guided_pages() -> None:
     steps = asked("steps", rewards="1,1,1,-1;1,1,1,1")["credits"]
     assert steps["sum_to_go"][0] == pytest.approx([-1.51, -1.89, -2.27, -2.65], abs=5e-3)
     assert steps["own_step"][0] == pytest.approx([0.38, 0.38, 0.38, -2.65], abs=5e-3)
+    (committing,) = (g for g in lab_texts()["guides"] if g["id"] == "prefix")
+    answer = asked("prefixes", **committing["looks"][0]["ask"])
+    assert answer["outcome"] == [0.5, 0.5, -0.5, -0.5]
+    assert [v[1:3] for v in answer["values"]] == [[0.5, 1]] * 2 + [[0.5, 0]] * 2
 
 
 def test_ppo_keeps_four_models_and_grpo_three() -> None:

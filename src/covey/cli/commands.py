@@ -141,7 +141,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     value = {r.folder.name: r.record() for r in results} | {last.kind: str(last.made)}
     lines = [f"{last.kind:<7} {last.made}"]
     if last.kind == "model":
-        try_it = sample_command(last.made, last.example, last.template)
+        called = loaded.stages()[-1].config.rollout.tools
+        tools = called.functions if called is not None else ()
+        try_it = sample_command(last.made, last.example, last.template, tools)
         lines += [f"curve   {last.folder / 'curve.svg'}", f"try it  {try_it}"]
     lines.append(f"see it  covey ui {shell_word(str(home))}")
     _print(as_json, value, lines)
@@ -220,6 +222,7 @@ def command_sample(
     chat: bool = False,
     system: str = "",
     chat_template_kwargs: str = "",
+    tools: str = "",
     seed: int = 0,
     as_json: Json = False,
 ) -> int:
@@ -232,11 +235,14 @@ def command_sample(
     :param chat: Send the prompts as a user's messages through the chat template.
     :param system: With --chat: the system message before them.
     :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
+    :param tools: What the model may call, as python,tools.py:look_up.
     """
     from covey import api
 
     arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
-    completions = api.sample(model, prompts, n, max_tokens, temperature, chat, seed, system, arguments)
+    called = [name.strip() for name in tools.split(",") if name.strip()]
+    manner = (n, max_tokens, temperature, chat, seed, system, arguments)
+    completions = api.sample(model, prompts, *manner, tools=called)
     by_prompt = list(zip(prompts, completions, strict=True))
     _print(as_json, dict(by_prompt), (f"{prompt}{text}" for prompt, texts in by_prompt for text in texts))
     return 0

@@ -80,6 +80,11 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"rollout.staleness {rollout.staleness}: {algorithm.advantage.name} samples continuations under "
             "the weights that sampled what they continue; use staleness 0, or another advantage"
         )
+    if rollout.tools is not None and "segments" in algorithm.needs:
+        yield (
+            f"rollout.tools: {algorithm.advantage.name} samples completions anew from their middle, perhaps "
+            "that of a call; use another advantage, or no tools"
+        )
     if rollout.top_k == 1:
         yield (
             "rollout.top_k 1: completions of a prompt would all be the same, so that there is nothing to "

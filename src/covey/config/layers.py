@@ -18,6 +18,7 @@ SHORT: Mapping[str, str] = {
     "algorithm": "name",
     "kl": "coef",
     "entropy": "coef",
+    "tools": "functions",
     **dict.fromkeys(AXES, "name"),
 }
 """Keys whose value may be short for a mapping, and the key in it that the short form gives."""
@@ -178,7 +179,7 @@ def put(raw: Mapping[str, object], key: str, value: object) -> dict[str, object]
     if not rest:
         return {**raw, head: value}
     below = raw.get(head)
-    if head in SHORT and isinstance(below, str | float | int):
+    if head in SHORT and isinstance(below, str | float | int | list):
         below = {SHORT[head]: below}
     return {**raw, head: put(below if isinstance(below, Mapping) else {}, rest, value)}
 

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
-
-MANY = 10_000_000
-"""Of problems or tokens: more is a slip of the keyboard."""
-
+from covey.config.sampling import Rollout
+from covey.config.section import MANY, Section
 
 Method = Literal[
     "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",
     "rejection_sampling", "filter",
 ]  # fmt: skip
-
-
-class Section(BaseModel):
-    """Strict: unknown keys are errors; values are read once and never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _plain(cls, value: object, info: ValidationInfo) -> object:
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
-            raise ValueError("a number is expected; YAML reads yes, no, on and off as true or false")
-        if value == "" and Path in {kind, *get_args(kind)}:
-            raise ValueError("a path is expected; the folder at hand is `.`")
-        if isinstance(value, str | Path) and "\0" in str(value):
-            raise ValueError("no text here may have a NUL byte")
-        if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise ValueError("this is no text, it has half a surrogate pair") from None
-        return value
 
 
 class Data(Section):
@@ -99,110 +74,6 @@ class Data(Section):
     @classmethod
     def _one_file(cls, value: object) -> object:
         return (value,) if isinstance(value, str | Path) else value
-
-
-class Servers(Section):
-    """Inference servers that sample in place of this process."""
-
-    url: tuple[str, ...] = Field(
-        (), description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang."
-    )
-    folder: Path | None = Field(
-        None, description="Where weights are written for the servers; by default `sync` in the run's folder."
-    )
-    tolerance: float | None = Field(
-        None,
-        ge=0,
-        description="Largest mean difference of log-probs to the trainer's, nats, after a change of weights; "
-        "by default ten times a server's first one, 1e-5 to 1e-4 in float32, to 0.03 in bfloat16.",
-    )
-    timeout: float = Field(
-        600.0, gt=0, le=10**6, description="Seconds that a group's completions or new weights may take."
-    )
-    patience: float = Field(
-        60.0, ge=0, le=10**6, description="Seconds to wait for a server when none is left, then the run ends."
-    )
-    restart: str | None = Field(
-        None,
-        description="Shell command that restarts the server at $COVEY_URL on the model folder $COVEY_MODEL, "
-        "where it has not taken new weights.",
-    )
-
-    @field_validator("url", mode="before")
-    @classmethod
-    def _one_address(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("url")
-    @classmethod
-    def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is no address, as http://127.0.0.1:8000")
-        if len(set(urls)) < len(urls):
-            raise ValueError("each server once")
-        return urls
-
-
-class Rollout(Section):
-    """How completions are sampled."""
-
-    group_size: int = Field(
-        8,
-        ge=1,
-        le=65_536,
-        description="Completions per prompt. More give a better baseline at a higher cost.",
-    )
-    prompts_per_step: int = Field(16, ge=1, le=65_536, description="Prompts sampled for a training step.")
-    max_tokens: int = Field(
-        512, ge=1, le=MANY, description="Longest completion, tokens; longer ones are truncated."
-    )
-    temperature: float = Field(
-        1.0, ge=0, le=100, description="Of sampling; the loss uses the same. Published runs use 0.6 to 1.0."
-    )
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep this much probability.")
-    top_k: int = Field(0, ge=0, le=MANY, description="Keep the k likeliest tokens; 0 keeps all.")
-    stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
-    curriculum: Literal["off", "frontier"] = Field(
-        "off", description="`frontier` draws problems by how close their pass rate is to one half."
-    )
-    adapt_group_size: bool = Field(
-        False, description="Spread the step's completions over prompts by their remembered pass rates."
-    )
-    prepass: int = Field(
-        0,
-        ge=0,
-        le=65_536,
-        description="Completions of every training problem before the first step, so that its pass rate is "
-        "known to the curriculum and to adapt_group_size; 0: none.",
-    )
-    retire_after: int = Field(
-        0,
-        ge=0,
-        le=1_000,
-        description="A problem that was solved (pass rate .9 or more) so many times in a row is not drawn "
-        "again, unless all are; 0: never.",
-    )
-    mask_truncated: bool = Field(False, description="Train no token of truncated completions.")
-    max_resampling_rounds: int = Field(
-        4, ge=0, le=1_000, description="Rounds of resampling for groups that a filter dropped."
-    )
-    max_running: int = Field(
-        256, ge=1, le=65_536, description="Completions generated at once, by each server; bounds the cache."
-    )
-    staleness: int = Field(
-        0,
-        ge=0,
-        le=1_000,
-        description="Training steps that sampling may run ahead of the weights; 0 waits for every update.",
-    )
-    sampler: Servers | None = Field(None, description="Sample on servers: {url: [http://127.0.0.1:8000]}.")
-
-    @model_validator(mode="after")
-    def _completions(self) -> Rollout:
-        if self.group_size * self.prompts_per_step > MANY:
-            raise ValueError(f"group_size times prompts_per_step is more than {MANY:,}")
-        return self
 
 
 class Train(Section):

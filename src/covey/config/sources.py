@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from covey.config.layers import Setting
-from covey.config.schema import Config, Section
+from covey.config.schema import Config
+from covey.config.section import Section
 from covey.errors import ConfigError
 
 MAX_BYTES = 1 << 20

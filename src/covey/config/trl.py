@@ -21,6 +21,7 @@ SAME: Mapping[str, str] = {
     "num_generations": "rollout.group_size",
     "num_generations_eval": "eval.samples",
     "max_completion_length": "rollout.max_tokens",
+    "max_tool_calling_iterations": "rollout.tools.max_calls",
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p",
     "top_k": "rollout.top_k",
@@ -160,7 +161,6 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
     "sampling has rollout.temperature, top_p, top_k and stop, nothing else": (
         *("min_p", "repetition_penalty", "generation_kwargs", "vllm_structured_outputs_regex"),
     ),
-    "completions are single-turn": ("max_tool_calling_iterations",),
     ALWAYS: (
         *("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node"),
         *("logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica"),

@@ -140,6 +140,39 @@ def _(seen: Seen) -> str | None:
 
 
 @_rule(
+    "tools_fail",
+    scaled("rollout.tools.max_calls", 2, 2),
+    scaled("rollout.tools.timeout", 3, 3),
+    advice="the answers in `covey ui`: what do they say is wrong?",
+    explains=(*NO_SIGNAL, *STILL),
+)
+def _(seen: Seen) -> str | None:
+    """More than half of what tools answer reports an error, and a twentieth of the completions call any.
+    Because a model that is refused more often than served learns to do without.
+    """
+    failed, used = seen.late("tools/failed"), seen.late("tools/used")
+    return (
+        f"{percent(failed)} of what the tools answer reports an error"
+        if failed > 0.5 and used > 0.05
+        else None
+    )
+
+
+@_rule(
+    "tools_unused",
+    scaled("rollout.temperature", 1.3, 1.3, most=2.0),
+    advice="a stage with method: sft on worked answers that call, or a prompt that says how",
+    explains=NO_SIGNAL,
+)
+def _(seen: Seen) -> str | None:
+    """From the third step, fewer than one in a hundred completions call a tool. Because what is never sampled
+    is never paid: the model cannot find out what a call would bring.
+    """
+    used = seen.late("tools/used")
+    return f"{percent(used)} of the completions call a tool" if seen.after(3) and used < 0.01 else None
+
+
+@_rule(
     "sure_from_start",
     scaled("rollout.temperature", 1.3, 1.3, most=2.0),
     advice="a cold start that ends earlier (train.stop_at)",

@@ -21,8 +21,12 @@ def example_of(problems: Sequence[Problem]) -> Problem:
     return next((p for p in few if _simple(p)), min(few, key=lambda p: len(str(p.prompt))))
 
 
-def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, object]) -> str:
-    """The `covey sample` line for a prompt, safe to paste into bash or zsh."""
+def sample_command(
+    model: Path, prompt: str | Messages, template: Mapping[str, object], tools: Sequence[str] = ()
+) -> str:
+    """The `covey sample` line for a prompt, safe to paste into bash or zsh; ``tools`` bring their schemas."""
+    if tools:
+        template = {name: value for name, value in template.items() if name != "tools"}
     system, text = last_turn(prompt)
     words = ["covey sample", shell_word(str(model))]
     if not isinstance(prompt, str):
@@ -32,6 +36,7 @@ def sample_command(model: Path, prompt: str | Messages, template: Mapping[str, o
         if template:
             arguments = json.dumps(template, ensure_ascii=False)
             words.append(f"--chat-template-kwargs={shell_word(arguments)}")
+    words += [f"--tools={shell_word(','.join(tools))}"] if tools else []
     # The command takes what begins with a hyphen for an option, unless it comes after `--`.
     before = ["--"] if text.startswith("-") else []
     quoted = shell_word(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -175,3 +175,12 @@ def device_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return available_memory()
+
+
+def slower(policy: Policy) -> Iterator[str]:
+    """What it costs that a model is not computed by our own forward, as measured on a CPU."""
+    if policy.decoder is None:
+        yield (
+            f"note: {policy.model.config.model_type} runs through its Hugging Face modules: rollouts take "
+            "about 3 times as long as in covey's own forward, updates 4 times (docs/performance.md#models)"
+        )

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, 
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ '<|im_start|>system\ntools:' if loop.first }}"
+    " {{ (tool['function'] or tool)['name'] }}{{ '<|im_end|>\n' if loop.last }}{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
     "{% for call in m['tool_calls'] or [] %}<tool_call>{{ call | tojson }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}"

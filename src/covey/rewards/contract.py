@@ -32,7 +32,7 @@ from covey.sandbox.confine import Limits
 from covey.types import Completion, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
-GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "sampled_ids", *FROM_TRAINER}
+GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "sampled_ids", "turns", *FROM_TRAINER}
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "solution_str", "ground_truth", "data_source", "extra_info"
 }  # fmt: skip
@@ -223,8 +223,11 @@ class Reward:
         if "sampled_ids" in self.parameters:
             available["sampled_ids"] = [c.tokens[c.drawn].tolist() for c in completions]
         if "token_ends" in self.parameters:
-            ends = [token_ends(c.tokens.tolist(), context.decode) for c in completions]
+            ends = [drawn_ends(c, context.decode) for c in completions]
             available["token_ends"] = ends[0] if self.per_sample else ends
+        if "turns" in self.parameters:
+            turns = [turns_of(c, context.decode) for c in completions]
+            available["turns"] = turns[0] if self.per_sample else turns
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
         given = {**available, **self.settings}
@@ -299,6 +302,20 @@ def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) ->
             known, before, read = known + len(new) - len(old), read, place
         ends.append(known)
     return ends
+
+
+def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """``token_ends`` in a completion's text, to which inserted tokens add nothing."""
+    ends = [0, *token_ends(completion.tokens[completion.drawn].tolist(), decode)]
+    return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
+
+
+def turns_of(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[dict[str, str]]:
+    """What the model wrote and what tools said to it, one after another, as {role, content}."""
+    if completion.sampled is None:
+        return [{"role": "assistant", "content": completion.text}]
+    parts = [("assistant" if drawn else "tool", ids) for drawn, ids in completion.parts]
+    return [{"role": role, "content": decode(ids.tolist())} for role, ids in parts]
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:

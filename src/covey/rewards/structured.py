@@ -45,7 +45,7 @@ def json_schema(
 
 
 Comparator = Literal["exact", "number", "text", "set", "any"]
-ToolCall = Mapping[str, Any]
+JsonCall = Mapping[str, Any]
 """The name of a tool and its arguments."""
 COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
     "exact": lambda a, b: _canonical(a) == _canonical(b),
@@ -105,14 +105,14 @@ def tool_calls(
     return Score(value, extracted=json.dumps(made)[:500], metrics={"calls": float(len(made))})
 
 
-def _expected(column: object) -> list[ToolCall]:
+def _expected(column: object) -> list[JsonCall]:
     calls = json.loads(column) if isinstance(column, str) else column
     if not isinstance(calls, Sequence) or not all(isinstance(c, Mapping) and "name" in c for c in calls):
         raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
     return list(calls)
 
 
-def _made(completion: TextOrMessages) -> list[ToolCall] | None:
+def _made(completion: TextOrMessages) -> list[JsonCall] | None:
     """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
     found: list[Any] = []
     for message in completion if isinstance(completion, list) else ():
@@ -136,7 +136,7 @@ def _made(completion: TextOrMessages) -> list[ToolCall] | None:
     return found
 
 
-def _same_call(expected: ToolCall, made: ToolCall, compare: Mapping[str, Comparator]) -> bool:
+def _same_call(expected: JsonCall, made: JsonCall, compare: Mapping[str, Comparator]) -> bool:
     ours, theirs = expected.get("arguments", {}), made["arguments"]
     if expected["name"] != made["name"] or not isinstance(theirs, Mapping) or set(ours) != set(theirs):
         return False

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from covey import types
+from covey.calling.offered import load_tools
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.integrity import digest_of
@@ -37,7 +38,9 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     """name -> sha256 of every file the run has read; files of the project by their path in its folder."""
     files = {_name(path, loaded.folder): path for path in data_files(loaded)}
     chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
-    functions = [f.function for f in (*rewards, *chosen)]
+    tools = loaded.config.rollout.tools
+    called = load_tools(tools.functions, loaded.folder).values() if tools is not None else ()
+    functions = [f.function for f in (*rewards, *chosen, *called)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
     model, given = loaded.config.model, dict[str, str]()
     if isinstance(model, GivenModel):

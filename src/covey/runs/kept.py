@@ -23,7 +23,14 @@ from covey.types import Completion, SamplingMask
 
 PENDING = "pending"
 FILE = re.compile(r"(\d{8,})\.jsonl")
-ARRAYS = {"tokens": "int64", "logprobs": "float32", "versions": "int64", "ids": "int32", "ends": "int64"}
+ARRAYS = {
+    "tokens": "int64",
+    "logprobs": "float32",
+    "versions": "int64",
+    "ids": "int32",
+    "ends": "int64",
+    "sampled": "bool",
+}
 """What a line holds as base64, and of which type."""
 
 
@@ -52,6 +59,8 @@ class Kept:
         arrays = {"tokens": c.tokens, "logprobs": c.logprobs, "versions": c.token_versions}
         if c.sampling_mask is not None:
             arrays |= {"ids": c.sampling_mask.ids, "ends": c.sampling_mask.ends}
+        if c.sampled is not None:
+            arrays["sampled"] = c.sampled
         packed = {n: base64.b64encode(a.astype(ARRAYS[n]).tobytes()).decode() for n, a in arrays.items()}
         name = _name(request, done.sample, params)
         record = json.dumps({"name": name, "text": c.text, "finish": c.finish, **packed}).encode()
@@ -102,4 +111,5 @@ def _completion(record: Mapping[str, str]) -> Completion:
     finish: Literal["stop", "length"] = "stop" if record["finish"] == "stop" else "length"
     tokens, logprobs, versions = (arrays[n].copy() for n in ("tokens", "logprobs", "versions"))
     version = int(versions[0]) if len(versions) else 0
-    return Completion(tokens, logprobs, record["text"], finish, version, mask, versions=versions)
+    drawn = arrays.get("sampled")
+    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions)

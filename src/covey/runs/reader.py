@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from covey.config.load import Loaded, load_config, moved
-from covey.config.schema import Config, Section
+from covey.config.schema import Config
+from covey.config.section import Section
 from covey.config.sources import read_yaml
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import read_record

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from covey.models.policy import Policy
-from covey.types import Completion
+from covey.types import NO_PROBLEM, Completion, Problem
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ class Request:
     """One key per completion: its t-th token is drawn with the t-th uniform of this key."""
     begun: int = 0
     """How many tokens of a completion that was begun elsewhere the prompt ends with."""
+    room: int | None = None
+    """Tokens at most, where that is less than ``SamplingParams.max_tokens``."""
+    problem: Problem = NO_PROBLEM
+    """Whose prompt it is, for tools that read its columns."""
+
+    def most(self, params: SamplingParams) -> int:
+        """Tokens of a completion at most."""
+        return params.max_tokens if self.room is None else min(self.room, params.max_tokens)
 
 
 class Sampled(NamedTuple):
@@ -66,10 +74,13 @@ class Weights(Protocol):
 class Sampler(Protocol):
     """Anything that can answer requests with completions."""
 
-    version: int
-    """Optimizer steps its weights have seen; set by whoever moves them."""
-    shares: bool
-    """Whether each of several processes samples a share of the requests; else the first asks for them all."""
+    @property
+    def version(self) -> int:
+        """Optimizer steps its weights have seen."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether each of several processes samples a share of the requests; else the first asks for all."""
 
     @property
     def bit_exact(self) -> bool:

@@ -187,6 +187,7 @@ class _Running:
         self.versions = torch.zeros(shape, dtype=torch.int64, device=policy.device)
         self.uniform = torch.zeros(shape, device=policy.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=policy.device)
+        self.most = torch.full((slots,), params.max_tokens, device=policy.device)
         self.slots = torch.arange(slots, device=policy.device)
         self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
         self.kept: list[list[np.ndarray]] = []
@@ -202,6 +203,7 @@ class _Running:
         slot, stream = self.count, request.streams[owner[1]]
         draws = uniforms(stream, self.params.max_tokens, request.begun)
         self.uniform[slot] = torch.from_numpy(draws)
+        self.most[slot] = request.most(self.params)
         self.lengths[slot] = length = len(begun.tokens) if begun else 0
         if begun is not None:
             self.tokens[slot, :length], self.logprobs[slot, :length] = begun.tokens, begun.logprobs
@@ -241,7 +243,7 @@ class _Running:
             stopped |= torch.tensor(
                 [self._stop_string(slot) for slot in range(self.count)], device=stopped.device
             )
-        full = self.lengths[: self.count] == self.params.max_tokens
+        full = self.lengths[: self.count] == self.most[: self.count]
         slots = (stopped | full).nonzero()[:, 0]
         return {
             slot: "stop" if stop else "length"
@@ -270,7 +272,7 @@ class _Running:
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""
-        every = (self.tokens, self.logprobs, self.versions, self.uniform, self.lengths)
+        every = (self.tokens, self.logprobs, self.versions, self.uniform, self.lengths, self.most)
         for rows in every if compaction.sources else ():
             rows[compaction.targets] = rows[compaction.sources]
         self.owners, self.kept = compaction.apply(self.owners), compaction.apply(self.kept)

@@ -25,7 +25,7 @@ from urllib.error import HTTPError
 import numpy as np
 import torch
 
-from covey.config.schema import Servers
+from covey.config.sampling import Servers
 from covey.errors import ConfigError, SamplersLost
 from covey.models.packing import pack
 from covey.models.policy import Policy, copy_trained, save_policy
@@ -35,7 +35,7 @@ from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, recognize
 from covey.sampling.restart import restart
 from covey.sampling.servers import FAILURES, TRY_AGAIN, Asking, Piece, RemoteServer, WorkList, reason_of
-from covey.types import Completion, SamplingMask
+from covey.types import Completion
 from covey.web import ask
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
@@ -154,16 +154,11 @@ class RemoteSampler:
         """What there is of a completion with the segment that was added to it."""
         tokens = np.array(one.tokens, dtype=np.int64)
         logprobs = np.array(one.logprobs, dtype=np.float32)
-        versions, mask = np.full(len(tokens), version), one.sampling_mask
-        if begun is not None:
-            tokens = np.concatenate([begun.tokens, tokens])
-            logprobs = np.concatenate([begun.logprobs, logprobs])
-            versions = np.concatenate([begun.token_versions, versions])
-            mask = SamplingMask.join([m for m in (begun.sampling_mask, mask) if m]) if mask else None
+        versions = np.full(len(tokens), version) if self.lags else None
+        own = Completion(tokens, logprobs, "", one.finish, version, one.sampling_mask, versions=versions)
+        whole = own if begun is None else begun.then(own)
         # The text is the tokens', whatever the server's own detokenizer made of them.
-        text = self.policy.decode(tokens.tolist())
-        by_token = versions if self.lags else None
-        return Completion(tokens, logprobs, text, one.finish, int(versions[0]), mask, versions=by_token)
+        return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
 
     def _present(self) -> list[RemoteServer]:
         return [s for s in self.servers if not s.lost and s.version == self.version]
@@ -207,7 +202,8 @@ class RemoteSampler:
                 work.again(piece)
                 break
             done = [self._completion(piece.begun, one, version) for one in found]
-            if done[0].finish == "length" and done[0].length < work.params.max_tokens:
+            most = work.requests[piece.request].most(work.params)
+            if done[0].finish == "length" and done[0].length < most:
                 work.again(replace(piece, begun=done[0]))
                 continue
             pairs = zip(piece.samples, done, strict=True)
@@ -234,7 +230,7 @@ class RemoteSampler:
         """A piece from a server, or a segment of it."""
         request, begun = work.requests[piece.request], piece.begun
         streams, drawn = [request.streams[s] for s in piece.samples], 0 if begun is None else begun.length
-        room = work.params.max_tokens - drawn
+        room = request.most(work.params) - drawn
         if self.lags and not work.params.stop:  # which may begin in one segment and end in the next
             room = min(room, SEGMENT)
         prompt = request.prompt if begun is None else np.concatenate([request.prompt, begun.tokens])

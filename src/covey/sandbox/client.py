@@ -77,8 +77,15 @@ class ForkServer:
         exec_too: bool = False,
         path: Sequence[str] = (),
         confined: bool = True,
+        at_once: int | None = None,
+        folder: str = "/",
     ) -> None:
-        """``confined=False``: for trusted code, which keeps this user's rights and environment."""
+        """``confined=False``: for trusted code, which keeps this user's rights and environment.
+
+        ``at_once``: children of ``call`` at the same time; None: one for each CPU. ``folder`` is where all
+        of them begin.
+        """
+        self.at_once = at_once or available_cpus()
         self.options = {
             "preload": list(preload),
             "readable": [*python_folders(), *readable],
@@ -88,6 +95,7 @@ class ForkServer:
             "package": str(Path(__file__).resolve().parents[1]),
             "path": [*installed(), *path],
             "confined": confined,
+            "folder": folder,
         }
         self.environment = CLEAN_ENVIRONMENT if confined else {"PYTHONHASHSEED": "0", **os.environ}
         self.flags = ["-s", "-P", "-S", "-B"] if confined else ["-P"]
@@ -98,7 +106,7 @@ class ForkServer:
 
     def _forget(self) -> None:
         """Own no server: the state of a new object, and of one that a fork has copied."""
-        self.slots = threading.BoundedSemaphore(available_cpus())
+        self.slots = threading.BoundedSemaphore(self.at_once)
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self.control: socket.socket | None = None

@@ -199,7 +199,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
     """Prepare as ``options`` say, report, and run. Called by the client's start-up line."""
     control = socket.socket(fileno=descriptor)
     try:
-        os.chdir("/")
+        os.chdir(options["folder"])
         adopt_orphans()
         for module in options["preload"]:
             getattr(driver.load_module(module), "warm_up", lambda: None)()

@@ -10,7 +10,7 @@ from typing import Literal
 
 from covey.errors import DataError
 from covey.rng import key
-from covey.types import Problem
+from covey.types import Messages, Problem
 
 Split = Literal["train", "test"]
 TEST_SHARE = 8
@@ -46,10 +46,11 @@ def _distinct(task: Task, split: Split, attempts: int) -> Iterator[Problem]:
     rng = random.Random(key("task", task.name, split))
     for _ in range(attempts):
         row = task.generate(rng)
-        prompt = str(row.pop("prompt"))
-        if prompt in seen or split_of(prompt) != split:
+        said = row.pop("prompt")
+        prompt: str | Messages = said if isinstance(said, list) else str(said)
+        if str(prompt) in seen or split_of(str(prompt)) != split:
             continue
-        seen.add(prompt)
+        seen.add(str(prompt))
         yield Problem(f"{task.name}/{split}/{len(seen)}", prompt, row)
 
 

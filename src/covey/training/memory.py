@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from covey.calling.turns import innermost
 from covey.learned import reward_model_bytes
 from covey.learner.memory import asked_of, forecast, planned_tokens, program_bytes, shape_of
 from covey.models.alive import alive_bytes
@@ -74,7 +75,7 @@ def memory_measured(run: Run) -> dict[str, int]:
 
     ``activations`` is what a forward pass leaves for its backward pass, of the policy or of its critic.
     """
-    own, reference = run.learner.alive(), run.learner.reference
+    own, reference, sampler = run.learner.alive(), run.learner.reference, innermost(run.sampler)
     critic = run.critic.alive() if run.critic is not None else dict.fromkeys(own, 0)
     return {
         **{name: own[name] for name in TRAINED},
@@ -82,5 +83,5 @@ def memory_measured(run: Run) -> dict[str, int]:
         "critic": sum(critic[name] for name in TRAINED),
         "reward models": reward_model_bytes(run.rewards),
         "activations": max(own["activations"], critic["activations"]),
-        "sampling": run.sampler.most_memory if isinstance(run.sampler, LocalSampler) else 0,
+        "sampling": sampler.most_memory if isinstance(sampler, LocalSampler) else 0,
     }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.calling.turns import innermost
+from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
-from covey.config.schema import Config, Servers
+from covey.config.sampling import Servers
+from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
@@ -20,7 +23,7 @@ from covey.kernels.calls import follow
 from covey.learned import LEARNED
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
-from covey.models.load import load_policy
+from covey.models.load import load_policy, slower
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
@@ -62,7 +65,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     check_tracker(config.tracker)
     source = load_source(loaded)
     rewards = judges(loaded, source, options)
-    source = usable_problems(source, rewards, loaded, console)
+    toolbox = toolbox_of(loaded)
+    source = with_schemas(usable_problems(source, rewards, loaded, console), toolbox)
     set_process(config)
     follow_products(config)
     policy, learned = begin(loaded, source)
@@ -70,7 +74,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
-    for note in (*slower(policy), *unseen_by_model(policy, [*source.train, *source.test], config)):
+    unseen = unseen_by_model(policy, [*source.train, *source.test], config)
+    for note in (*slower(policy), *unseen, *untold(policy, source, toolbox)):
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
@@ -79,7 +84,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     run = Run(
         loaded=loaded,
         learner=Learner(policy, config.train, reference, head=policy.value, pace=pace),
-        sampler=_sampler(policy.whole, config, train_set, options),
+        sampler=with_tools(_sampler(policy.whole, config, train_set, options), policy.whole, toolbox),
         rewards=rewards,
         train_set=train_set,
         test_set=test_set,
@@ -171,19 +176,11 @@ def connect(run: Run) -> None:
         if learner is not None:
             learner.before_micro_batch, learner.when_halved = before_micro_batch, when_halved
             learner.when_lost = when_lost
-    if isinstance(run.sampler, LocalSampler):
-        run.sampler.on_fewer = on_fewer
-    if isinstance(run.sampler, RemoteSampler):
-        run.sampler.say, run.sampler.waiting = servers_changed, run.stop.check
-
-
-def slower(policy: Policy) -> Iterator[str]:
-    """What it costs that a model is not computed by our own forward, as measured on a CPU."""
-    if policy.decoder is None:
-        yield (
-            f"note: {policy.model.config.model_type} runs through its Hugging Face modules: rollouts take "
-            "about 3 times as long as in covey's own forward, updates 4 times (docs/performance.md#models)"
-        )
+    sampler = innermost(run.sampler)
+    if isinstance(sampler, LocalSampler):
+        sampler.on_fewer = on_fewer
+    if isinstance(sampler, RemoteSampler):
+        sampler.say, sampler.waiting = servers_changed, run.stop.check
 
 
 def follow_products(config: Config) -> None:

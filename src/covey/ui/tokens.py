@@ -41,6 +41,7 @@ def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
         raise ConfigError(f"{folder}: step {step} has no completion {sample} of group {group}")
     row, arrays = log.rows[places[sample]], log.of_completion(places[sample])
     tokenizer, ids = tokenizer_of(folder), arrays["tokens"].tolist()
+    drawn = arrays.get("sampled", np.ones(len(ids), bool))
     values = {
         "applied": arrays.get("applied"),
         "advantage": arrays["advantages"],
@@ -60,7 +61,8 @@ def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
         "ids": ids,
         "pieces": None if tokenizer is None else token_pieces(tokenizer, ids),
         "quantities": {k: QUANTITIES[k] for k, v in values.items() if v is not None},
-        "values": {k: v for k, v in values.items() if v is not None},
+        "values": {k: np.where(drawn, v, np.nan) for k, v in values.items() if v is not None},
+        "inserted": np.flatnonzero(~drawn).tolist(),
     }
 
 

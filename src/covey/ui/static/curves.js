@@ -21,6 +21,8 @@ const CHARTS = [
   ["Gradient moved elsewhere", [known("gradient_share/overweight", "to very easy or hard prompts, by the std"), known("gradient_share/shared_prefix", "blame on what good siblings say too")], percent],
   ["Problems by pass rate", /^(difficulty|curriculum)\//],
   ["Gradient norm", [known("optimizer/grad_norm", "norm")]],
+  ["Tools, per completion", [known("tools/turns", "turns answered"), known("tools/used", "completions that used any")]],
+  ["Answers of tools that report an error", [known("tools/failed", "of all answers")], percent],
   ["Signs of reflection per completion", [known("text/reflection/correct", "correct"), known("text/reflection/incorrect", "incorrect")]],
   ["How it writes", [known("text/duplicates", "copies"), known("text/repetition", "repetition"), known("text/mixed_scripts", "mixed scripts")], percent],
   ["Sampler against trainer, nats", [known("mismatch/mean", "mean"), known("mismatch/max", "largest")]],

@@ -21,8 +21,9 @@ export async function tokenPage(run, step, group, sample, focus) {
   const shown = { ...found.quantities, ...(clip ? { clip: "what the clip rule, a mask or a token weight did" } : {}) };
   let quantity = ["applied", "advantage"].find((q) => values[q]?.some((v) => v)) ?? "logprob";
   let current = Math.min(Number(focus) || 0, Math.max(ids.length - 1, 0));
+  const inserted = new Set(found.inserted);
   const starts = new Set(Object.values(row.steps ?? {}).flat().map(([a]) => a));
-  const spans = ids.map((id, t) => h("span", { class: `tok ${starts.has(t) ? "begins" : ""}`, "data-t": t, role: "option", id: `t${t}` }, piece(t)));
+  const spans = ids.map((id, t) => h("span", { class: `tok ${starts.has(t) ? "begins" : ""} ${inserted.has(t) ? "inserted" : ""}`, "data-t": t, role: "option", id: `t${t}` }, piece(t)));
   const text = h("div", { class: "tokens", tabindex: "0", role: "listbox", "aria-label": "The tokens of this completion; arrows move", onkeydown: key, onclick: (e) => move(e.target.closest(".tok")), onpointerover: (e) => move(e.target.closest(".tok"), false) }, spans);
   const panel = h("aside", { class: "panel", "aria-live": "polite" }), legend = h("div", { class: "legend" }), drawing = h("div", { class: "along" });
 
@@ -44,7 +45,7 @@ export async function tokenPage(run, step, group, sample, focus) {
     const twoSided = SIGNED.has(quantity) || quantity === "ratio";
     spans.forEach((span, t) => {
       span.classList.remove("up", "down", "one", "none", "silent");
-      const v = quantity === "clip" ? clip[t] : values[quantity][t];
+      const v = inserted.has(t) ? null : quantity === "clip" ? clip[t] : values[quantity][t];
       if (v === null || v === "unseen") { span.classList.add("none"); span.style.removeProperty("--part"); return; }
       if (quantity === "clip") { span.classList.add(v === "silent" ? "silent" : "one"); span.style.setProperty("--part", v === "kept" ? 0.35 : 0); return; }
       const middle = (low + high) / 2;
@@ -52,9 +53,10 @@ export async function tokenPage(run, step, group, sample, focus) {
       span.classList.add(twoSided ? (v >= middle ? "up" : "down") : "one");
       span.style.setProperty("--part", part.toFixed(3));
     });
-    legend.replaceChildren(...(quantity === "clip"
+    const said = inserted.size ? [h("span", { class: "tok inserted" }, "said by a tool: read, not trained")] : [];
+    legend.replaceChildren(...said, ...(quantity === "clip"
       ? [h("span", { class: "tok one", vars: { "--part": 0.35 } }, "pushed"), h("span", { class: "tok silent" }, "silenced"), h("span", { class: "tok none" }, "no update saw it")]
-      : [h("span", { class: "num" }, fmt(low, near(low), SIGNED.has(quantity))), h("span", { class: `ramp ${twoSided ? "two" : quantity === "logprob" ? "back" : "one"}` }), h("span", { class: "num" }, fmt(high, near(high), SIGNED.has(quantity))), ...(values[quantity].includes(null) ? [h("span", { class: "tok none" }, "no update saw it")] : [])]),
+      : [h("span", { class: "num" }, fmt(low, near(low), SIGNED.has(quantity))), h("span", { class: `ramp ${twoSided ? "two" : quantity === "logprob" ? "back" : "one"}` }), h("span", { class: "num" }, fmt(high, near(high), SIGNED.has(quantity))), ...(values[quantity].some((v, t) => v === null && !inserted.has(t)) ? [h("span", { class: "tok none" }, "no update saw it")] : [])]),
     h("span", { class: "muted" }, shown[quantity]));
     const xs = ids.map((_, t) => t);
     drawing.replaceChildren(quantity === "clip" || ids.length < 2 ? "" : lines({ label: `${NAMES[quantity]} along the completion`, series: [{ name: NAMES[quantity], tone: "a", xs, ys: values[quantity] }], x: "token", width: 1100, height: 140, ...(quantity === "ratio" ? { yRange: [low, high] } : {}) }));
@@ -67,7 +69,7 @@ export async function tokenPage(run, step, group, sample, focus) {
     spans.forEach((s, t) => s.classList.toggle("at", t === current));
     const one = (name, value) => h("tr", { class: name === quantity ? "now" : "" }, h("th", { scope: "row" }, NAMES[name] ?? name), h("td", {}, typeof value === "number" || value === null ? num(value, near(value ?? 1), SIGNED.has(name)) : value));
     panel.replaceChildren(h("h3", {}, `Token ${current}`, h("span", { class: "muted num" }, ` of ${ids.length}`)), h("p", { class: "piece" }, h("code", {}, pieces ? (pieces[current] === "" ? "part of a character" : written(JSON.stringify(pieces[current]))) : "no tokenizer at hand")),
-      h("table", {}, h("tbody", {}, one("id", String(ids[current])), Object.keys(found.quantities).map((q) => one(q, values[q][current])), clip ? one("clip", STATES[clip[current]]) : null)));
+      h("table", {}, h("tbody", {}, one("id", String(ids[current])), Object.keys(found.quantities).map((q) => one(q, values[q][current])), clip ? one("clip", inserted.has(current) ? "a tool said it: read, not trained" : STATES[clip[current]]) : null)));
   }
 
   function move(span, force = true) {

@@ -1,0 +1,116 @@
+"""Running calls: each in a process of its own that can be killed, model-written code in the sandbox."""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+from covey.calling.builtin import PYTHON_PROGRAM, calculate, python
+from covey.calling.calls import ToolCall
+from covey.calling.offered import Tool, load_tools
+from covey.config.sampling import ToolUse
+from covey.config.schema import Sandbox
+from covey.errors import CoveyError, DataError
+from covey.rewards.threads import Call, Executor
+from covey.sandbox.base import Outcome, SandboxBackend
+from covey.sandbox.choice import choose
+from covey.sandbox.client import ForkServer
+from covey.sandbox.confine import Limits
+from covey.types import Problem
+
+ERROR = "error: "
+"""How a result begins that reports one. The model reads it and may try again."""
+MOST_CHARACTERS = 10_000
+"""Of a result; longer ones are cut before they are tokens."""
+CHILD = "covey.calling.child"
+"""What a call's process runs: light, because it is forked for each."""
+CALLS_AT_ONCE = 32
+"""Calls under way: most wait for something else than this processor."""
+
+
+class Toolbox:
+    """The tools of a run, and the processes that they run in. Safe from any thread."""
+
+    def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
+        """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
+        self.tools, self.functions = tools, load_tools(tools.functions, folder)
+        self.sandbox: SandboxBackend | None = None
+        if any(tool.function is python for tool in self.functions.values()):
+            self.sandbox = choose(**sandbox.model_dump()).sandbox
+        self.executor = Executor()
+        places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
+        files = [str(Path(place).parent) for place in places if place.endswith(".py")]
+        path = [*files, str(folder.resolve()), *sys.path]
+        self.server = ForkServer(
+            preload=[CHILD, *places],
+            confined=False,
+            path=path,
+            at_once=CALLS_AT_ONCE,
+            folder=str(Path.cwd()),
+        )
+
+    @property
+    def schemas(self) -> list[dict[str, object]]:
+        """What a chat template tells the model."""
+        return [tool.schema for tool in self.functions.values()]
+
+    def begin(self, call: ToolCall, problem: Problem) -> Call[str]:
+        """Start a call; its result will be text for the model."""
+        run = partial(self.result, call, problem)
+        return self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)  # its process has a clock
+
+    def result(self, call: ToolCall, problem: Problem) -> str:
+        """What a call comes to, an error included. Raises CoveyError if it cannot even be tried."""
+        tool = self.functions.get(call.name)
+        wrong = call.wrong or (tool.wrong_with(call.arguments) if tool else self._unknown(call.name))
+        if wrong or tool is None:
+            return ERROR + wrong
+        if tool.function is calculate:
+            outcome = _here(call)
+        elif tool.function is python:
+            outcome = self._in_sandbox(call)
+        else:
+            outcome = self._in_child(tool, call, problem)
+        if outcome.kind == "lost":
+            raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
+        text = _text(outcome)[:MOST_CHARACTERS]
+        return text if outcome.kind == "ok" else ERROR + text.strip()
+
+    def _unknown(self, name: str) -> str:
+        return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
+
+    def _in_child(self, tool: Tool, call: ToolCall, problem: Problem) -> Outcome:
+        columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
+        limits = Limits(wall=self.tools.timeout)
+        try:
+            return self.server.call(
+                f"{CHILD}:call_tool", *tool.home, {**call.arguments, **columns}, limits=limits
+            )
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{problem.id}: columns {', '.join(columns)} cannot be sent to the process of the tool "
+                f"{tool.name}: {error}. What is JSON can be"
+            ) from None
+
+    def _in_sandbox(self, call: ToolCall) -> Outcome:
+        assert self.sandbox is not None
+        seconds = self.tools.timeout
+        limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=4 * MOST_CHARACTERS)
+        return self.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
+
+
+def _here(call: ToolCall) -> Outcome:
+    """Arithmetic needs no process of its own: it is bounded, and a fork takes a hundred times as long."""
+    try:
+        return Outcome("ok", calculate(**call.arguments))  # type: ignore[arg-type]
+    except ValueError as error:
+        return Outcome("error", text=str(error))
+
+
+def _text(outcome: Outcome) -> str:
+    """In words for the model."""
+    if outcome.kind == "ok":
+        return str(outcome.value)
+    return outcome.text or outcome.kind

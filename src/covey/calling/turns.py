@@ -1,0 +1,135 @@
+"""A sampler of several turns: what tools say to a turn is inserted, and the completion goes on.
+
+A turn that ends with calls is answered while others are still being sampled. Once all turns of a round have
+ended, those that were answered go on from their tokens, each with its own random stream. Inserted tokens
+are read and never trained (``Completion.sampled``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from covey.calling.calls import ToolCall, calls_in
+from covey.calling.inserted import answer_tokens
+from covey.calling.running import Toolbox
+from covey.models.policy import Policy
+from covey.rewards.structured import CLOSE_CALL
+from covey.rewards.threads import Call
+from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
+from covey.sampling.local import Owner
+from covey.types import NO_PROBLEM, Completion, SamplingMask
+
+
+class Called(NamedTuple):
+    """A completion whose last turn ended with calls, and what will be said to them."""
+
+    owner: Owner
+    begun: Completion
+    calls: Sequence[ToolCall]
+    results: Sequence[Call[str]]
+
+
+class TurnSampler:
+    """``covey.sampling.base.Sampler``, around another that samples the turns."""
+
+    def __init__(self, sampler: Sampler, policy: Policy, toolbox: Toolbox) -> None:
+        self.sampler, self.policy, self.toolbox = sampler, policy, toolbox
+
+    @property
+    def version(self) -> int:
+        """Of the weights that are sampled from."""
+        return self.sampler.version
+
+    @property
+    def shares(self) -> bool:
+        """As the other."""
+        return self.sampler.shares
+
+    @property
+    def bit_exact(self) -> bool:
+        """As the other: a turn goes on from the very tokens that are trained on."""
+        return self.sampler.bit_exact
+
+    def sync(self, weights: Weights) -> None:
+        """As the other."""
+        self.sampler.sync(weights)
+
+    def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """Yield completions as their last turn ends. Inserted tokens count for ``params.max_tokens``."""
+        assert all(r.problem is not NO_PROBLEM for r in requests), (
+            "a chat is answered as one, a text as a text"
+        )
+        asked = list(requests)
+        owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
+        begun: dict[Owner, Completion] = {}
+        tools = self.toolbox.tools
+        rounds = tools.max_calls
+        while asked:
+            called: list[Called] = []
+            for place, sample, turn in self._turns(asked, params):
+                owner = owners[place][sample]
+                whole = self._after(begun.get(owner), turn)
+                calls = calls_in(turn.text) if turn.finish == "stop" and rounds else []
+                if calls:
+                    problem = requests[owner[0]].problem
+                    results = [self.toolbox.begin(call, problem) for call in calls]
+                    called.append(Called(owner, whole, calls, results))
+                else:
+                    yield Sampled(*owner, whole)
+            asked, owners, rounds = [], [], rounds - 1
+            for one in called:
+                whole = self._answered(requests[one.owner[0]], one)
+                room = params.max_tokens - len(whole.tokens)
+                if room < 1:
+                    yield Sampled(*one.owner, replace(one.begun, finish="length"))
+                    continue
+                begun[one.owner] = whole
+                asked.append(_continued(requests[one.owner[0]], one.owner[1], whole, room))
+                owners.append([one.owner])
+
+    def _turns(self, asked: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
+        """The next turn of each. In plain text a call's end ends it, in a chat the model has to."""
+        in_text = replace(params, stop=(*params.stop, CLOSE_CALL))
+        for kind, chat in ((params, True), (in_text, False)):
+            places = [n for n, request in enumerate(asked) if request.problem.chat is chat]
+            for sampled in self.sampler.sample([asked[n] for n in places], kind) if places else ():
+                yield sampled._replace(request=places[sampled.request])
+
+    def _answered(self, request: Request, called: Called) -> Completion:
+        """A completion with the results of its calls. Raises CoveyError where one could not be tried."""
+        tools, begun = self.toolbox.tools, called.begun
+        said = [result.result() for result in called.results]
+        ids = answer_tokens(self.policy, request.problem, called.calls, said, tools.result_tokens)
+        tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
+        mask = SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None
+        versions = None if begun.versions is None else np.full(len(ids), begun.versions[-1])
+        inserted = Completion(
+            tokens, nothing, "", "stop", begun.version, mask, sampled=nothing > 0, versions=versions
+        )
+        return self._after(begun, inserted)
+
+    def _after(self, begun: Completion | None, more: Completion) -> Completion:
+        if begun is None:
+            return more
+        whole = begun.then(more)
+        return replace(whole, text=self.policy.decode(whole.tokens[whole.drawn].tolist()))
+
+
+def _continued(request: Request, sample: int, whole: Completion, room: int) -> Request:
+    """The request for what follows a completion that has begun: its draws go on where they were."""
+    return replace(
+        request,
+        prompt=np.concatenate([request.prompt, whole.tokens]),
+        streams=[request.streams[sample]],
+        begun=request.begun + len(whole.tokens),
+        room=room,
+    )
+
+
+def innermost(sampler: Sampler) -> Sampler:
+    """The sampler of turns, where there are any."""
+    return sampler.sampler if isinstance(sampler, TurnSampler) else sampler

@@ -1,0 +1,78 @@
+"""Tools in a run: loaded before its model, told to the model, put around its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from covey.calling.calls import ToolCall
+from covey.calling.inserted import answer_tokens
+from covey.calling.offered import Tool
+from covey.calling.running import Toolbox
+from covey.calling.turns import TurnSampler
+from covey.config.load import Loaded
+from covey.config.unread import reads
+from covey.errors import DataError
+from covey.models.policy import Policy
+from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
+from covey.sampling.base import Sampler
+from covey.tasks.source import Source
+from covey.types import Problem
+
+
+def toolbox_of(loaded: Loaded) -> Toolbox | None:
+    """The tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
+    config = loaded.config
+    if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
+        return None
+    return Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+
+
+def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
+    """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them.
+
+    Raises DataError where a tool asks for a column that a row lacks.
+    """
+    if toolbox is None:
+        return source
+    for tool in toolbox.functions.values():
+        _check_columns(tool, [*source.train, *source.test])
+
+    schemas: Mapping[str, object] = {"tools": toolbox.schemas}
+
+    def informed(problem: Problem) -> Problem:
+        return replace(problem, template={**schemas, **problem.template}) if problem.chat else problem
+
+    train, test = ([informed(p) for p in own] for own in (source.train, source.test))
+    return replace(source, train=train, test=test)
+
+
+def _check_columns(tool: Tool, problems: Sequence[Problem]) -> None:
+    needed = {name for name, parameter in tool.columns.items() if parameter.default is parameter.empty}
+    for problem in problems:
+        if lacks := needed - set(problem.columns):
+            raise DataError(
+                f"{problem.id}: no column {min(lacks)!r}, which the tool {tool.name} asks for: add it to the "
+                "data, or give the argument a default"
+            )
+
+
+def untold(policy: Policy, source: Source, toolbox: Toolbox | None) -> Iterator[str]:
+    """What the model is not told of its tools. Raises ConfigError or DataError where nobody can answer it."""
+    if toolbox is None:
+        return
+    problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
+    for problem in [p for p in problems if p.chat][:1]:
+        answer_tokens(policy, problem, [call], [""], 1)
+    in_text = [p for p in problems if not p.chat]
+    if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
+        yield (
+            f"{in_text[0].id}: the prompt is plain text, so nobody tells the model of its tools. Say in it "
+            f'how to call them: {OPEN_CALL}{{"name": "{call.name}", "arguments": {{...}}}}{CLOSE_CALL}; '
+            "or set data.chat: true"
+        )
+
+
+def with_tools(sampler: Sampler, policy: Policy, toolbox: Toolbox | None) -> Sampler:
+    """A sampler whose completions may call tools, where there are any."""
+    return sampler if toolbox is None else TurnSampler(sampler, policy, toolbox)

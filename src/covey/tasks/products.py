@@ -1,0 +1,45 @@
+"""Multiplying with a calculator or without: chats, of whose worked answers a third call it.
+
+The others guess, so that a model that has learned from them does either, and has to find out what pays.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+
+from covey.tasks.generated import Task
+
+
+def called(first: int, second: int) -> list[dict[str, str]]:
+    """A worked answer: the call, what the tool says to it, the product.
+
+    >>> [message["content"] for message in called(12, 34)][1:]
+    ['408', '<answer>408</answer>']
+    """
+    call = {"name": "calculate", "arguments": {"expression": f"{first}*{second}"}}
+    return [
+        {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"},
+        {"role": "tool", "content": str(first * second)},
+        {"role": "assistant", "content": f"<answer>{first * second}</answer>"},
+    ]
+
+
+def multiplication(rng: random.Random) -> dict[str, object]:
+    """Two numbers of two digits."""
+    first, second = rng.randint(10, 99), rng.randint(10, 99)
+    guess = [{"role": "assistant", "content": f"<answer>{rng.randint(100, 9801)}</answer>"}]
+    return {
+        "prompt": [{"role": "user", "content": f"{first}*{second}="}],
+        "answer": str(first * second),
+        "completion": called(first, second) if rng.random() < 1 / 3 else guess,
+    }
+
+
+PRODUCTS = Task(
+    "products",
+    "chat: multiply two numbers, with the tool `calculate` (rollout.tools)",
+    multiplication,
+    ({"math_answer": {"rule": "answer_tag"}},),
+    (),
+)

@@ -1,0 +1,137 @@
+"""Runs whose model calls tools: recorded, proved from the record, resumed to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.calling import turns
+from covey.calling.calls import ToolCall
+from covey.cli import main
+from covey.errors import ConfigError
+from covey.insight.usage import sample_command
+from covey.models.policy import save_policy
+from covey.models.tiny import build_model, build_tokenizer
+from covey.signals import Stopped
+from covey.trl import GRPOConfig, GRPOTrainer
+from tests.conftest import policy_of
+from tests.proof.cases import Model, make_model, mixed, trained_and_repeated
+from tests.train.test_runs import StopAt, fingerprint, metrics_of, start
+
+
+@pytest.fixture(autouse=True)
+def calling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An untrained model writes no call: here each turn that ends by itself is one."""
+    call = ToolCall("calculate", {"expression": "6*7"})
+    monkeypatch.setattr(turns, "calls_in", lambda text: [call] if text else [])
+    monkeypatch.setattr(turns, "answer_tokens", lambda *_: [40, 41, 42])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+TOOLS = {"functions": ["calculate"], "max_calls": 2}
+ROLLOUT = {"prompts_per_step": 3, "group_size": 3, "max_tokens": 24, "tools": TOOLS}
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": {"algorithm": {"name": "grpo", "kl": {"coef": 2.0}}},
+    "top_k": {"algorithm": {"name": "dapo", "filter": None}, "rollout": {"top_k": 40}},
+    "prefixes": {"algorithm": {"name": "grpo", "advantage": "prefix_tree"}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_with_tools_is_proved_from_its_record(name: str, tmp_path: Path, model: Model) -> None:
+    case = CASES[name]
+    rollout = {**ROLLOUT, **case.get("rollout", {})}
+    settings = {"rewards": (mixed,), "algorithm": case["algorithm"], "rollout": rollout}
+    train = {"lr": 1e-3, "updates_per_batch": 2, "tokens_per_micro_batch": 200}
+    steps = trained_and_repeated(tmp_path / "run", model, 2, train=train, **settings)
+    assert all(step.gradient < 1e-4 and step.advantages < 1e-5 for step in steps)
+    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000000.npz")
+    assert 0 < (~arrays["sampled"]).sum() < len(arrays["tokens"])
+    for step in metrics_of(tmp_path / "run"):
+        assert step["tools/turns"] >= step["tools/used"] > 0
+        assert step["tools/failed"] == 0
+        assert step["mismatch/max"] == 0, "every turn was sampled with the trainer's bits"
+
+
+def test_a_run_with_tools_resumes_to_the_bit(tmp_path: Path, model: Model) -> None:
+    settings: dict[str, Any] = {"model": str(model.folder), "rewards": (mixed,), "algorithm": "grpo"}
+    settings |= {"rollout": ROLLOUT, "train": {"steps": 3, "save_every": 1, "lr": 1e-3}}
+    start(tmp_path / "whole", **settings)
+    with pytest.raises(Stopped):
+        start(tmp_path / "parts", stop=StopAt(12), **settings)
+    start(tmp_path / "parts", **settings)
+    assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_tools_answer_what_is_sampled_ahead(tmp_path: Path, model: Model) -> None:
+    rollout = {**ROLLOUT, "staleness": 1}
+    train = {"steps": 3, "lr": 1e-3}
+    start(tmp_path / "run", model=str(model.folder), rewards=(mixed,), rollout=rollout, train=train)
+    assert all(m["tools/used"] > 0 for m in metrics_of(tmp_path / "run"))
+    arrays = np.load(tmp_path / "run" / "rollouts" / "step_000002.npz")
+    assert len(arrays["versions"]) == len(arrays["sampled"])
+
+
+def test_segments_and_tools_are_refused_together(tmp_path: Path, model: Model) -> None:
+    with pytest.raises(ConfigError, match="segment_difference samples completions anew"):
+        start(
+            tmp_path / "run",
+            model=str(model.folder),
+            rollout=ROLLOUT,
+            algorithm={"name": "grpo", "advantage": "segment_difference"},
+        )
+
+
+def double(number: int) -> int:
+    """Twice a number.
+
+    Args:
+        number: Which.
+    """
+    return 2 * number
+
+
+def right(completions: list[str], **_: object) -> list[float]:
+    return [float(len(c) % 2) for c in completions]
+
+
+def test_tools_of_a_script_for_trl(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["1+2=3"], vocab_size=300)
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path / "run"),
+        max_steps=1,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=40,
+        max_tool_calling_iterations=2,
+        use_cpu=True,
+    )
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+1="}]} for i in range(4)]
+    given = {"model": build_model(tokenizer, 0), "processing_class": tokenizer, "train_dataset": rows}
+    made = GRPOTrainer(reward_funcs=right, args=arguments, tools=[double], **given)
+    found = made._settings["rollout.tools"]
+    assert found == {"functions": [found["functions"][0]], "max_calls": 2}
+    assert found["functions"][0].endswith("test_runs:double") or found["functions"][0].endswith(".py:double")
+    with pytest.raises(ConfigError, match="no function of a file"):
+        GRPOTrainer(reward_funcs=right, args=arguments, tools=[lambda number: number], **given)
+
+
+def test_a_model_is_tried_with_its_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat, template = [{"role": "user", "content": "2*3="}], {"tools": [{}], "enable_thinking": False}
+    words = sample_command(tmp_path, chat, template, ["python", "a.py:f"])
+    assert "--tools=python,a.py:f" in words
+    assert "enable_thinking" in words
+    assert '"tools"' not in words
+    save_policy(policy_of("qwen3"), tmp_path / "model")
+    asked = ["sample", str(tmp_path / "model"), "--chat", "2*3=", "--max-tokens", "20"]
+    assert main([*asked, "--tools", "calculate"]) == 0
+    assert capsys.readouterr().out.startswith("2*3=")
+    assert main([*asked, "--tools", "calculat"]) == 2
+    assert "did you mean calculate?" in capsys.readouterr().err
