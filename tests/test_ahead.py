@@ -227,7 +227,9 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
         "length",
         2,
         mask,
+        sampled=np.array([True, False]),
         versions=np.array([2, 3]),
+        turns=({"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}),
     )
     keeps = Kept(tmp_path)
     keeps.add(12, request, params, Sampled(0, 1, one))
@@ -238,7 +240,8 @@ def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
     for sample in (0, 1):
         found = again.find(12, request, sample, params)
         assert found is not None
-        for name in ("tokens", "logprobs", "versions"):
+        assert found.turns == one.turns
+        for name in ("tokens", "logprobs", "versions", "sampled"):
             assert (getattr(found, name) == getattr(one, name)).all()
             assert getattr(found, name).dtype == getattr(one, name).dtype
         assert (found.text, found.finish, found.version) == (one.text, one.finish, 2)

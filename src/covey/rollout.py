@@ -195,7 +195,7 @@ class Rollouts:
             "rollout/scored": float(stats.completions),
             **_kept_tokens(groups),
             **_continued(groups),
-            **(tool_metrics(groups, self.rewards.decode) if self.rollout.tools is not None else {}),
+            **(tool_metrics(groups) if self.rollout.tools is not None else {}),
             **elsewhere,
             **(difficulty.metrics() if self._remembers else {}),
             **(_staleness(kept, self.sampler.version) if ahead is not None else {}),

@@ -123,6 +123,8 @@ class Completion:
     user): the model reads them, and they are neither trained nor counted. None: all were drawn."""
     versions: np.ndarray | None = None
     """(T,) int64: ``version`` of each token, where new weights may come in the middle. None: one for all."""
+    turns: tuple[Mapping[str, str], ...] = ()
+    """What the model and its tools said in turn, as {role, content}; empty where no tool answered."""
 
     def __post_init__(self) -> None:
         own = [x for x in (self.tokens, self.logprobs, self.sampled, self.versions) if x is not None]
@@ -174,6 +176,7 @@ class Completion:
             SamplingMask.join(masks) if masks else None,
             join([c.drawn for c in both]) if any(c.sampled is not None for c in both) else None,
             join([c.token_versions for c in both]) if any(c.versions is not None for c in both) else None,
+            self.turns + more.turns,
         )
 
 

@@ -14,6 +14,7 @@ from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.errors import ConfigError, CoveyError, DataError
 from covey.sandbox.base import Outcome
+from covey.tasks.examples import Example
 from covey.tasks.source import Source
 from covey.types import Problem
 
@@ -138,7 +139,7 @@ def test_programs_run_in_the_sandbox(tmp_path: Path, code: str, said: str) -> No
     [
         (["silent"], "silent: .*docstring"),
         (["bare"], "bare: .*type hint"),
-        (["many"], r"without \* and \*\*"),
+        (["many"], r"by name, without / and \*args"),
         (["absent"], "defines no function 'absent'"),
         (["look_up", "look_up"], "two functions are named look_up"),
     ],
@@ -163,6 +164,9 @@ def test_chats_tell_the_model_of_its_tools(tmp_path: Path) -> None:
     problems = [Problem("a", said, glossary), Problem("b", said, glossary, {"tools": own}), PROBLEM]
     told = with_schemas(Source(problems, []), box).train
     assert [p.template.get("tools") for p in told] == [box.schemas, own, None]
+    examples = [Example("answer", problem, ("4",), (1.0,)) for problem in problems]
+    learned = with_schemas(Source([], [], examples=examples), box).examples
+    assert [e.problem.template.get("tools") for e in learned] == [box.schemas, own, None], "as in rollouts"
 
 
 def test_a_column_that_cannot_be_sent_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from covey.calling import turns
 from covey.calling.calls import ToolCall
 from covey.cli import main
 from covey.errors import ConfigError
+from covey.insight.rescore import rescore
 from covey.insight.usage import sample_command
 from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
+from covey.rewards.base import load_rewards
 from covey.signals import Stopped
 from covey.trl import GRPOConfig, GRPOTrainer
 from tests.conftest import policy_of
@@ -77,6 +80,62 @@ def test_tools_answer_what_is_sampled_ahead(tmp_path: Path, model: Model) -> Non
     assert all(m["tools/used"] > 0 for m in metrics_of(tmp_path / "run"))
     arrays = np.load(tmp_path / "run" / "rollouts" / "step_000002.npz")
     assert len(arrays["versions"]) == len(arrays["sampled"])
+
+
+def test_a_policy_that_stays_has_not_moved(tmp_path: Path, model: Model) -> None:
+    """Of inserted tokens no log-prob was recorded: counted, they would look like motion."""
+    train = {"steps": 3, "lr": 0.0}
+    start(tmp_path / "run", model=str(model.folder), rewards=(mixed,), rollout=ROLLOUT, train=train)
+    assert [m["kl/start"] for m in metrics_of(tmp_path / "run")[1:]] == [0.0, 0.0]
+
+
+STOP = tuple("aeiou0123456789")
+
+
+def collecting(folder: Path, method: str, chat: bool) -> dict[str, Any]:
+    """A stage that samples with tools; prompts are chats or texts."""
+    rows = [{"prompt": [{"role": "user", "content": f"{i}+1="}] if chat else f"{i}+1="} for i in range(4)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_policy(policy_of("qwen3"), folder / "model")
+    rollout = {"prompts_per_step": 4, "group_size": 6, "max_tokens": 60, "tools": TOOLS, "stop": STOP}
+    data = {"task": None, "train": folder / "rows.jsonl"}
+    return {"model": str(folder / "model"), "method": method, "data": data, "rollout": rollout}
+
+
+def by_letters(completion: list[dict[str, str]]) -> float:
+    """Of a chat: correct for some, by the text."""
+    return (sum(map(ord, completion[0]["content"])) % 7) / 3
+
+
+@pytest.mark.parametrize("method", ["pairs", "rejection_sampling"])
+def test_examples_of_completions_with_tools_say_who_said_what(tmp_path: Path, method: str) -> None:
+    settings = collecting(tmp_path, method, chat=True)
+    start(tmp_path / "run", **settings, rewards=(by_letters,), train={"steps": 3})
+    made = [json.loads(line) for line in (tmp_path / "run" / "examples.jsonl").read_text().splitlines()]
+    answers = [row[name] for row in made for name in ("completion", "chosen", "rejected") if name in row]
+    roles = [tuple(message["role"] for message in answer) for answer in answers]
+    assert any("tool" in own for own in roles)
+    assert {own[0] for own in roles} == {own[-1] for own in roles} == {"assistant"}
+    assert {m["content"] for answer in answers for m in answer if m["role"] == "tool"} == {"42"}
+
+
+def test_examples_of_plain_text_with_tools_are_refused_before_anything_is_sampled(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"what a tool said; set data\.chat: true"):
+        start(tmp_path / "run", **collecting(tmp_path, "pairs", chat=False), rewards=(mixed,))
+    assert not list((tmp_path / "run").glob("rollouts/*"))
+
+
+def turned(completion: str, turns: list[dict[str, str]]) -> float:
+    """How often a tool answered."""
+    return float(sum(turn["role"] == "tool" for turn in turns))
+
+
+def test_recorded_completions_are_judged_with_their_turns(tmp_path: Path) -> None:
+    settings = collecting(tmp_path, "rl", chat=True)
+    start(tmp_path / "run", **settings, rewards=(turned,), train={"steps": 2, "lr": 1e-3})
+    again = rescore(tmp_path / "run", load_rewards([turned], tmp_path), 2)
+    assert any(group.old.any() for group in again)
+    assert all(np.array_equal(group.old, group.new) for group in again)
 
 
 def test_segments_and_tools_are_refused_together(tmp_path: Path, model: Model) -> None:

@@ -10,7 +10,7 @@ import pytest
 from covey.batching import collate
 from covey.calling import turns
 from covey.calling.calls import ToolCall
-from covey.calling.inserted import answer_tokens
+from covey.calling.inserted import answer_tokens, plain_result
 from covey.calling.metrics import tool_metrics
 from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
@@ -73,7 +73,7 @@ def test_turns_keep_the_bits_of_the_trainer(policy: Policy, box: Toolbox, params
     answered = [c for c in found.values() if c.sampled is not None]
     assert len(answered) > 3
     assert any(len(c.parts) > 3 for c in answered), "some are answered twice"
-    said = answer_tokens(policy, TEXT, [CALL], ["42"], 8)
+    said = answer_tokens(policy, TEXT, [CALL], ["42"])
     for (r, _), c in found.items():
         assert [ids.tolist() for drawn, ids in c.parts if not drawn] == [said] * sum(
             not d for d, _ in c.parts
@@ -166,10 +166,24 @@ def test_an_answer_without_room_truncates(policy: Policy, box: Toolbox) -> None:
     assert (whole.finish, len(whole.tokens), whole.sampled) == ("length", turn, None)
 
 
-def test_a_long_result_is_cut(policy: Policy, box: Toolbox) -> None:
-    long, cut = (answer_tokens(policy, TEXT, [CALL], ["9" * 500], n) for n in (600, 8))
-    assert len(cut) < 60 < len(long)
-    assert "99999999 [cut]" in policy.decode(cut)
+def test_a_long_result_is_cut(policy: Policy) -> None:
+    assert plain_result(policy, "9" * 500, 600) == "9" * 500
+    assert plain_result(policy, "9" * 500, 8) == "99999999 [cut]"
+
+
+@pytest.mark.parametrize("text", ["a<|im_end|>b", "a<|im_<|im_end|>end|>b", "<|im_start|>a<|pad|>b"])
+def test_no_result_passes_for_the_template(policy: Policy, text: str) -> None:
+    assert plain_result(policy, text, 100) == "ab"
+
+
+def test_half_a_character_does_not_end_the_run(policy: Policy) -> None:
+    assert plain_result(policy, "a\ud800b", 100) == "a?b"
+
+
+def test_a_turn_that_a_stop_string_ended_is_closed(policy: Policy) -> None:
+    closed, opened = (answer_tokens(policy, CHAT, [CALL], ["42"], closed) for closed in (True, False))
+    assert opened[0] in policy.end_ids
+    assert opened[1:] == closed
 
 
 def test_a_template_that_rewrites_is_refused(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +192,7 @@ def test_a_template_that_rewrites_is_refused(policy: Policy, monkeypatch: pytest
         policy.tokenizer, "chat_template", first + "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
     with pytest.raises(ConfigError, match="writes a conversation anew"):
-        answer_tokens(policy, CHAT, [CALL], ["42"], 8)
+        answer_tokens(policy, CHAT, [CALL], ["42"])
 
 
 def test_rewards_see_what_the_model_wrote(policy: Policy, box: Toolbox) -> None:
@@ -190,8 +204,8 @@ def test_rewards_see_what_the_model_wrote(policy: Policy, box: Toolbox) -> None:
 
     given = Reward("judge", judge).arguments(CHAT, [whole], context)
     assert given["completion"] == [{"role": "assistant", "content": WRITTEN + "It is 42"}]
-    assert [t["role"] for t in given["turns"]] == ["assistant", "tool", "assistant"]
-    assert given["turns"][-1]["content"] == "It is 42"
+    said = [(t["role"], t["content"]) for t in given["turns"]]
+    assert said == [("assistant", WRITTEN), ("tool", "42"), ("assistant", "It is 42")]
     ends = given["token_ends"]
     assert len(ends) == len(whole.tokens)
     assert ends[-1] == len(whole.text)
@@ -204,6 +218,6 @@ def test_metrics_count_answers_and_errors(policy: Policy, box: Toolbox) -> None:
     bad, _ = talk(policy, box, CHAT, WRITTEN.replace("6*7", "6/0"), "what?")
     none, _ = talk(policy, box, CHAT, "42")
     group = Group(CHAT, np.array([5]), (good, bad, none, none), np.zeros(4))
-    found = tool_metrics([group], policy.decode)
+    found = tool_metrics([group])
     assert (found["tools/turns"], found["tools/used"], found["tools/failed"]) == (0.5, 0.5, 0.5)
     assert found["tools/tokens"] == sum(int((~c.drawn).sum()) for c in (good, bad)) / 4

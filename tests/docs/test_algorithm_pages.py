@@ -116,7 +116,7 @@ def logged() -> set[str]:
     names = {*seen, *verdicts, *group_metrics(groups), *gradient_shares(groups, torch.ones(2).numpy())}
     steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
     names |= set(Difficulty(3).metrics()) | signs() | set(step_spread([replace(one, steps={"j": steps})]))
-    names |= set(tool_metrics(groups, str))
+    names |= set(tool_metrics(groups))
     names |= set(value_metrics(t([1, 2], [3, 4]), t([1, 0], [0, 1]), torch.ones(2, 2).bool()))
     for file in ("metrics.py", "rollout.py", "training/preference.py", "training/reward_model.py"):
         text = (Path(covey.__file__).parent / file).read_text(encoding="utf-8")

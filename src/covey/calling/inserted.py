@@ -15,31 +15,29 @@ IN_TEXT = "\n<tool_response>\n{}\n</tool_response>\n"
 
 
 def answer_tokens(
-    policy: Policy, problem: Problem, calls: Sequence[ToolCall], results: Sequence[str], most: int
+    policy: Policy,
+    problem: Problem,
+    calls: Sequence[ToolCall],
+    results: Sequence[str],
+    closed: bool = True,
 ) -> list[int]:
-    """What is inserted after a turn: results of at most ``most`` tokens each, and the next turn's beginning.
+    """What is inserted after a turn: the results of its calls, and the next turn's beginning.
 
-    Raises DataError or ConfigError where the chat template has no place for them.
+    ``closed``: the turn has the end of turn that the template asks for; else it is inserted too. Raises
+    DataError or ConfigError where the chat template has no place for results.
     """
-    said = [_shortened(policy, result, most) for result in results]
     if not problem.chat:
-        text = "".join(IN_TEXT.format(result) for result in said)
+        text = "".join(IN_TEXT.format(result) for result in results)
         return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
-    made = [
-        {
-            "id": f"call{n:05}",
-            "type": "function",
-            "function": {"name": c.name, "arguments": dict(c.arguments)},
-        }
-        for n, c in enumerate(calls)
-    ]
+    # Of the turn before only the end counts: a made-up one, because some templates refuse several calls.
+    made = {"id": "call00000", "type": "function", "function": {"name": "call", "arguments": {}}}
     asked: list[dict[str, object]] = [
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": made},
+        {"role": "assistant", "content": "", "tool_calls": [made]},
     ]
     answered: list[dict[str, object]] = [
-        {"role": "tool", "name": c.name, "tool_call_id": m["id"], "content": result}
-        for c, m, result in zip(calls, made, said, strict=True)
+        {"role": "tool", "name": c.name or "call", "tool_call_id": made["id"], "content": result}
+        for c, result in zip(calls, results, strict=True)
     ]
     before = chat_tokens(policy.tokenizer, asked, problem.template, begin=False)
     after = chat_tokens(policy.tokenizer, [*asked, *answered], problem.template)
@@ -50,10 +48,16 @@ def answer_tokens(
             "prompts in plain text"
         )
     # The turn's own end is the model's; what the template writes behind it, a line break say, is not.
-    ends = [n for n, token in enumerate(before, start=1) if token in policy.end_ids]
-    return after[ends[-1] if ends else len(before) :]
+    ends = [n for n, token in enumerate(before) if token in policy.end_ids]
+    return after[ends[-1] + closed if ends else len(before) :]
 
 
-def _shortened(policy: Policy, text: str, most: int) -> str:
+def plain_result(policy: Policy, text: str, most: int) -> str:
+    """A result of at most ``most`` tokens, in which nothing passes for the template's own words."""
+    text = text.encode("utf-8", "replace").decode()
+    controls = [str(t) for t in policy.tokenizer.added_tokens_decoder.values() if t.special]
+    while found := [c for c in controls if c in text]:  # what is left of one may make another
+        for control in found:
+            text = text.replace(control, "")
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"

@@ -49,7 +49,8 @@ class Tool:
     def schema(self) -> dict[str, object]:
         """What the model is told. Raises ConfigError where docstring or annotations do not say enough."""
         try:
-            return get_json_schema(_without_columns(self.function))
+            schema = get_json_schema(_without_columns(self.function))
+            return {**schema, "function": {**schema["function"], "name": self.name}}
         except (DocstringParsingException, TypeHintParsingException, NameError) as error:
             raise ConfigError(
                 f"rollout.tools: {self.name}: {error}. The model is told of a tool by its docstring, with a "
@@ -94,8 +95,8 @@ def _load(spec: str, folder: Path) -> Tool:
     function = load_function(spec, folder)
     place, _, name = spec.partition(":")
     kinds = {p.kind for p in _parameters(function).values()}
-    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
-        raise ConfigError(f"rollout.tools: {spec}: a tool takes arguments by name, without * and **")
+    if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+        raise ConfigError(f"rollout.tools: {spec}: a tool takes arguments by name, without / and *args")
     return Tool(name, function, (str((folder / place).resolve()) if place.endswith(".py") else place, name))
 
 

@@ -7,14 +7,14 @@ are read and never trained (``Completion.sampled``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from covey.calling.calls import ToolCall, calls_in
-from covey.calling.inserted import answer_tokens
+from covey.calling.inserted import answer_tokens, plain_result
 from covey.calling.running import Toolbox
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL
@@ -102,21 +102,34 @@ class TurnSampler:
     def _answered(self, request: Request, called: Called) -> Completion:
         """A completion with the results of its calls. Raises CoveyError where one could not be tried."""
         tools, begun = self.toolbox.tools, called.begun
-        said = [result.result() for result in called.results]
-        ids = answer_tokens(self.policy, request.problem, called.calls, said, tools.result_tokens)
+        results = [plain_result(self.policy, r.result(), tools.result_tokens) for r in called.results]
+        closed = int(begun.tokens[-1]) in self.policy.end_ids
+        ids = answer_tokens(self.policy, request.problem, called.calls, results, closed)
         tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
-        mask = SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None
-        versions = None if begun.versions is None else np.full(len(ids), begun.versions[-1])
         inserted = Completion(
-            tokens, nothing, "", "stop", begun.version, mask, sampled=nothing > 0, versions=versions
+            tokens,
+            nothing,
+            "",
+            "stop",
+            begun.version,
+            SamplingMask.of(list(tokens[:, None])) if begun.sampling_mask is not None else None,
+            sampled=nothing > 0,
+            versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
+            turns=tuple(_said("tool", result) for result in results),
         )
-        return self._after(begun, inserted)
+        first = begun if begun.turns else replace(begun, turns=(_said("assistant", begun.text),))
+        return first.then(inserted)
 
-    def _after(self, begun: Completion | None, more: Completion) -> Completion:
+    def _after(self, begun: Completion | None, turn: Completion) -> Completion:
+        """A completion with its next turn."""
         if begun is None:
-            return more
-        whole = begun.then(more)
+            return turn
+        whole = begun.then(replace(turn, turns=(_said("assistant", turn.text),)))
         return replace(whole, text=self.policy.decode(whole.tokens[whole.drawn].tolist()))
+
+
+def _said(role: str, text: str) -> Mapping[str, str]:
+    return {"role": role, "content": text}
 
 
 def _continued(request: Request, sample: int, whole: Completion, room: int) -> Request:

@@ -11,8 +11,9 @@ from covey.calling.offered import Tool
 from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.load import Loaded
-from covey.config.unread import reads
-from covey.errors import DataError
+from covey.config.schema import Method
+from covey.config.unread import COLLECTS, reads
+from covey.errors import ConfigError, DataError
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.sampling.base import Sampler
@@ -44,7 +45,10 @@ def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
         return replace(problem, template={**schemas, **problem.template}) if problem.chat else problem
 
     train, test = ([informed(p) for p in own] for own in (source.train, source.test))
-    return replace(source, train=train, test=test)
+    learned, held_out = (
+        [replace(e, problem=informed(e.problem)) for e in own] for own in (source.examples, source.held_out)
+    )
+    return replace(source, train=train, test=test, examples=learned, held_out=held_out)
 
 
 def _check_columns(tool: Tool, problems: Sequence[Problem]) -> None:
@@ -57,14 +61,19 @@ def _check_columns(tool: Tool, problems: Sequence[Problem]) -> None:
             )
 
 
-def untold(policy: Policy, source: Source, toolbox: Toolbox | None) -> Iterator[str]:
+def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: Method = "rl") -> Iterator[str]:
     """What the model is not told of its tools. Raises ConfigError or DataError where nobody can answer it."""
     if toolbox is None:
         return
     problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
     for problem in [p for p in problems if p.chat][:1]:
-        answer_tokens(policy, problem, [call], [""], 1)
+        answer_tokens(policy, problem, [call], [""])
     in_text = [p for p in problems if not p.chat]
+    if in_text and method in COLLECTS:
+        raise ConfigError(
+            f"rollout.tools: method {method} keeps completions as examples, and in plain text nobody could "
+            "tell what the model has to write from what a tool said; set data.chat: true"
+        )
     if in_text and not any(OPEN_CALL in str(p.prompt) for p in in_text):
         yield (
             f"{in_text[0].id}: the prompt is plain text, so nobody tells the model of its tools. Say in it "

@@ -86,7 +86,9 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
 
 def _completion(log: RolloutLog, place: int) -> Completion:
     row, arrays = log.rows[place], log.of_completion(place)
-    return Completion(arrays["tokens"], arrays["logprobs"], row["completion"], row["finish"])
+    drawn, turns = arrays.get("sampled"), tuple(row.get("turns", ()))
+    text, finish = row["completion"], row["finish"]
+    return Completion(arrays["tokens"], arrays["logprobs"], text, finish, sampled=drawn, turns=turns)
 
 
 def record(found: Sequence[Rescored]) -> Mapping[str, object]:

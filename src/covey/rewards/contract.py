@@ -226,7 +226,7 @@ class Reward:
             ends = [drawn_ends(c, context.decode) for c in completions]
             available["token_ends"] = ends[0] if self.per_sample else ends
         if "turns" in self.parameters:
-            turns = [turns_of(c, context.decode) for c in completions]
+            turns = [turns_of(c) for c in completions]
             available["turns"] = turns[0] if self.per_sample else turns
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
@@ -310,12 +310,10 @@ def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -
     return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
 
 
-def turns_of(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[dict[str, str]]:
+def turns_of(completion: Completion) -> list[dict[str, str]]:
     """What the model wrote and what tools said to it, one after another, as {role, content}."""
-    if completion.sampled is None:
-        return [{"role": "assistant", "content": completion.text}]
-    parts = [("assistant" if drawn else "tool", ids) for drawn, ids in completion.parts]
-    return [{"role": role, "content": decode(ids.tolist())} for role, ids in parts]
+    said = completion.turns or ({"role": "assistant", "content": completion.text},)
+    return [dict(turn) for turn in said]
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:

@@ -58,7 +58,8 @@ def _as_group(log: dict[str, np.ndarray], group: int, row: int) -> Group:
     prompt = _between(log["prompt_tokens"], log["prompt_ends"], group)
     tokens, logprobs = (_between(log[name], log["ends"], row) for name in ("tokens", "logprobs"))
     mask = _mask(log, row) if "kept_ids" in log else None
-    completion = Completion(tokens, logprobs, "", "stop", sampling_mask=mask)
+    drawn = _between(log["sampled"], log["ends"], row) if "sampled" in log else None
+    completion = Completion(tokens, logprobs, "", "stop", sampling_mask=mask, sampled=drawn)
     return Group(Problem("", ""), prompt, (completion,), np.ones(1))
 
 

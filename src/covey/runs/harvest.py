@@ -28,6 +28,7 @@ class LoggedSample(NamedTuple):
     finish: str
     reward: float | None
     components: Mapping[str, float | None]
+    turns: Sequence[Mapping[str, str]] = ()
 
 
 def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
@@ -42,7 +43,7 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
         log = read_rollouts(folder, step)
         for places in log.groups.values():
             rows = (log.rows[place] for place in places)
-            yield [LoggedSample(*(row[name] for name in LoggedSample._fields)) for row in rows]
+            yield [LoggedSample(**{n: row[n] for n in LoggedSample._fields if n in row}) for row in rows]
 
 
 def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
@@ -123,9 +124,18 @@ def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
 
 
 def _said(sampled: LoggedSample) -> object:
-    """A completion in the form of its prompt."""
-    chat = not isinstance(sampled.prompt, str)
-    return [{"role": "assistant", "content": sampled.completion}] if chat else sampled.completion
+    """A completion in the form of its prompt; with what tools said in it, only messages can tell who did.
+
+    Raises DataError where the prompt is text and a tool answered.
+    """
+    if not isinstance(sampled.prompt, str):
+        return list(sampled.turns) or [{"role": "assistant", "content": sampled.completion}]
+    if sampled.turns:
+        raise DataError(
+            f"{sampled.problem}: a tool answered, and in an example of plain text nobody could tell what the "
+            "model has to write from what the tool said; set data.chat: true"
+        )
+    return sampled.completion
 
 
 def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRow:

@@ -63,7 +63,13 @@ class Kept:
             arrays["sampled"] = c.sampled
         packed = {n: base64.b64encode(a.astype(ARRAYS[n]).tobytes()).decode() for n, a in arrays.items()}
         name = _name(request, done.sample, params)
-        record = json.dumps({"name": name, "text": c.text, "finish": c.finish, **packed}).encode()
+        said = {
+            "name": name,
+            "text": c.text,
+            "finish": c.finish,
+            "turns": json.dumps(list(map(dict, c.turns))),
+        }
+        record = json.dumps({**said, **packed}).encode()
         with self._path(ticket).open("ab", buffering=0) as file:
             file.write(b"\n" + _check(record) + b" " + record + b"\n")
 
@@ -111,5 +117,5 @@ def _completion(record: Mapping[str, str]) -> Completion:
     finish: Literal["stop", "length"] = "stop" if record["finish"] == "stop" else "length"
     tokens, logprobs, versions = (arrays[n].copy() for n in ("tokens", "logprobs", "versions"))
     version = int(versions[0]) if len(versions) else 0
-    drawn = arrays.get("sampled")
-    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions)
+    drawn, turns = arrays.get("sampled"), tuple(json.loads(record["turns"]))
+    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, turns)

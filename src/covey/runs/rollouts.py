@@ -188,6 +188,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
         "completion": completion.text,
+        **({"turns": list(map(dict, completion.turns))} if completion.turns else {}),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
         "version": completion.version,

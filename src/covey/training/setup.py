@@ -75,7 +75,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
     unseen = unseen_by_model(policy, [*source.train, *source.test], config)
-    for note in (*slower(policy), *unseen, *untold(policy, source, toolbox)):
+    for note in (*slower(policy), *unseen, *untold(policy, source, toolbox, config.method)):
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
