@@ -207,6 +207,23 @@ def test_fidelity_is_one_with_the_truth_and_lost_where_it_is_shuffled() -> None:
     assert np.isnan(CREDIT.fidelity(truth, whole, seed=0)["within"])
 
 
+def test_shuffled_credit_keeps_each_completions_sum_and_nothing_off_its_tokens() -> None:
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 5, -1], [1, 6, -1, -1]])
+    rewards, mask = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64), tokens >= 0
+    true, mixed = CREDIT.prefix_tree(rewards, tokens, mask), CREDIT.shuffled_tree(rewards, tokens, mask)
+    torch.testing.assert_close(mixed.sum(1), true.sum(1))
+    assert not mixed[~mask].any() and not torch.equal(mixed, true)
+
+
+def test_training_is_compared_with_the_outcomes_on_the_same_problems() -> None:
+    def run(after: float) -> dict[str, Any]:
+        return {"before": np.full(20, 0.2), "after": np.full(20, after), "tokens": 1234}
+
+    rows = CREDIT.trained_table({"outcome": [run(0.4)] * 3, "oracle": [run(0.5)] * 3}).splitlines()
+    assert rows[2].startswith("| cold start | 20 [") and "| 1,234 | one advantage" in rows[3]
+    assert rows[4].startswith("| oracle | 50 [") and "| +10 [" in rows[4]
+
+
 def test_the_table_of_credit_has_intervals_over_seeds_and_no_error_of_zscores() -> None:
     known = {"within": 0.5, "shuffled": 0.0, "error": 0.01, "shuffled_error": 0.03, "cost": 12.0}
     known |= {"learned": 0.0}
