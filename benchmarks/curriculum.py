@@ -14,25 +14,20 @@ budget. Runs are kept in runs/curriculum, so that the same command goes on after
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
-import os
-import platform
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import covey
 from covey.estimates import Evaluation, over_seeds
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.stages import points
-from lanes import cold_start, merged, ppo, quiet, records, reversal_row, settings_of
+from lanes import cold_start, machine, merged, ppo, quiet, records, reversal_row, settings_of
 from presets import RESULTS, ROOT
 
 FOLDER = ROOT / "runs" / "curriculum"
@@ -255,11 +250,6 @@ def picture(found: Mapping[str, Sequence[Curve]]) -> str:
 
 def report(found: Mapping[str, Sequence[Curve]], seeds: int) -> str:
     """The page of results."""
-    machine = (
-        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores shared with other programs, one "
-        f"thread, Python {platform.python_version()}, torch {torch.__version__}. "
-        f"`python benchmarks/curriculum.py {' '.join(sys.argv[1:])}`"
-    )
     about = (
         f"{seeds} seeds; a Qwen3 of width 64 with 2 layers, cold-started on all levels; {STEPS} steps of "
         f"{COMPLETIONS // STEPS} completions without a KL, lr {GRPO['train']['lr']:g}, two updates a batch; "
@@ -270,7 +260,7 @@ def report(found: Mapping[str, Sequence[Curve]], seeds: int) -> str:
     orders = table(ORDERS, found, "completions", {"ppo_frontier": "ppo", "ppo": "ppo"})
     by_token = table(CREDIT, found, "tokens", {"optimal_token_baseline": "dr_grpo"})
     return (
-        f"# What a curriculum is worth, and credit by token\n\n{machine}\n\n{about}\n\n"
+        f"# What a curriculum is worth, and credit by token\n\n{machine('curriculum')}\n\n{about}\n\n"
         f"## Orders, at equal completions\n\n{orders}\n\n"
         f"## Credit by token, at equal generated tokens\n\n{by_token}\n\n"
         "![Held-out accuracy over generated tokens](curriculum.svg)\n"

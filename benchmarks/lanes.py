@@ -23,7 +23,7 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,11 @@ def records(run: Path, stream: str) -> list[dict[str, Any]]:
 
 def write_data(task: str) -> Path:
     """Problems of a task, none of them in both files; -> their folder."""
-    folder, (make, _) = FOLDER / task, TASKS[task]
+    return write_rows(FOLDER / task, TASKS[task][0])
+
+
+def write_rows(folder: Path, make: Callable[[random.Random], dict[str, Any]]) -> Path:
+    """A thousand problems, none of them in both files; -> the folder."""
     rng, rows = random.Random(0), dict[str, dict[str, Any]]()
     while len(rows) < 1000:
         row = make(rng)
@@ -304,19 +308,23 @@ def memory_table(taken: Mapping[str, Row]) -> list[str]:
     return lines
 
 
-def report(found: Mapping[tuple[str, str], Sequence[Row]], taken: Mapping[str, Row], seeds: int) -> str:
-    """The page of results."""
-    machine = (
+def machine(name: str) -> str:
+    """When and where a benchmark of this folder ran, and by which command."""
+    return (
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores shared with other programs, one "
         f"thread, Python {platform.python_version()}, torch {torch.__version__}. "
-        f"`python benchmarks/lanes.py {' '.join(sys.argv[1:])}`"
+        f"`python benchmarks/{name}.py {' '.join(sys.argv[1:])}`"
     )
+
+
+def report(found: Mapping[tuple[str, str], Sequence[Row]], taken: Mapping[str, Row], seeds: int) -> str:
+    """The page of results."""
     about = (
         f"{seeds} seeds; a Qwen3 of width 64 with 2 layers; {STEPS} steps of {COMPLETIONS} completions. "
         f"Accuracy on {TEST} held-out problems with 95 % intervals over seeds and problems; seconds are "
         "medians over the runs."
     )
-    lines = ["# Lanes at equal tokens", "", machine, "", about]
+    lines = ["# Lanes at equal tokens", "", machine("lanes"), "", about]
     for task in dict.fromkeys(task for task, _ in found):
         tokens = [lane["generated"] for (t, _), lanes in found.items() if t == task for lane in lanes]
         lines += ["", f"## {task}", "", *accuracy_table(found, task), ""]
