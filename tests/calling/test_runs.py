@@ -14,6 +14,7 @@ from covey.calling.calls import ToolCall
 from covey.cli import main
 from covey.errors import ConfigError
 from covey.insight.rescore import rescore
+from covey.insight.show import show_group
 from covey.insight.usage import sample_command
 from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
@@ -194,3 +195,10 @@ def test_a_model_is_tried_with_its_tools(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.startswith("2*3=")
     assert main([*asked, "--tools", "calculat"]) == 2
     assert "did you mean calculate?" in capsys.readouterr().err
+
+
+def test_a_group_shows_what_tools_said(tmp_path: Path) -> None:
+    settings = collecting(tmp_path, "rl", chat=True)
+    start(tmp_path / "run", **settings, rewards=(turned,), train={"steps": 1, "lr": 1e-3})
+    _, lines = show_group(tmp_path / "run", 0, 0)
+    assert "  > 42" in lines

@@ -180,7 +180,8 @@ def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[
     lines += _indented(spoken_prompt(rows[0]["prompt"]), "  > ")
     for row in rows:
         lines += ["", f"sample {row['sample']}: {said_of(row)}"]
-        lines += _indented(row["completion"], "  | ")
+        for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
+            lines += _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
     return {"run": str(stage), "step": step, "group": number, "completions": rows}, lines
 
 
