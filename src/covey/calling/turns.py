@@ -1,7 +1,7 @@
-"""A sampler of several turns: what tools say to a turn is inserted, and the completion goes on.
+"""A sampler of several turns: what tools say to a turn is inserted, and the completion continues.
 
 A turn that ends with calls is answered while others are still being sampled. Once all turns of a round have
-ended, those that were answered go on from their tokens, each with its own random stream. Inserted tokens
+ended, those that were answered continue from their tokens, each with its own random stream. Inserted tokens
 are read and never trained (``Completion.sampled``).
 """
 
@@ -51,7 +51,7 @@ class TurnSampler:
 
     @property
     def bit_exact(self) -> bool:
-        """As the other: a turn goes on from the very tokens that are trained on."""
+        """As the other: a turn continues the very tokens that are trained on."""
         return self.sampler.bit_exact
 
     def sync(self, weights: Weights) -> None:
@@ -133,7 +133,7 @@ def _said(role: str, text: str) -> Mapping[str, str]:
 
 
 def _continued(request: Request, sample: int, whole: Completion, room: int) -> Request:
-    """The request for what follows a completion that has begun: its draws go on where they were."""
+    """The request for what follows a completion that has begun: its draws continue where they were."""
     return replace(
         request,
         prompt=np.concatenate([request.prompt, whole.tokens]),

@@ -57,7 +57,9 @@ class ToolUse(Section):
     """What a model may call while it answers, and how it is answered."""
 
     functions: tuple[str, ...] = Field(
-        ..., min_length=1, description="`calculate`, `python` (in the sandbox), or module.py:function."
+        (),
+        validate_default=True,
+        description="`calculate`, `python` (in the sandbox), or module.py:function.",
     )
     max_calls: int = Field(
         4, ge=1, le=1_000, description="Turns of a completion that are answered; the next one is its last."
@@ -73,6 +75,13 @@ class ToolUse(Section):
     @classmethod
     def _one_function(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("functions")
+    @classmethod
+    def _some(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
+        if not functions:
+            raise ValueError("name at least one, as [calculate]")
+        return functions
 
 
 class Rollout(Section):
