@@ -1,8 +1,8 @@
 """Speed beside peers, cell by cell in one run.
 
-    python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--threads 2] [--write]
+    python benchmarks/speed [--cells rollout update step] [--rounds 3] [--threads 2] [--write [NAME]]
     python benchmarks/speed --gpu [--write]
-    python benchmarks/speed --quick
+    python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--write [NAME]]
     python benchmarks/speed --long [--write]
 
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
@@ -10,8 +10,8 @@ Printed are the median ratio with its range, CPU and wall seconds, the peak of r
 share of the rates of matrix products that are probed in the same run. `--gpu` measures models of 0.5B
 and 1.5B parameters on a GPU, 256 completions of 256 tokens, and memory there. `--long` measures two
 completions of 8,192 tokens, once. `--write` keeps the table in benchmarks/results/speed_CELLS.md,
-speed_gpu.md or speed_long.md. Peers that are not installed (`pip install
-'covey[bench]'`) are left out.
+speed_gpu.md or speed_long.md; with a name, of a processor say, in speed_NAME.md. Peers that are not
+installed (`pip install 'covey[bench]'`) are left out.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="this machine beside the recorded ones")
     parser.add_argument("--gpu", action="store_true", help="the models and lengths for a GPU")
     parser.add_argument("--long", action="store_true", help="two completions of 8,192 tokens")
-    parser.add_argument("--write", action="store_true", help="write results/speed_CELLS.md")
+    parser.add_argument("--write", nargs="?", const="", metavar="NAME", help="write results/speed_NAME.md")
     chosen = parser.parse_args()
     if chosen.quick:
         os.environ["BENCH_PROMPTS"] = quick.PROMPTS
@@ -271,9 +271,9 @@ def main() -> None:
     }
     text = report(rows, best, chosen.threads, " ".join(["python benchmarks/speed", *sys.argv[1:]]))
     print(text)
-    if chosen.write:
+    if chosen.write is not None:
         name = "gpu" if chosen.gpu else "long" if chosen.long else "_".join(chosen.cells)
-        (RESULTS / f"speed_{name}.md").write_text(text)
+        (RESULTS / f"speed_{chosen.write or name}.md").write_text(text)
 
 
 if __name__ == "__main__":
