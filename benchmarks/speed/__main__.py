@@ -1,8 +1,8 @@
 """Speed beside peers, cell by cell in one run.
 
-    python benchmarks/speed [--cells rollout update step] [--rounds 3] [--threads 2] [--write [NAME]]
-    python benchmarks/speed --gpu [--write]
     python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--write [NAME]]
+    python benchmarks/speed --gpu [--write]
+    python benchmarks/speed --quick
     python benchmarks/speed --long [--write]
 
 Each side of a cell lives in its own process; they take turns, so that a busy machine is busy for both.
