@@ -22,6 +22,11 @@ def test_every_call_at_the_end_of_a_turn_is_read() -> None:
     ]
 
 
+def test_a_call_that_was_only_thought_of_is_not_made_with_the_others() -> None:
+    thought = "<think>perhaps " + call('{"name": "a"}') + "?</think>" + call('{"name": "b"}')
+    assert [c.name for c in calls_in(thought)] == ["b"]
+
+
 def test_arguments_may_be_json_in_a_text() -> None:
     (found,) = calls_in(call('{"name": "a", "arguments": "{\\"x\\": 1}"}'))
     assert found.arguments == {"x": 1}
