@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from covey.rewards.isolated import strict_json
-from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
+from covey.rewards.structured import CLOSE_CALL, OPEN_CALL, named_call
 
 
 class ToolCall(NamedTuple):
@@ -39,11 +39,9 @@ def calls_in(turn: str) -> list[ToolCall]:
 
 def _call(text: str) -> ToolCall:
     try:
-        found = strict_json(text)
-        given = found.get("arguments", {}) if isinstance(found, Mapping) else None
-        given = strict_json(given) if isinstance(given, str) else given
+        call = named_call(strict_json(text))
     except ValueError:
-        found = given = None
-    if not (isinstance(found, Mapping) and isinstance(given, Mapping) and isinstance(found.get("name"), str)):
+        call = {"arguments": None}
+    if not isinstance(call["arguments"], Mapping):
         return ToolCall("", {}, 'this is no JSON object with "name" and "arguments"')
-    return ToolCall(found["name"], given)
+    return ToolCall(call["name"], call["arguments"])

@@ -14,7 +14,7 @@ from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.errors import CoveyError, DataError
 from covey.rewards.threads import Call, Executor
-from covey.sandbox.base import Outcome, SandboxBackend
+from covey.sandbox.base import Outcome
 from covey.sandbox.choice import choose
 from covey.sandbox.client import ForkServer
 from covey.sandbox.confine import Limits
@@ -36,9 +36,9 @@ class Toolbox:
     def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
         """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
         self.tools, self.functions = tools, load_tools(tools.functions, folder)
-        self.sandbox: SandboxBackend | None = None
-        if any(tool.function is python for tool in self.functions.values()):
-            self.sandbox = choose(**sandbox.model_dump()).sandbox
+        programs = any(tool.function is python for tool in self.functions.values())
+        self.chosen = choose(**sandbox.model_dump()) if programs else None
+        """Where the model's programs run, if it may write any."""
         self.executor = Executor()
         places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
         files = [str(Path(place).parent) for place in places if place.endswith(".py")]
@@ -68,7 +68,7 @@ class Toolbox:
         if wrong or tool is None:
             return ERROR + wrong
         if tool.function is calculate:
-            outcome = _here(call)
+            outcome = _here(tool, call)
         elif tool.function is python:
             outcome = self._in_sandbox(call)
         else:
@@ -95,16 +95,16 @@ class Toolbox:
             ) from None
 
     def _in_sandbox(self, call: ToolCall) -> Outcome:
-        assert self.sandbox is not None
+        assert self.chosen is not None
         seconds = self.tools.timeout
         limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=4 * MOST_CHARACTERS)
-        return self.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
+        return self.chosen.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
 
 
-def _here(call: ToolCall) -> Outcome:
+def _here(tool: Tool, call: ToolCall) -> Outcome:
     """Arithmetic needs no process of its own: it is bounded, and a fork takes a hundred times as long."""
     try:
-        return Outcome("ok", calculate(**call.arguments))  # type: ignore[arg-type]
+        return Outcome("ok", tool.function(**call.arguments))
     except ValueError as error:
         return Outcome("error", text=str(error))
 

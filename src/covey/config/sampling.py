@@ -7,15 +7,13 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from covey.config.section import MANY, Section
+from covey.config.section import MANY, Names, Section
 
 
 class Servers(Section):
     """Inference servers that sample in place of this process."""
 
-    url: tuple[str, ...] = Field(
-        (), description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang."
-    )
+    url: Names = Field((), description="Addresses, as http://127.0.0.1:8000: covey serve, vLLM or SGLang.")
     folder: Path | None = Field(
         None, description="Where weights are written for the servers; by default `sync` in the run's folder."
     )
@@ -37,11 +35,6 @@ class Servers(Section):
         "where it has not taken new weights.",
     )
 
-    @field_validator("url", mode="before")
-    @classmethod
-    def _one_address(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
-
     @field_validator("url")
     @classmethod
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -56,7 +49,7 @@ class Servers(Section):
 class ToolUse(Section):
     """What a model may call while it answers, and how it is answered."""
 
-    functions: tuple[str, ...] = Field(
+    functions: Names = Field(
         (),
         validate_default=True,
         description="`calculate`, `python` (in the sandbox), or module.py:function.",
@@ -70,11 +63,6 @@ class ToolUse(Section):
     result_tokens: int = Field(
         256, ge=1, le=MANY, description="Longest result, tokens; what is beyond is cut off."
     )
-
-    @field_validator("functions", mode="before")
-    @classmethod
-    def _one_function(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("functions")
     @classmethod

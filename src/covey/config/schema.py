@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
-from covey.config.section import MANY, Section
+from covey.config.section import MANY, Paths, Section
 
 Method = Literal[
     "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",
@@ -33,7 +33,7 @@ class Data(Section):
         description="Column with the answer (sft, kto), or a text with {columns} in it, as "
         "'<think>{reasoning}</think>{answer}'.",
     )
-    examples: tuple[Path, ...] = Field(
+    examples: Paths = Field(
         (),
         description="Files of answers, pairs or judged answers, where problems come from elsewhere; in a "
         "pipeline also earlier stages that wrote some, as 2-pairs. The last one counts in full.",
@@ -69,11 +69,6 @@ class Data(Section):
     long_prompts: Literal["error", "drop"] = Field(
         "error", description="Prompts that do not fit the context with max_tokens: refuse, or leave out."
     )
-
-    @field_validator("examples", mode="before")
-    @classmethod
-    def _one_file(cls, value: object) -> object:
-        return (value,) if isinstance(value, str | Path) else value
 
 
 class Train(Section):

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 MANY = 10_000_000
 """Of problems or tokens: more is a slip of the keyboard."""
+
+
+def _several(value: object) -> object:
+    return (value,) if isinstance(value, str | Path) else value
+
+
+Names: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_several)]
+"""Texts, of which one may be given alone."""
+Paths: TypeAlias = Annotated[tuple[Path, ...], BeforeValidator(_several)]
 
 
 class Section(BaseModel):

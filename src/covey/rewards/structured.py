@@ -114,7 +114,7 @@ def _expected(column: object) -> list[JsonCall]:
 
 def _made(completion: TextOrMessages) -> list[JsonCall] | None:
     """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
-    found: list[Any] = []
+    found: list[object] = []
     for message in completion if isinstance(completion, list) else ():
         found += [c.get("function", c) for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
     answer = extract(completion, "whole") if text_of(completion).strip() else ""
@@ -125,15 +125,15 @@ def _made(completion: TextOrMessages) -> list[JsonCall] | None:
         if not closed:
             raise ValueError("a call that is never closed")
         found.append(strict_json(inside))
-    for number_, call in enumerate(found):
-        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-            raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
-        given = call.get("arguments", {})
-        found[number_] = {
-            "name": call["name"],
-            "arguments": strict_json(given) if isinstance(given, str) else given,
-        }
-    return found
+    return [named_call(call) for call in found]
+
+
+def named_call(found: object) -> JsonCall:
+    """A call with its arguments, which may have been JSON in a text. Raises ValueError."""
+    if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
+        raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
+    given = found.get("arguments", {})
+    return {"name": found["name"], "arguments": strict_json(given) if isinstance(given, str) else given}
 
 
 def _same_call(expected: JsonCall, made: JsonCall, compare: Mapping[str, Comparator]) -> bool:

@@ -66,6 +66,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     source = load_source(loaded)
     rewards = judges(loaded, source, options)
     toolbox = toolbox_of(loaded)
+    if toolbox is not None and toolbox.chosen is not None:
+        rewards.sandbox = toolbox.chosen.record()
     source = with_schemas(usable_problems(source, rewards, loaded, console), toolbox)
     set_process(config)
     follow_products(config)
