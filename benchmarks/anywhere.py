@@ -1,10 +1,10 @@
-"""The demo's YAML from a laptop to a cluster: one cold start, then its RL stage in every way there is.
+"""A YAML of two stages from a laptop to a cluster: one cold start, then its RL stage in every way there is.
 
-    python benchmarks/anywhere.py [--steps 220] [--ways 1 2 servers] [--vllm ENVIRONMENT] [--write]
+    python benchmarks/anywhere.py [YAML] [--steps 220] [--ways 1 2 servers] [--vllm ENVIRONMENT] [--write]
 
-Each way continues a copy of the same finished first stage, with the same YAML and other settings on the
-command line. What is left in --folder is continued, so that it can be stopped at any time. `--write` puts the
-table into benchmarks/results/anywhere.md.
+Without a YAML it is the demo's. Each way continues a copy of the same finished first stage, with other
+settings on the command line. What is left in --folder is continued, so that it can be stopped at any time.
+`--write` puts the table into benchmarks/results/anywhere.md, or anywhere_tools.md for tools.yaml.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import yaml
 from safetensors.numpy import load_file
 
 from covey.runs.reader import load_recorded
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from demo_seeds import good
 from servers import VLLM, covey_server, process, vllm_server
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.cluster.two_nodes import TwoNodes
 
-RESULTS = Path(__file__).parent / "results" / "anywhere.md"
+RESULTS = Path(__file__).parent / "results"
+DEMO = Path(str(files("covey"))) / "recipes" / "demo.yaml"
 EVERY, COMPARED = 10, 20
 """Steps between checkpoints, which are all kept; and steps after which weights are compared."""
 TIED_OUTPUT = """\
@@ -118,11 +119,13 @@ WAYS = {
 }
 
 
-def recipe(folder: Path, steps: int) -> Path:
-    """The demo's YAML, its second stage of so many steps, whose checkpoints are kept."""
-    text = (files("covey") / "recipes" / "demo.yaml").read_text()
-    path = folder / f"demo-{steps}.yaml"
-    path.write_text(text.replace("steps: 220", f"steps: {steps}, save_every: {EVERY}, keep: 100"))
+def recipe(original: Path, folder: Path, steps: int | None) -> Path:
+    """A YAML as it is, but for the steps of its second stage, whose checkpoints are kept."""
+    settings = yaml.safe_load(original.read_text())
+    trained = settings["stages"][1]["train"]
+    trained |= {"steps": steps or trained["steps"], "save_every": EVERY, "keep": 100}
+    path = folder / original.name
+    path.write_text(yaml.safe_dump(settings))
     return path
 
 
@@ -154,9 +157,9 @@ def cold_start(config: Path, folder: Path) -> Path:
     return run / "1-sft"
 
 
-def travelled(way: str, folder: Path, start: Path, config: Path, steps: int, vllm: Path) -> None:
+def travelled(way: str, folder: Path, start: Path, config: Path, vllm: Path) -> None:
     """Train in one of the ways, unless that is done."""
-    run = folder / way / "run"
+    run, steps = folder / way / "run", yaml.safe_load(config.read_text())["stages"][1]["train"]["steps"]
     if (run / "2-rl/result.json").exists() and load_recorded(run / "2-rl").config.train.steps >= steps:
         return
     if not (run / "1-sft").exists():
@@ -194,13 +197,6 @@ def row(way: str, folder: Path) -> str:
     last = steps_of(stage)
     evals = [json.loads(line) for line in (stage / "evals.jsonl").read_text().splitlines()]
     before, after = evals[0], evals[-1]
-    reached = good(
-        {
-            f"{kind} {when}": 100 * e[name]
-            for when, e in (("before", before), ("after", after))
-            for kind, name in (("greedy", "greedy"), ("sampled", "pass@1"))
-        }
-    )
     low, high = after["greedy/low"], after["greedy/high"]
     apart = [
         largest_difference(*(of / f"checkpoints/step_{step:06d}/model.safetensors" for of in (stage, base)))
@@ -212,7 +208,6 @@ def row(way: str, folder: Path) -> str:
         f"{last}",
         f"{before['greedy']:.1%} -> {after['greedy']:.1%} ({low:.1%} to {high:.1%})",
         f"{before['pass@1']:.1%} -> {after['pass@1']:.1%}",
-        "reached" if reached else "missed",
         *(f"{a:.1g}" for a in apart),
         first_other_completion(stage, base),
         f"{seconds:.0f}",
@@ -225,31 +220,36 @@ COLUMNS = (
     "steps",
     "greedy, held out",
     "sampled",
-    "bar",
     f"weights after {COMPARED} steps",
     "in the end",
     "first other completion",
     "seconds",
 )
-PAGE = """# The demo, from one process to a cluster
+PAGE = """# `{name}`: from one process to a cluster
 
-{when}. `python benchmarks/anywhere.py --vllm ENVIRONMENT --write`.
+{when}. `python benchmarks/anywhere.py {given}--vllm ENVIRONMENT --write`.
 
-The demo's YAML as it is, but for how often its second stage saves. Each way is a setting on the command
-line, from the same cold start; it ends where 95 % of sampled answers are correct. Accuracy on 512 held-out
-problems, with 95 % intervals. The bar is that of the [ten seeds](demo_seeds.md). Weights: the largest
-difference of any to one process, after the last step that both made, and the first step in which a completion
-differs from its. Seconds are of the second stage by the clock, Python's start counted. {note}
+The YAML as it is, but for how often its second stage saves. Each way is a setting on the command line, from
+the same cold start; it ends where its `train.stop_at` is reached. Accuracy on held-out problems, with 95 %
+intervals. Weights: the largest difference of any to one process, after the last step that both made, and the
+first step in which a completion differs from its. Seconds are of the second stage by the clock, Python's
+start counted. {note}
 
 {table}
 """
 
 
-def page(rows: list[str], note: str) -> str:
+def page(given: Path, rows: list[str], note: str) -> str:
     """Markdown."""
     table = "\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows])
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    return PAGE.format(when=f"{dt.date.today()}, {machine}", note=note, table=table)
+    return PAGE.format(
+        name=given.name,
+        given="" if given == DEMO else f"{given} ",
+        when=f"{dt.date.today()}, {machine}",
+        note=note,
+        table=table,
+    )
 
 
 def main() -> None:
@@ -257,26 +257,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=220, help="of the second stage at most")
+    parser.add_argument("yaml", type=Path, nargs="?", default=DEMO, help="of two stages")
+    parser.add_argument("--steps", type=int, help="of the second stage at most")
     parser.add_argument("--ways", nargs="+", default=[*WAYS], choices=WAYS)
     parser.add_argument("--folder", type=Path, default=Path("runs/anywhere"))
     parser.add_argument("--vllm", type=Path, help="virtual environment in which vLLM is installed")
     parser.add_argument("--note", default="", help="a sentence on the machine, for the page")
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
-    home = chosen.folder.resolve()
+    home = chosen.folder.resolve() / chosen.yaml.stem
     home.mkdir(parents=True, exist_ok=True)
-    config = recipe(home, chosen.steps)
+    config = recipe(chosen.yaml, home, chosen.steps)
     start = cold_start(config, home)
     for way in chosen.ways:
         if way != "vllm" or chosen.vllm:
-            travelled(way, home, start, config, chosen.steps, chosen.vllm)
+            travelled(way, home, start, config, chosen.vllm)
             print(row(way, home), flush=True)
     there = [way for way in WAYS if (home / way / "run/2-rl/result.json").exists()]
-    text = page([row(way, home) for way in there], chosen.note)
+    text = page(chosen.yaml, [row(way, home) for way in there], chosen.note)
     print(text)
     if chosen.write:
-        RESULTS.write_text(text)
+        kind = "" if chosen.yaml == DEMO else f"_{chosen.yaml.stem}"
+        (RESULTS / f"anywhere{kind}.md").write_text(text)
 
 
 if __name__ == "__main__":

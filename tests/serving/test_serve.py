@@ -20,7 +20,7 @@ from covey.config.sampling import Servers
 from covey.errors import ConfigError
 from covey.models.policy import Policy, save_policy
 from covey.sampling import remote
-from covey.sampling.base import SamplingParams
+from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from covey.serving.app import LARGEST_BODY, Service
@@ -276,6 +276,38 @@ def test_work_between_passes_keeps_its_place(policy: Policy) -> None:
     after = shared.ask(asked(1)[0], SamplingParams(3))
     assert (before.result(20)[0], after.result(20)[0]) == (0, 5)
     assert seen == [True]
+    shared.close()
+
+
+def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, passes = SharedModel(copied(policy), 8), []
+    sample = shared._sampler.sample
+
+    def counted(requests: list[Request], params: SamplingParams) -> Iterator[Sampled]:
+        passes.append(len(requests))
+        return sample(requests, params)
+
+    monkeypatch.setattr(shared._sampler, "sample", counted)
+    lengths = [3, 7, 5]
+    alone = [shared.ask(asked(1)[0], SamplingParams(n)).result(20)[1] for n in lengths]
+    release = threading.Event()
+    shared.between(lambda: release.wait(20))
+    waiting = [shared.ask(asked(1)[0], SamplingParams(n)) for n in lengths]
+    release.set()
+    for mine, future in zip(alone, waiting, strict=True):
+        for one, other in zip(mine, future.result(20)[1], strict=True):
+            assert (one.tokens.tolist(), one.finish) == (other.tokens.tolist(), other.finish)
+            assert one.logprobs.tolist() == other.logprobs.tolist()
+    assert passes == [1, 1, 1, 3]
+    shared.close()
+
+
+def test_thousands_of_short_waits_all_end(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a SimpleQueue one in some ten thousand never did, and every caller waited with it."""
+    monkeypatch.setattr("covey.serving.shared.GATHERING", 0)
+    shared = SharedModel(policy, 8)
+    for _ in range(30_000):
+        shared.between(lambda: None).result(20)
     shared.close()
 
 

@@ -62,7 +62,7 @@ class WorkList:
     requests: Sequence[Request]
     params: SamplingParams
     todo: deque[Piece]
-    results: queue.SimpleQueue[list[Sampled] | Exception | None] = field(default_factory=queue.SimpleQueue)
+    results: queue.Queue[list[Sampled] | Exception | None] = field(default_factory=queue.Queue)
     """None: a server was lost or has weights to take; an exception: a mistake of ours, to be raised."""
     joined: dict[str, int] = field(default_factory=dict)
     """Address -> the arrival of a server since which it works on this."""

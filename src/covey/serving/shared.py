@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from covey.errors import CoveyError
@@ -43,7 +43,9 @@ class _Between(Generic[T]):
 
 
 class SharedModel:
-    """Samples for whoever asks. Requests with the same parameters that wait at the same time share a pass."""
+    """Samples for whoever asks. Requests that wait at the same time share a pass if they differ in nothing
+    but how many tokens they want, in which those differ that follow a tool's answer.
+    """
 
     def __init__(self, policy: Policy, max_running: int, most_waiting: int = 65_536) -> None:
         """``most_waiting`` is in completions."""
@@ -52,7 +54,8 @@ class SharedModel:
         self._sampler = LocalSampler(policy, max_running)
         self._most, self._waiting, self._open = most_waiting, 0, True
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[_Asked | _Between[None]] = queue.SimpleQueue()
+        # Not a SimpleQueue: in Python 3.11 its `get` may wait for ever once a short timeout has passed.
+        self._queue: queue.Queue[_Asked | _Between[None]] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -90,9 +93,9 @@ class SharedModel:
             # Those behind something to do between passes must not overtake it.
             turn = next((i for i, x in enumerate(held) if not isinstance(x, _Asked)), len(held))
             before = [x for x in held[:turn] if isinstance(x, _Asked)]
-            together = [x for x in before if x.params == first.params]
-            held = [*(x for x in before if x.params != first.params), *held[turn:]]
-            self._sample(together)
+            alike = [_but_length(x.params) == _but_length(first.params) for x in before]
+            held = [*(x for x, same in zip(before, alike, strict=True) if not same), *held[turn:]]
+            self._sample([x for x, same in zip(before, alike, strict=True) if same])
 
     def _arrived(self, wait: bool) -> Iterator[_Asked | _Between[None]]:
         """What has come; with ``wait`` something at least, and what comes shortly after it."""
@@ -101,7 +104,7 @@ class SharedModel:
         until = time.monotonic() + (GATHERING if wait else 0)
         while True:
             try:
-                yield self._queue.get(timeout=max(1e-6, until - time.monotonic()))
+                yield self._queue.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 return
 
@@ -110,8 +113,12 @@ class SharedModel:
             self._waiting -= sum(len(x.request.streams) for x in together)
         open_ = [x for x in together if x.answer.set_running_or_notify_cancel()]
         found: list[dict[int, Completion]] = [{} for _ in open_]
+        if not open_:
+            return
+        requests = [replace(x.request, room=x.params.max_tokens) for x in open_]
+        longest = max(x.params.max_tokens for x in open_)
         try:
-            for sampled in self._sampler.sample([x.request for x in open_], open_[0].params) if open_ else ():
+            for sampled in self._sampler.sample(requests, replace(open_[0].params, max_tokens=longest)):
                 mine = found[sampled.request]
                 mine[sampled.sample] = sampled.completion
                 if len(mine) == len(open_[sampled.request].request.streams):
@@ -121,6 +128,10 @@ class SharedModel:
             for asked in open_:
                 if not asked.answer.done():
                     asked.answer.set_exception(error)
+
+
+def _but_length(params: SamplingParams) -> SamplingParams:
+    return replace(params, max_tokens=0)
 
 
 def _answer(future: Future[T], work: Callable[[], T]) -> None:
