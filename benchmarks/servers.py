@@ -121,6 +121,9 @@ def vllm_server(environment: Path, model: Path, log: Path) -> tuple[str, list[st
         "--max-model-len",
         "512",
         "--enforce-eager",
+        "--no-enable-chunked-prefill",  # on a CPU 0.32 dies of a prompt in parts that has a seed
+        "--max-num-batched-tokens",
+        "16384",
         "--served-model-name",
         "policy",
     ]

@@ -153,34 +153,42 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
         return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
     prompt, problem = prompted.problem.prompt, prompted.problem
     assert not isinstance(prompt, str), "an answer in messages has a prompt in messages"
-    tokens, trained = prompted.tokens.tolist(), [False] * len(prompted.tokens)
-    for said in range(len(answer)):
-        messages, ours = [*prompt, *answer[: said + 1]], answer[said]["role"] == "assistant"
-        if ours:
-            tokens = _grown(policy, problem, tokens, messages[:-1], True)
-            trained += [False] * (len(tokens) - len(trained))
-        tokens = _grown(policy, problem, tokens, messages, False)
-        new = tokens[len(trained) :]
-        ends = [n for n, token in enumerate(new, start=1) if token in policy.end_ids] if ours else []
+    whole = _conversation(policy, problem, [*prompt, *answer], False)
+    ours = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
+    begins = [_grown(policy, problem, whole, [*prompt, *answer[:n]]) for n in ours]
+    said_by = np.zeros(len(whole), dtype=bool)
+    for n, start, following in zip(ours, begins, [*begins[1:], len(whole)], strict=True):
+        so_far = _conversation(policy, problem, [*prompt, *answer[: n + 1]], False)
+        # Some templates, Qwen 3's for one, write a last message otherwise: then a token has to show its end.
+        appended = whole[: len(so_far)] == so_far
+        stretch = range(start, len(so_far) if appended else following)
+        ends = [place for place in stretch if whole[place] in policy.end_ids]
+        if not (ends or appended):
+            raise _anew(problem)
         # What the template writes after the message's end, a line break say, is not the model's to write.
-        last = ends[-1] if ends else len(new)
-        trained += [ours and n <= last for n in range(1, len(new) + 1)]
-    length = max(n for n, yes in enumerate(trained, start=1) if yes)
-    start = len(prompted.tokens)
-    said_by = np.array(trained[start:length], dtype=bool)
-    return GivenAnswer(np.array(tokens[start:length], dtype=np.int64), said_by)
+        said_by[start : (ends[-1 if appended else 0] + 1 if ends else stretch.stop)] = True
+    start, over = _grown(policy, problem, whole, prompt), 1 + int(said_by.nonzero()[0][-1])
+    return GivenAnswer(np.array(whole[start:over], dtype=np.int64), said_by[start:over])
 
 
-def _grown(policy: Policy, problem: Problem, before: list[int], messages: Messages, begin: bool) -> list[int]:
-    """Messages as tokens that begin with those of the messages before. Raises DataError if they do not."""
-    after = chat_tokens(policy.tokenizer, messages, problem.template, begin)
-    if after[: len(before)] != before:
-        raise DataError(
-            f"{problem.id}: the model's chat template writes a conversation anew once it goes on, so nobody "
-            "can say which tokens are the assistant's. Give prompt and answer as texts, or use a template "
-            "that only appends"
-        )
-    return after
+def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
+    return chat_tokens(policy.tokenizer, messages, problem.template, begin)
+
+
+def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:
+    """Where the assistant answers the messages that a conversation begins with. Raises DataError."""
+    before = _conversation(policy, problem, messages, True)
+    if whole[: len(before)] != before:
+        raise _anew(problem)
+    return len(before)
+
+
+def _anew(problem: Problem) -> DataError:
+    return DataError(
+        f"{problem.id}: the model's chat template writes a conversation anew once it goes on, so nobody "
+        "can say which tokens are the assistant's. Give prompt and answer as texts, or use a template "
+        "that only appends"
+    )
 
 
 def _same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:

@@ -31,6 +31,7 @@ def calling(monkeypatch: pytest.MonkeyPatch) -> None:
     """An untrained model writes no call: here each turn that ends by itself is one."""
     call = ToolCall("calculate", {"expression": "6*7"})
     monkeypatch.setattr(turns, "calls_in", lambda text: [call] if text else [])
+    monkeypatch.setattr(turns, "reader_of", lambda *_: lambda turn, _: [call] if len(turn) > 1 else [])
     monkeypatch.setattr(turns, "answer_tokens", lambda *_: [40, 41, 42])
 
 

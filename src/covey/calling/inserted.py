@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from covey.calling.calls import ToolCall
-from covey.errors import ConfigError
+from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
 from covey.types import Problem
 
 IN_TEXT = "\n<tool_response>\n{}\n</tool_response>\n"
 """A result where prompts are plain text."""
+NAME = re.compile(r"[\w.-]{1,64}")
+"""Of a tool, as the model may have written it: in others it could hide the template's own words."""
 
 
 def answer_tokens(
@@ -29,27 +32,54 @@ def answer_tokens(
     if not problem.chat:
         text = "".join(IN_TEXT.format(result) for result in results)
         return list(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
-    # Of the turn before only the end counts: a made-up one, because some templates refuse several calls.
-    made = {"id": "call00000", "type": "function", "function": {"name": "call", "arguments": {}}}
-    asked: list[dict[str, object]] = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": "", "tool_calls": [made]},
-    ]
-    answered: list[dict[str, object]] = [
-        {"role": "tool", "name": c.name or "call", "tool_call_id": made["id"], "content": result}
-        for c, result in zip(calls, results, strict=True)
-    ]
-    before = chat_tokens(policy.tokenizer, asked, problem.template, begin=False)
-    after = chat_tokens(policy.tokenizer, [*asked, *answered], problem.template)
-    if after[: len(before)] != before:
+    asked: list[Mapping[str, object]] = [{"role": "user", "content": "?"}]
+    opening = chat_tokens(policy.tokenizer, asked, problem.template, begin=False)
+    before, after = _around(policy, problem, asked, calls, results)
+    closes = sum(token in policy.end_ids for token in before[len(opening) :])
+    # Only what follows the turn counts: some, Qwen 3's for one, write it otherwise when it is the last.
+    ends = [n for n in range(len(opening), len(after)) if after[n] in policy.end_ids][:closes]
+    if after[: len(opening)] != opening or not (ends or after[: len(before)] == before):
         raise ConfigError(
             "rollout.tools: the model's chat template writes a conversation anew once a tool has answered, "
             "so that what it read would not be what is trained on. Use a template that only appends, or "
             "prompts in plain text"
         )
     # The turn's own end is the model's; what the template writes behind it, a line break say, is not.
-    ends = [n for n, token in enumerate(before) if token in policy.end_ids]
     return after[ends[-1] + closed if ends else len(before) :]
+
+
+def _around(
+    policy: Policy,
+    problem: Problem,
+    asked: Sequence[Mapping[str, object]],
+    calls: Sequence[ToolCall],
+    results: Sequence[str],
+) -> tuple[list[int], list[int]]:
+    """A conversation up to the end of a turn with calls, and with their results.
+
+    The turn is made up, because the model's own tokens stay. Some templates refuse several calls, and some
+    want arguments as text. Raises DataError where all of that is refused.
+    """
+    named = [call.name if NAME.fullmatch(call.name) else "call" for call in calls]
+    refusal = None
+    for names, arguments in ((named, {}), (named[:1], {}), (named, "{}"), (named[:1], "{}")):
+        ids = [f"call{n:05}" for n in range(len(names))]  # nine characters, as Mistral's want them
+        made = [
+            {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, name in zip(ids, names, strict=True)
+        ]
+        turn = [*asked, {"role": "assistant", "content": "", "tool_calls": made}]
+        said = [
+            {"role": "tool", "name": name, "tool_call_id": ids[n % len(ids)], "content": result}
+            for n, (name, result) in enumerate(zip(named, results, strict=True))
+        ]
+        try:
+            before = chat_tokens(policy.tokenizer, turn, problem.template, begin=False)
+            return before, chat_tokens(policy.tokenizer, [*turn, *said], problem.template)
+        except DataError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
 
 
 def plain_result(policy: Policy, text: str, most: int) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.calling.calls import ToolCall, calls_in
+from covey.calling.forms import reader_of, written
 from covey.calling.inserted import answer_tokens, plain_result
 from covey.calling.running import Toolbox
 from covey.models.policy import Policy
@@ -21,7 +22,7 @@ from covey.rewards.structured import CLOSE_CALL
 from covey.rewards.threads import Call
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
-from covey.types import NO_PROBLEM, Completion, SamplingMask
+from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask
 
 
 class Called(NamedTuple):
@@ -38,6 +39,7 @@ class TurnSampler:
 
     def __init__(self, sampler: Sampler, policy: Policy, toolbox: Toolbox) -> None:
         self.sampler, self.policy, self.toolbox = sampler, policy, toolbox
+        self.read = reader_of(policy, toolbox.schemas)
 
     @property
     def version(self) -> int:
@@ -72,8 +74,8 @@ class TurnSampler:
             called: list[Called] = []
             for place, sample, turn in self._turns(asked, params):
                 owner = owners[place][sample]
-                whole = self._after(begun.get(owner), turn)
-                calls = calls_in(turn.text) if turn.finish == "stop" and rounds else []
+                whole = self._after(begun.get(owner), turn, asked[place].problem)
+                calls = self._calls(asked[place], turn) if turn.finish == "stop" and rounds else []
                 if calls:
                     problem = requests[owner[0]].problem
                     results = [self.toolbox.begin(call, problem) for call in calls]
@@ -90,6 +92,9 @@ class TurnSampler:
                 begun[one.owner] = whole
                 asked.append(_continued(requests[one.owner[0]], one.owner[1], whole, room))
                 owners.append([one.owner])
+
+    def _calls(self, asked: Request, turn: Completion) -> list[ToolCall]:
+        return self.read(turn.tokens, asked.prompt) if asked.problem.chat else calls_in(turn.text)
 
     def _turns(self, asked: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """The next turn of each. In plain text a call's end ends it, in a chat the model has to."""
@@ -117,15 +122,19 @@ class TurnSampler:
             versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
             turns=tuple(_said("tool", result) for result in results),
         )
-        first = begun if begun.turns else replace(begun, turns=(_said("assistant", begun.text),))
+        first = begun if begun.turns else replace(begun, turns=(self._said(begun, request.problem),))
         return first.then(inserted)
 
-    def _after(self, begun: Completion | None, turn: Completion) -> Completion:
+    def _after(self, begun: Completion | None, turn: Completion, problem: Problem) -> Completion:
         """A completion with its next turn."""
         if begun is None:
             return turn
-        whole = begun.then(replace(turn, turns=(_said("assistant", turn.text),)))
+        whole = begun.then(replace(turn, turns=(self._said(turn, problem),)))
         return replace(whole, text=self.policy.decode(whole.tokens[whole.drawn].tolist()))
+
+    def _said(self, turn: Completion, problem: Problem) -> Mapping[str, str]:
+        """A turn as a message; in a chat with its control tokens, which make it a call to other readers."""
+        return _said("assistant", written(self.policy, turn.tokens) if problem.chat else turn.text)
 
 
 def _said(role: str, text: str) -> Mapping[str, str]:

@@ -20,6 +20,9 @@ from covey.sampling.base import Sampler
 from covey.tasks.source import Source
 from covey.types import Problem
 
+PROBE = "42"
+"""A result to look for in what the model would read."""
+
 
 def toolbox_of(loaded: Loaded) -> Toolbox | None:
     """The tools of a config, if there are any. Raises ConfigError or SandboxUnavailable."""
@@ -67,7 +70,11 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: Meth
         return
     problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
     for problem in [p for p in problems if p.chat][:1]:
-        answer_tokens(policy, problem, [call], [""])
+        if PROBE not in policy.decode(answer_tokens(policy, problem, [call], [PROBE])):
+            raise ConfigError(
+                "rollout.tools: the model's chat template has no place for what a tool says (messages of the "
+                "role tool). Use a model whose template has one, or prompts in plain text"
+            )
     in_text = [p for p in problems if not p.chat]
     if in_text and method in COLLECTS:
         raise ConfigError(

@@ -18,7 +18,8 @@ CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ '<|im_start|>system\ntools:' if loop.first }}"
     " {{ (tool['function'] or tool)['name'] }}{{ '<|im_end|>\n' if loop.last }}{% endfor %}"
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "{% for call in m['tool_calls'] or [] %}<tool_call>{{ call | tojson }}</tool_call>{% endfor %}"
+    "{% for c in m['tool_calls'] or [] %}<tool_call>{{ (c['function'] or c) | tojson }}</tool_call>"
+    "{% endfor %}"
     "<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

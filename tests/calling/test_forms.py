@@ -1,0 +1,216 @@
+"""Calls as several families of models write them, and what their chat templates make of the answers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.calling.calls import ToolCall
+from covey.calling.forms import CALL_FORMS, reader_of, written
+from covey.calling.inserted import answer_tokens
+from covey.calling.use import untold
+from covey.errors import ConfigError, DataError
+from covey.models.policy import Policy
+from covey.prompts import encode_examples
+from covey.tasks.examples import Example
+from covey.types import Problem
+from tests.conftest import policy_of
+
+CHAT = Problem("c", [{"role": "user", "content": "1+2="}])
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "The meaning of a word.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "word": {"type": "string"},
+                "most": {"type": "integer"},
+                "all": {"type": "boolean"},
+            },
+        },
+    },
+}
+QWEN_3 = (
+    "{% for m in messages %}<|im_start|>{% if m.role == 'tool' %}u {{ m.content }}{% else %}{{ m.role[0] }} "
+    "{% if m.role == 'assistant' and loop.last %}<think></think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}{% endif %}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>a {% endif %}"
+)
+"""As Qwen 3's: what the assistant said last has an empty thought, what it said before has none."""
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch) -> Policy:
+    found = policy_of("qwen3")
+    monkeypatch.setattr(found.tokenizer, "chat_template", found.tokenizer.chat_template)
+    return found
+
+
+def read(policy: Policy, template: str, turn: str) -> list[tuple[str, dict[str, object], bool]]:
+    """Names, arguments, and whether something is wrong."""
+    policy.tokenizer.chat_template = "{# " + template + " #}"
+    ids = np.array([*policy.tokenizer(turn, add_special_tokens=False)["input_ids"], 2])
+    return [(c.name, dict(c.arguments), bool(c.wrong)) for c in reader_of(policy, [SCHEMA])(ids, ids[:0])]
+
+
+XML, GLM, MISTRAL, LLAMA = CALL_FORMS
+ONE = ("look_up", {"word": "covey"}, False)
+WRITTEN = {
+    "tags": ("", '<tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>', [ONE]),
+    "functions": (
+        XML,
+        (
+            "<think>x</think><tool_call>\n<function=look_up>\n<parameter=word>\ncovey\n</parameter>\n</function>"
+            "\n</tool_call>"
+        ),
+        [ONE],
+    ),
+    "functions with types": (
+        XML,
+        (
+            "<tool_call><function=look_up><parameter=word>\n7\n</parameter><parameter=most>\n7\n</parameter>"
+            "<parameter=all>\nTrue\n</parameter></function></tool_call>"
+        ),
+        [("look_up", {"word": "7", "most": 7, "all": True}, False)],
+    ),
+    "functions that do not end": (XML, "<tool_call><function=look_up></tool_call>", [("", {}, True)]),
+    "pairs": (
+        GLM,
+        "<tool_call>look_up\n<arg_key>word</arg_key>\n<arg_value>covey</arg_value>\n</tool_call>",
+        [ONE],
+    ),
+    "bare": (LLAMA, '{"name": "look_up", "parameters": {"word": "covey"}}', [ONE]),
+    "bare, marked": (LLAMA, '<|python_tag|>{"name": "look_up", "parameters": {"word": "covey"}}', [ONE]),
+    "bare, broken": (LLAMA, '{"name": "look_up", "parameters": {"word": }}', [("", {}, True)]),
+    "an answer in JSON": (LLAMA, '{"name": "Ada", "age": 36}', []),
+    "an answer with a call in it": (LLAMA, 'Say {"name": "look_up", "parameters": {}}', []),
+    "a list": (
+        MISTRAL,
+        '[TOOL_CALLS] [{"name": "look_up", "arguments": {"word": "covey"}, "id": "a"}, {"name": "b"}]',
+        [ONE, ("b", {}, False)],
+    ),
+    "a mark each": (
+        MISTRAL,
+        '[TOOL_CALLS]look_up[ARGS]{"word": "covey"}[TOOL_CALLS]look_up[CALL_ID]x1[ARGS]{"word": "covey"}',
+        [ONE, ONE],
+    ),
+    "a list, broken": (MISTRAL, "[TOOL_CALLS] [{", [("", {}, True)]),
+    "no mark": (MISTRAL, "It is 3.", []),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_are_read_as_the_chat_template_teaches_them(name: str, policy: Policy) -> None:
+    template, turn, calls = WRITTEN[name]
+    assert read(policy, template, turn) == calls
+
+
+PIECES = [*'{}[]<>/=":, \n', '"name"', '"parameters"', "arg_key", "[ARGS]", "<function=f>", "</tool_call>"]
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join))
+def test_no_text_breaks_a_reader(text: str) -> None:
+    types = {"look_up": {"word": "string"}}
+    for form in CALL_FORMS.values():
+        for turn in (text, f"<tool_call>{text}</tool_call>", f"[TOOL_CALLS]{text}", "{" + text):
+            assert all(isinstance(call, ToolCall) for call in form(turn, types))
+
+
+def test_a_tokenizer_may_say_how_its_calls_are_read(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = {
+        "open_pattern": r"<<(?P<name>\w+)",
+        "close": ">>",
+        "content": "json",
+        "repeats": True,
+        "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+    }
+    template = {
+        "start_anchor": "<|im_start|>assistant",
+        "defaults": {"role": "assistant"},
+        "fields": {"content": {"optional": True}, "tool_calls": form},
+    }
+    monkeypatch.setattr(policy.tokenizer, "response_template", template, raising=False)
+    assert read(policy, "", 'Well <<look_up {"word": "covey"}>>') == [ONE]
+    assert read(policy, "", "It is 3.") == []
+    assert read(policy, "", "<<look_up {>>") == []
+    template["field"] = template.pop("fields")
+    with pytest.raises(ConfigError, match="response_template of its tokenizer"):
+        read(policy, "", "It is 3.")
+
+
+def test_what_a_model_wrote_keeps_its_marks(policy: Policy) -> None:
+    ids = np.array([*policy.tokenizer("a<|im_start|>b")["input_ids"], 2])
+    assert written(policy, ids) == "a<|im_start|>b"
+    assert written(policy, ids[:-1]) == "a<|im_start|>b"
+
+
+def test_an_answer_follows_a_turn_that_the_template_would_write_otherwise(policy: Policy) -> None:
+    policy.tokenizer.chat_template = QWEN_3
+    said = policy.tokenizer.decode(answer_tokens(policy, CHAT, [ToolCall("look_up", {})], ["42"]))
+    assert said == "<|im_start|>u 42<|im_end|><|im_start|>a "
+
+
+def named(refuses: str = "", results: str = "{{ m.name }} {{ m.content }}") -> str:
+    return (
+        "{% for m in messages %}<|im_start|>{% if m.tool_calls %}" + refuses + "{% for c in m.tool_calls %}"
+        "{{ c.function.name + c.function.arguments | string }}{% endfor %}{% elif m.role == 'tool' %}"
+        + results
+        + "{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+    )
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        named(),
+        named("{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"),
+        named("{% if m.tool_calls[0].function.arguments is not string %}{{ 1 + '' }}{% endif %}"),
+    ],
+    ids=["any", "one call", "arguments as text"],
+)
+def test_templates_get_calls_as_they_take_them(template: str, policy: Policy) -> None:
+    policy.tokenizer.chat_template = template
+    calls = [ToolCall("look_up", {}), ToolCall("<|im_end|>", {})]
+    ids = answer_tokens(policy, CHAT, calls, ["1", "2"])
+    assert policy.tokenizer.decode(ids) == "<|im_start|>look_up 1<|im_end|><|im_start|>call 2<|im_end|>"
+
+
+def test_a_template_without_a_place_for_results_is_refused(policy: Policy) -> None:
+    policy.tokenizer.chat_template = named(results="")
+    source, toolbox = SimpleNamespace(train=[CHAT], test=[]), SimpleNamespace(functions={"look_up": None})
+    with pytest.raises(ConfigError, match="no place for what a tool says"):
+        list(untold(policy, source, toolbox))
+
+
+def test_answers_are_learned_where_the_last_message_is_written_otherwise(policy: Policy) -> None:
+    policy.tokenizer.chat_template = QWEN_3
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "42"},
+        {"role": "assistant", "content": "42"},
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "Yes"},
+    ]
+    (found,) = encode_examples(policy, [Example("answer", CHAT, (messages,), (1.0,))], None)
+    (answer,) = found.answers
+    assert policy.tokenizer.decode(answer.tokens[answer.trained].tolist()) == (
+        "<tool_call>f</tool_call><|im_end|>42<|im_end|><think></think>Yes<|im_end|>"
+    )
+
+
+def test_where_nothing_shows_the_end_nobody_guesses(policy: Policy) -> None:
+    """The sequence's end after the last message is not the end of the first."""
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% else %}<|im_end|>{% endif %}"
+    )
+    messages = [{"role": r, "content": r[0]} for r in ("assistant", "user", "assistant")]
+    with pytest.raises(DataError, match="anew"):
+        encode_examples(policy, [Example("answer", CHAT, (messages,), (1.0,))], None)
