@@ -76,7 +76,7 @@ NEAR = (
     ("training/run", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
     ("training/given", ["tests/train/test_supervised.py"]),
     ("training/preference", ["tests/train/test_preferences.py"]),
-    ("prompts", ["tests/train/test_supervised.py"]),
+    ("prompts", ["tests/train/test_supervised.py", "tests/calling/test_forms.py"]),
     ("training", PROOF),
 )
 """(beginning of a file's path, tests that should notice a mistake in it)."""
@@ -395,6 +395,8 @@ MUTANTS = [
     ),
     *of(
         "prompts.py",
+        ("the end of the last message for that of the first", "if not (ends or appended):", "if False:"),
+        ("a rewritten message without its end", "ends[-1 if appended else 0] + 1", "ends[-1 if appended else 0]"),
         ("no end token", "[*words, policy.tokenizer.eos_token_id]", "[*words]"),
     ),
     *of(
@@ -463,6 +465,13 @@ MUTANTS = [
         "calling/calls.py",
         ("a thought is a call", 'turn.rpartition("</think>")[2].rstrip()', "turn.rstrip()"),
         ("a call in the middle is made", "or not said.endswith(CLOSE_CALL)", ""),
+    ),
+    *of(
+        "calling/forms.py",
+        ("texts are JSON", 'if kind == "string":', "if False:"),
+        ("an answer in JSON is a call", 'not {"name", "parameters"} <= set(found)', '"name" not in found'),
+        ("marks are left out", "skip_special_tokens=False", "skip_special_tokens=True"),
+        ("the end is part of a call", "- (int(turn[-1]) in policy.end_ids)", ""),
     ),
     *of(
         "sampling/draw.py",

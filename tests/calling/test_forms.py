@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.calling.calls import ToolCall
-from covey.calling.forms import CALL_FORMS, reader_of, written
+from covey.calling.forms import CALL_FORMS, reader_of, turn_text
 from covey.calling.inserted import answer_tokens
 from covey.calling.use import untold
 from covey.errors import ConfigError, DataError
@@ -146,8 +146,8 @@ def test_a_tokenizer_may_say_how_its_calls_are_read(policy: Policy, monkeypatch:
 
 def test_what_a_model_wrote_keeps_its_marks(policy: Policy) -> None:
     ids = np.array([*policy.tokenizer("a<|im_start|>b")["input_ids"], 2])
-    assert written(policy, ids) == "a<|im_start|>b"
-    assert written(policy, ids[:-1]) == "a<|im_start|>b"
+    assert turn_text(policy, ids) == "a<|im_start|>b"
+    assert turn_text(policy, ids[:-1]) == "a<|im_start|>b"
 
 
 def test_an_answer_follows_a_turn_that_the_template_would_write_otherwise(policy: Policy) -> None:

@@ -49,10 +49,10 @@ def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader
         return partial(_by_response_template, policy, schemas)
     template = tokenizer.get_chat_template(tools=schemas) if tokenizer.chat_template else ""
     read = next((form for mark, form in CALL_FORMS.items() if mark in template), _as_json)
-    return lambda turn, _: read(written(policy, turn), _types(schemas))
+    return lambda turn, _: read(turn_text(policy, turn), _types(schemas))
 
 
-def written(policy: Policy, turn: np.ndarray) -> str:
+def turn_text(policy: Policy, turn: np.ndarray) -> str:
     """A turn's text with the control tokens that calls may have, but for its end."""
     kept = len(turn) - (int(turn[-1]) in policy.end_ids)
     return policy.tokenizer.decode(turn[:kept].tolist(), skip_special_tokens=False)

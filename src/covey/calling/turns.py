@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.calling.calls import ToolCall, calls_in
-from covey.calling.forms import reader_of, written
+from covey.calling.forms import reader_of, turn_text
 from covey.calling.inserted import answer_tokens, plain_result
 from covey.calling.running import Toolbox
 from covey.models.policy import Policy
@@ -134,7 +134,7 @@ class TurnSampler:
 
     def _said(self, turn: Completion, problem: Problem) -> Mapping[str, str]:
         """A turn as a message; in a chat with its control tokens, which make it a call to other readers."""
-        return _said("assistant", written(self.policy, turn.tokens) if problem.chat else turn.text)
+        return _said("assistant", turn_text(self.policy, turn.tokens) if problem.chat else turn.text)
 
 
 def _said(role: str, text: str) -> Mapping[str, str]:
