@@ -250,6 +250,7 @@ def kls() -> Iterator[dict[str, Any]]:
             yield {"estimator": estimator, "gradient": gradient, "level": ("token", "response")[i % 2]}
     for estimator, level in product(estimators, ("token", "response")):
         yield {"estimator": estimator, "place": "reward", "level": level}
+    yield {"estimator": "full", "bound": 1e-4}
     yield {"estimator": "k3", "gradient": "score", "bound": 1e-3}
     yield {"estimator": "k2", "gradient": "straight_through", "bound": 1e-4}
 
