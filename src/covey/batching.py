@@ -205,18 +205,24 @@ def micro_batches(
     whole_groups: bool = False,
     rank: int = 0,
     processes: int = 1,
+    trained_only: bool = False,
 ) -> Iterator[MicroBatch]:
     """Split an optimizer step's batch into packed pieces of about ``token_budget`` tokens.
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
-    completions without advantage: their gradient is exactly zero, the totals still count them.
+    completions without advantage, ``trained_only`` those of which no token is trained: their gradient is
+    exactly zero, the totals still count them.
     ``whole_groups`` never splits a group, whose loss is one of all its completions. One of several
     ``processes`` gets every so many of the pieces, which are of about equal size then.
     """
     totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
-    busy = batch.advantages.any(-1).tolist() if skip_idle else [True] * len(batch)
-    rows = [i for i, works in enumerate(busy) if works]
+    busy = torch.ones(len(batch), dtype=torch.bool)
+    if skip_idle:
+        busy &= batch.advantages.any(-1)
+    if trained_only:
+        busy &= batch.mask.any(-1)
+    rows = torch.nonzero(busy)[:, 0].tolist()
     together: dict[int, list[int]] = {}
     for i in rows:
         together.setdefault(int(batch.group[i]) if whole_groups else i, []).append(i)

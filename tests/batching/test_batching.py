@@ -126,6 +126,14 @@ def test_idle_completions_are_skipped_and_still_counted() -> None:
     assert micro.totals.completions == 4
 
 
+def test_untrained_completions_are_skipped_and_still_rows() -> None:
+    groups = [group([1, math.nan]), group([math.nan, 0])]
+    batch = with_advantages(collate(groups), groups, GRPO)
+    (micro,) = micro_batches(batch, 1000, 10, trained_only=True)
+    assert micro.rows.rewards.tolist() == [1, 0]
+    assert (micro.totals.completions, micro.totals.rows) == (2, 4)
+
+
 def test_unscorable_completions_stand_outside_the_baseline() -> None:
     groups = [group([1.0, math.nan, 0.0])]
     batch = with_advantages(collate(groups), groups, GRPO)

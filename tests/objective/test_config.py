@@ -208,7 +208,6 @@ def pulled(ref_log_ratio):
         (replace(GRPO, kl=KL(bind(penalties.k1), place="reward", gradient="ratio")), "carries none"),
         (replace(GRPO, kl=KL(bind(penalties.full), level="response")), "exact by token"),
         (replace(GRPO, kl=KL(bind(penalties.full), gradient="ratio")), "exact by token"),
-        (replace(GRPO, kl=KL(bind(penalties.full), target=5.0)), "sampled log-ratios"),
         (replace(GRPO, kl=KL(refresh_mix=0.6)), "nothing to mix"),
         (replace(GRPO, kl=KL(refresh_every=9, refresh_mix=0.0)), "never moves"),
         (replace(GRPO, entropy=Entropy()), "weighs nothing"),

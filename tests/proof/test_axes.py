@@ -18,6 +18,7 @@ from covey.console import RunConsole
 from covey.objective.algorithms import PRESETS
 from covey.objective.axes import AXES
 from covey.proof.check_run import check_run
+from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Sampled
 from covey.sampling.local import LocalSampler
 from tests.proof.cases import PROCESS, TRAINABLE, Model, mixed, trained_and_repeated
@@ -197,6 +198,17 @@ def test_every_setting_of_other_codes_is_known_to_the_shadow(
     proof(tmp_path / "run", model, {"name": "dapo", "filter": None, **algorithm}, train=train)
 
 
+@pytest.mark.parametrize("name", ["sequence_mean", "constant_length"])
+def test_a_truncated_completion_is_a_row_where_the_config_says_so(
+    tmp_path: Path, model: Model, name: str
+) -> None:
+    """As in TRL, whose mean over completions counts those that it masks."""
+    algorithm = {"name": "dapo", "filter": None, "reduce": {"name": name, "rows": "all"}}
+    proof(tmp_path / "run", model, algorithm, rollout={**ROLLOUT, "mask_truncated": True})
+    ends = [row["finish"] for row in read_rollouts(tmp_path / "run", 0).rows]
+    assert {"length", "stop"} <= set(ends)
+
+
 @pytest.mark.parametrize(("axis", "name"), list(left_over()))
 def test_every_function_is_known_to_the_shadow(
     tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch, axis: str, name: str
@@ -238,6 +250,7 @@ def kls() -> Iterator[dict[str, Any]]:
             yield {"estimator": estimator, "gradient": gradient, "level": ("token", "response")[i % 2]}
     for estimator, level in product(estimators, ("token", "response")):
         yield {"estimator": estimator, "place": "reward", "level": level}
+    yield {"estimator": "full", "bound": 1e-4}
     yield {"estimator": "k3", "gradient": "score", "bound": 1e-3}
     yield {"estimator": "k2", "gradient": "straight_through", "bound": 1e-4}
 

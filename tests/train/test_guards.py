@@ -117,20 +117,23 @@ def test_steps_without_signal_end_the_run_and_say_why(tmp_path: Path, reward, sa
     assert len(read(tmp_path / "run", "metrics.jsonl")) == 3
 
 
-def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["dapo", {"name": "dapo", "nll": 0.1}], ids=str)
+def test_a_run_that_changed_no_weight_is_no_success(tmp_path: Path, algorithm: Any) -> None:
     with pytest.raises(
         GuardStop, match=r"not one changed a weight.*100% .* all correct.*tells nothing apart"
     ):
-        start(tmp_path / "run", rewards=(lambda completion: 1.0,))
+        start(tmp_path / "run", rewards=(lambda completion: 1.0,), algorithm=algorithm)
     assert not (tmp_path / "run" / "final").exists()
 
 
 FAR = {"name": "grpo", "kl": {"coef": 1e-4}}
 
 
-def test_the_kl_guard_stops_beyond_its_bound(tmp_path: Path) -> None:
+@pytest.mark.parametrize("estimator", ["k3", "full"])
+def test_the_kl_guard_stops_beyond_its_bound(tmp_path: Path, estimator: str) -> None:
+    far = {"name": "grpo", "kl": {"coef": 1e-4, "estimator": estimator}}
     with pytest.raises(GuardStop, match=r"away from the reference, more than guards.kl_stop 1"):
-        start(tmp_path / "run", algorithm=FAR, train={"steps": 20, "lr": 0.05}, guards={"kl_stop": 1.0})
+        start(tmp_path / "run", algorithm=far, train={"steps": 20, "lr": 0.05}, guards={"kl_stop": 1.0})
     metrics = read(tmp_path / "run", "metrics.jsonl")
     assert metrics[-1]["kl/completion_k1"] > 1
     assert all(m["kl/completion_k1"] <= 1 for m in metrics[:-1])

@@ -255,8 +255,6 @@ def _of_kl(algorithm: Algorithm) -> Iterator[str]:
             yield from _of_kl_to_sampler(kl)
         if exact and (kl.level != "token" or kl.gradient != "formula"):
             yield "algorithm.kl.estimator full is exact by token: leave level token and gradient formula"
-        if exact and kl.target is not None:
-            yield "algorithm.kl.target steers by sampled log-ratios, which estimator full does not need"
     if entropy is not None and entropy.coef == 0 and entropy.target is None:
         yield "algorithm.entropy.coef 0 weighs nothing; use entropy: null, or set a target"
 

@@ -180,10 +180,10 @@ class Learner(Generic[M]):
 
     def _losses(self, batch: Batch, objective: Objective[T]) -> Iterator[tuple[Tensor, T | None]]:
         """Losses and statistics of this process' micro-batches; None for one that does not count."""
-        trained = batch.select(torch.nonzero(batch.mask.any(-1))[:, 0].tolist())
-        skips, whole = objective.skips_idle, objective.whole_groups
-        pieces = micro_batches(trained, self.micro_tokens, objective.max_tokens, skips, whole, rank(), size())
-        for piece in pieces:
+        skips, whole, most = objective.skips_idle, objective.whole_groups, objective.max_tokens
+        for piece in micro_batches(
+            batch, self.micro_tokens, most, skips, whole, rank(), size(), trained_only=True
+        ):
             together(self.before_micro_batch)
             micro = replace(piece, packed=piece.packed.to(self.policy.device))
             needed = self.reference if objective.needs_reference else None

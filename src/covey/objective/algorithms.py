@@ -158,7 +158,8 @@ class Algorithm:
         names = {name for bound in self.functions for name in bound.needs}
         if self.kl is not None:
             names |= set(self.kl.estimator.needs) if self.needs_reference else set()
-        names |= {"ref_logprobs"} if "ref_log_ratio" in names else set()
+        # Also where the estimator reads none: the guards and the metrics of the KL are by sampled tokens.
+        names |= {"ref_logprobs"} if self.needs_reference or "ref_log_ratio" in names else set()
         return frozenset(names | ({"entropy"} if self.entropy else set()))
 
 

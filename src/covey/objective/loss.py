@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from covey.objective.data import KLData, LossInputs
-from covey.objective.penalties import at_level, with_gradient
+from covey.objective.penalties import at_level, bounded_value, with_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ def policy_values(algorithm: Algorithm, inputs: LossInputs) -> Tensor:
 def penalty(kl: KL, inputs: LossInputs) -> Tensor:
     """The KL penalty of each token, with the gradient that ``kl`` asks for. (N, T)."""
     if "ref_log_ratio" not in kl.estimator.needs:
-        return kl.estimator(KLData(full_kl=inputs.full_kl))
+        return bounded_value(kl.estimator(KLData(full_kl=inputs.full_kl)), kl.bound)
     assert inputs.ratio is not None
     to_sampler = kl.to == "sampler"
     ref_log_ratio = inputs.sampler_log_ratio if to_sampler else inputs.ref_log_ratio

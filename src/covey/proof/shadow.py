@@ -305,7 +305,7 @@ def kl_cost(
     if kl["estimator"]["name"] == "full":
         with torch.no_grad():
             base = distribution(trainer.reference, setting, row)
-        return torch.where(log_pi.isinf(), 0.0, log_pi.exp() * (log_pi - base)).sum(-1)
+        return within(torch.where(log_pi.isinf(), 0.0, log_pi.exp() * (log_pi - base)).sum(-1), kl["bound"])
     difference = logprobs - row.reference
     if kl["level"] == "response":
         difference = difference.sum().expand_as(difference)

@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from covey.rewards.notation import END, Node, value
+from covey.rewards.notation import END, Node, flat, value, without_spaces
 
 Leaf = Callable[[Node, Node], bool | None]
 FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq", "=": "=", r"\neq": r"\neq"}
 INFINITY = Node("leaf", r"\infty"), Node("leaf", r"-\infty")
+APPLIED = re.compile(r"(?<=[a-zA-Z}]) ?\((?:[^()]|\([^()]*\))*\)$")
+"""What a function is of: f(2) can be given a value, whatever stands in the parentheses."""
 ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
 
 
@@ -58,7 +60,7 @@ def exact(reference: Node, answer: Node) -> bool | None:
         return close(reference.text, a, answer.text, b)
     if "text" in (reference.kind, answer.kind):
         return _folded(reference.text) == _folded(answer.text)
-    same = reference.text.replace(" ", "") == answer.text.replace(" ", "")
+    same = without_spaces(reference.text) == without_spaces(answer.text)
     return True if same and balanced(reference.text) else None
 
 
@@ -120,12 +122,13 @@ def _solutions(node: Node, unknown: str) -> Node:
     """Several values of one variable, or values with an `or` between, as a set: they have no order."""
     if not unknown and not (node.kind == "list" and "or" in node.marks):
         return node
-    return Node("set", node.text, tuple((_assigned(p) or p) if unknown else p for p in node.parts))
+    found = ((_assigned(p) or p) if unknown else p for p in node.parts)
+    return Node("set", node.text, tuple(one for part in found for one in flat(part)))
 
 
 def _name(chain: Node) -> str:
-    """What is given a value: `f` for `f(x) = 3`."""
-    return re.sub(r"\(.*\)$", "", chain.parts[0].text.replace(" ", ""))
+    """What is given a value: `f` for `f(x) = 3`, but `f(2)` for `f(2) = 3`."""
+    return re.sub(r"\(\D*\)$", "", chain.parts[0].text.replace(" ", ""))
 
 
 def _marks_agree(reference: Node, answer: Node) -> bool:
@@ -165,7 +168,7 @@ def _is_name(node: Node) -> bool:
     """x, f(x), |AB|, A:B, (p,q): something that can be given a value."""
     if node.kind in ("()", "list", ":"):
         return all(map(_is_name, node.parts))
-    bare = re.sub(r"_ ?(?:\{[^{}]*\}|\w)|\\frac" + END, "", node.text)
+    bare = re.sub(r"_ ?(?:\{[^{}]*\}|\w)|\\frac" + END, "", APPLIED.sub("", node.text))
     return (
         node.kind in ("leaf", "text")
         and any(c.isalpha() for c in bare)

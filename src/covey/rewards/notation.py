@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from covey.rewards.units import measure
+from covey.rewards.units import SYMBOLS, measure
 
 Percent = Literal["ignored", "hundredths"]
 MAX_LENGTH, MAX_DEPTH, MAX_DIGITS = 4_000, 60, 400
@@ -66,8 +66,20 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"\\?%|⟨(?:percent(?:age)?|pct)⟩|(?<=[\d)} ])(?:percent(?:age)?|pct)\b(?![^⟨⟩]*⟩)", "⟨percent⟩"),
         (r"⟩ ?/ ?⟨", "/"),
         (r"\\operatorname\*? ?\{([^{}]*)\}", r"\\\1 "),
+        # The angle of a function is no quantity with a unit.
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^ ?\{?\d\}?)? ?\(? ?)(\d+(?:\.\d+)?) ?⟨degree⟩",
+            r"\1\\frac{\2\\pi}{180}",
+        ),
     )
 ]
+GLUED = re.compile(rf"(?<=\d)((?:{'|'.join(SYMBOLS)})(?:/[a-z]+)?)(?![a-z(])", re.IGNORECASE)
+"""A unit without a space before it: 12cm is no product of c and m."""
+GROUPED = re.compile(r"(?<![\w.,/^}])[1-9]\d{0,2}(?: \d{3})+(?! ?\d)")
+"""Digits in groups of three, 1 000 000: the only number with a space in it but for a mixed one."""
+MIXED = re.compile(r"(?<![\w.,/^}])(\d+) (\d+) ?/ ?(\d+)(?![.\d])")
+"""2 1/2, which is not 21/2."""
+NO_SPACE = re.compile(r"(?<![\d.]) | (?![\d.])")
 PERCENT = re.compile(r"⟨percent⟩(?! ?[\d.])")
 NUMERAL = re.compile(
     rf"([-+]?)([1-9]\d{{0,2}}(?:[,{THOUSANDS}]\d{{3}})+|\d+)?(\.\d+)?(?:[eE]([-+]?\d{{1,3}})|/(\d+))?"
@@ -83,7 +95,7 @@ SEPARATORS = {",", ";", "and", "or"}
 CONJUNCTION = re.compile(r"\b(and|or)\b", re.IGNORECASE)
 MEASURED = re.compile(
     r"([^⟨⟩]*[^⟨⟩ ]) ?⟨([^⟩]+)⟩ ?(?:\^ ?\{?([23])\}?)?"
-    r"|([-+.,/\d ]*\d) ([^\W\d_]{2,}(?:[ /][^\W\d_]+)*)(?: ?\^ ?\{?([23])\}?)?"
+    r"|([-+.,/\d ]*(?:\d|\\frac\{\d+\}\{\d+\})) ([^\W\d_]{2,}(?:[ /][^\W\d_]+)*)(?: ?\^ ?\{?([23])\}?)?"
 )
 WORD_GROUP = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
 BASED = re.compile(r"([0-9A-Fa-f]+)_ ?\{? ?([2-9]|[12]\d|3[0-6]) ?\}?")
@@ -130,7 +142,7 @@ def number(text: str) -> Fraction | None:
 
 def value(cleaned: str) -> Fraction | None:
     """``number`` of a text that is clean already."""
-    plain = cleaned if ", " in cleaned else cleaned.replace(" ", "")
+    plain = cleaned if ", " in cleaned else without_spaces(cleaned)
     if match := NUMERAL.fullmatch(plain):
         sign, whole, decimals, exponent, below = match.groups()
         if not (whole or decimals) or (below and not int(below)):
@@ -150,6 +162,11 @@ def value(cleaned: str) -> Fraction | None:
     return None
 
 
+def without_spaces(text: str) -> str:
+    """A formula without the spaces that mean nothing in one; between digits they do: 1 2 is not 12."""
+    return NO_SPACE.sub("", text)
+
+
 def read(text: str, percent: Percent = "ignored") -> Node:
     """The structure of any text."""
     return parse(clean(text, percent))
@@ -167,6 +184,8 @@ def clean(text: str, percent: Percent = "ignored") -> str:
     text = " ".join(TEXT_COMMAND.sub(_words, text).split())
     for pattern, by in REWRITES:
         text = pattern.sub(by, text)
+    text = GROUPED.sub(lambda m: m[0].replace(" ", THOUSANDS), GLUED.sub(r" ⟨\1⟩", text))
+    text = MIXED.sub(r"\1\\frac{\2}{\3}", text)
     if percent == "ignored":
         text = PERCENT.sub("", text)
     return " ".join(text.split()).rstrip(".,;: ")
@@ -211,13 +230,16 @@ def parse(text: str) -> Node:
             pieces = [p for p in pieces if p.strip()]
         if len(pieces) > 1:
             kept = {"chain": tuple(marks), "list": ("or",) if "or" in marks else ()}.get(kind, ())
-            return Node(kind, text, tuple(map(parse, pieces)), kept)
+            parts: Sequence[Node] = [parse(piece) for piece in pieces]
+            if kind == "list":  # \pm 1, \pm 2 are four
+                parts = [one for part in parts for one in flat(part)]
+            return Node(kind, text, tuple(parts), kept)
     if inside := _inside(text):
         # (1 or 2, 3) is no triple
         separators = SEPARATORS if text[0] == OPEN else SEPARATORS - {"or"}
         pieces = [p for p in _split(inside, separators)[0] if p.strip()]
         if text[0] == OPEN:
-            return Node("set", text, tuple(p for piece in pieces for p in _flat(parse(piece))))
+            return Node("set", text, tuple(p for piece in pieces for p in flat(parse(piece))))
         if text[0] == "{" or (text[0] == "(" and len(pieces) == 1):
             return parse(inside)
         return Node(text[0] + text[-1], text, tuple(map(parse, pieces)))
@@ -250,7 +272,8 @@ def _measured(quantity: str, words: str, power: str) -> Node:
     return Node("leaf", formula, marks=marks)
 
 
-def _flat(node: Node) -> Sequence[Node]:
+def flat(node: Node) -> Sequence[Node]:
+    """What stands side by side in a list, or the one thing that there is."""
     return node.parts if node.kind == "list" else (node,)
 
 

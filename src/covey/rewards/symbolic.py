@@ -90,7 +90,7 @@ def expression(text: str) -> Formula:
     """A clean text as a SymPy object. Raises Unreadable."""
     if (known := value(text)) is not None:
         return sympy.Rational(known)
-    if not balanced(text) or re.search(r"['⟨⟩]|\d ?_", text):
+    if not balanced(text) or re.search(r"['⟨⟩]|\d ?_|(?<![_^])\d [.\d]", text):
         raise Unreadable(text)
     latex = text.replace(THOUSANDS, "").replace(OPEN, r"\{").replace(CLOSE, r"\}").replace(ROW, r"\\ ")
     latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)

@@ -22,6 +22,8 @@ UNITS = {
     """.replace("\n", ";").split(";")
     for word in words.split()
 }
+SYMBOLS = sorted((w for w in UNITS if 1 < len(w) < 4 and w.isascii() and w.isalpha()), key=len, reverse=True)
+"""Units that people write right behind the number; a single letter may be a variable."""
 SIZES = {
     "dozen": 12,
     "hundred": 100,

@@ -123,7 +123,8 @@ def prepare(
         with learner.reference.active() as reference:
             batch = replace(batch, ref_logprobs=learner.score(batch, temperature, of=reference).logprobs)
     if algorithm.nll:
-        batch = replace(batch, correct=torch.from_numpy(np.concatenate([g.correct for g in groups])))
+        correct = np.concatenate([np.zeros(0, dtype=bool), *(g.correct for g in groups)])
+        batch = replace(batch, correct=torch.from_numpy(correct))
     if "noise" in algorithm.needs:
         draws = uniforms(key(config.seed, "noise", step), batch.mask.numel())
         batch = replace(batch, noise=torch.from_numpy(draws).view(batch.mask.shape))
