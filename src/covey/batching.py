@@ -210,12 +210,12 @@ def micro_batches(
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
-    completions without advantage: their gradient is exactly zero, the totals still count them.
-    ``whole_groups`` never splits a group, whose loss is one of all its completions. One of several
-    ``processes`` gets every so many of the pieces, which are of about equal size then.
+    completions without advantage at any trained token: their gradient is exactly zero, the totals still
+    count them. ``whole_groups`` never splits a group, whose loss is one of all its completions. One of
+    several ``processes`` gets every so many of the pieces, which are of about equal size then.
     """
     totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
-    busy = batch.advantages.any(-1).tolist() if skip_idle else [True] * len(batch)
+    busy = (batch.advantages.bool() & batch.mask).any(-1).tolist() if skip_idle else [True] * len(batch)
     rows = [i for i, works in enumerate(busy) if works]
     together: dict[int, list[int]] = {}
     for i in rows:
