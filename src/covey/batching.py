@@ -211,15 +211,15 @@ def micro_batches(
 
     Completions of a group stay together while they fit, so that their prompt is computed once; a
     single completion longer than the budget forms a piece of its own. ``skip_idle`` leaves out
-    completions without advantage, ``trained_only`` those of which no token is trained: their gradient is
-    exactly zero, the totals still count them.
+    completions without advantage at any trained token, ``trained_only`` those of which no token is trained:
+    their gradient is exactly zero, the totals still count them.
     ``whole_groups`` never splits a group, whose loss is one of all its completions. One of several
     ``processes`` gets every so many of the pieces, which are of about equal size then.
     """
     totals, group_tokens = batch.totals(max_tokens), batch.group_tokens
     busy = torch.ones(len(batch), dtype=torch.bool)
     if skip_idle:
-        busy &= batch.advantages.any(-1)
+        busy &= (batch.advantages.bool() & batch.mask).any(-1)
     if trained_only:
         busy &= batch.mask.any(-1)
     rows = torch.nonzero(busy)[:, 0].tolist()

@@ -92,6 +92,21 @@ def inert(text: str) -> str:
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def finite(value: object) -> object:
+    """A value as JSON has it: null where a number is not finite.
+
+    >>> finite({"mean": math.nan, "rows": [1, 0.5]})
+    {'mean': None, 'rows': [1, 0.5]}
+    """
+    if hasattr(value, "tolist"):  # numpy's, which is not loaded here
+        return finite(value.tolist())
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def sparkline(values: Sequence[float], width: int = 32) -> str:
     """Values as bars of eighths, averaged into at most ``width`` columns.
 

@@ -134,6 +134,16 @@ def test_untrained_completions_are_skipped_and_still_rows() -> None:
     assert (micro.totals.completions, micro.totals.rows) == (2, 4)
 
 
+def test_what_is_masked_makes_no_completion_busy() -> None:
+    """`covey check` puts NaN there, and called the other order of summing up a leak."""
+    batch = collate([group([1, 1], [3, 3])])
+    odd = replace(batch, mask=batch.mask & (torch.arange(3) < 2))
+    odd.advantages[:, 2] = torch.nan
+    odd.advantages[1, 0] = 1.0
+    (micro,) = micro_batches(odd, 1000, 10, skip_idle=True)
+    assert list(micro.numbers) == [1]
+
+
 def test_unscorable_completions_stand_outside_the_baseline() -> None:
     groups = [group([1.0, math.nan, 0.0])]
     batch = with_advantages(collate(groups), groups, GRPO)

@@ -59,14 +59,27 @@ def bare(word) -> str:
 
 def many(*words: str) -> str:
     """With a star."""
+
+def yields() -> str:
+    """In parts."""
+    yield "a"
+
+def long() -> str:
+    """Much."""
+    return "\U0001f426" * 10**6
+
+def counted() -> dict:
+    """Numbers of numpy."""
+    import numpy
+    return {"one": numpy.int64(1), "all": numpy.array([0.5])}
 '''
 PROBLEM = Problem("p", "?", {"glossary": {"covey": "a small flock of birds"}})
 
 
-def toolbox(folder: Path, *names: str, timeout: float = 10.0) -> Toolbox:
+def toolbox(folder: Path, *names: str, timeout: float = 10.0, most: int = 256) -> Toolbox:
     (folder / "mine.py").write_text(FILE)
     functions = tuple(n if n in ("calculate", "python") else f"mine.py:{n}" for n in names)
-    return Toolbox(ToolUse(functions=functions, timeout=timeout), folder, Sandbox())
+    return Toolbox(ToolUse(functions=functions, timeout=timeout, result_tokens=most), folder, Sandbox())
 
 
 def test_a_function_gets_what_the_model_says_and_columns_of_the_row(tmp_path: Path) -> None:
@@ -111,6 +124,18 @@ def test_a_call_that_hangs_or_dies_costs_itself(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 30
 
 
+@pytest.mark.parametrize("most", [1, 10_000])
+def test_a_long_result_arrives_with_more_tokens_than_may_be_inserted(tmp_path: Path, most: int) -> None:
+    """Otherwise nothing would say that it is cut."""
+    box = toolbox(tmp_path, "long", most=most)
+    assert box.result(ToolCall("long", {}), PROBLEM) == "\U0001f426" * min(128 * most + 1, 10**6)
+
+
+def test_a_number_of_numpy_is_a_number(tmp_path: Path) -> None:
+    box = toolbox(tmp_path, "counted")
+    assert box.result(ToolCall("counted", {}), PROBLEM) == '{"one": 1, "all": [0.5]}'
+
+
 def test_a_call_that_cannot_be_tried_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     box = toolbox(tmp_path, "look_up")
     monkeypatch.setattr(box.server, "call", lambda *_, **__: Outcome("lost", text="no more processes"))
@@ -127,7 +152,8 @@ def test_a_call_that_cannot_be_tried_ends_the_run(tmp_path: Path, monkeypatch: p
         ("def f():\n    return y\nprint('a')\nf()", "a\nerror: NameError: name 'y' is not defined (line 2)"),
         ("raise SystemExit(3)", ""),
         ("import socket; socket.socket()", "error: "),
-        ("print('x' * 10**6)", "error: more than"),
+        ("print('x' * 10**5)", "xxx"),
+        ("print('x' * 10**7)", "error: more than"),
     ],
 )
 def test_programs_run_in_the_sandbox(tmp_path: Path, code: str, said: str) -> None:
@@ -140,6 +166,7 @@ def test_programs_run_in_the_sandbox(tmp_path: Path, code: str, said: str) -> No
         (["silent"], "silent: .*docstring"),
         (["bare"], "bare: .*type hint"),
         (["many"], r"by name, without / and \*args"),
+        (["yields"], "this one yields; return a list"),
         (["absent"], "defines no function 'absent'"),
         (["look_up", "look_up"], "two functions are named look_up"),
     ],

@@ -171,9 +171,19 @@ def test_a_long_result_is_cut(policy: Policy) -> None:
     assert plain_result(policy, "9" * 500, 8) == "99999999 [cut]"
 
 
-@pytest.mark.parametrize("text", ["a<|im_end|>b", "a<|im_<|im_end|>end|>b", "<|im_start|>a<|pad|>b"])
+@pytest.mark.parametrize(
+    "text", ["a<|im_end|>b", "a<|im_<|im_end|>end|>b", "<|im_start|>a<|pad|>b", "a</tool_response>b"]
+)
 def test_no_result_passes_for_the_template(policy: Policy, text: str) -> None:
     assert plain_result(policy, text, 100) == "ab"
+
+
+def test_a_template_may_be_made_of_tokens_that_are_not_special(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `<｜User｜>` of R1's distilled models; others, as `<answer>`, are the text's."""
+    monkeypatch.setattr(policy.tokenizer, "chat_template", "<think>{{ messages }}")
+    assert plain_result(policy, "<think>a<answer>b", 100) == "a<answer>b"
 
 
 def test_half_a_character_does_not_end_the_run(policy: Policy) -> None:

@@ -83,6 +83,9 @@ def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     result = json.loads(capsys.readouterr().out)
     assert [r["reward"] for r in result["rows"]] == [1.0, 0.0, None]
     assert result["means"]["math_answer"] == 0.5
+    file.write_text('{"completion": "\\\\boxed{7}", "answer": "see the figure"}\n')
+    assert main(["score", str(file), "math_answer", "--json"]) == 0
+    assert '"means": {"math_answer": null, "reward": null}' in capsys.readouterr().out, "NaN is no JSON"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 from covey.calling.calls import ToolCall
 from covey.errors import ConfigError, DataError
@@ -11,7 +13,9 @@ from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
 from covey.types import Problem
 
-IN_TEXT = "\n<tool_response>\n{}\n</tool_response>\n"
+RESULT_TAGS = "<tool_response>", "</tool_response>"
+"""Around a result, in plain text and in the templates of Qwen and Hermes."""
+IN_TEXT = f"\n{RESULT_TAGS[0]}\n{{}}\n{RESULT_TAGS[1]}\n"
 """A result where prompts are plain text."""
 NAME = re.compile(r"[\w.-]{1,64}")
 """Of a tool, as the model may have written it: in others it could hide the template's own words."""
@@ -85,9 +89,17 @@ def _around(
 def plain_result(policy: Policy, text: str, most: int) -> str:
     """A result of at most ``most`` tokens, in which nothing passes for the template's own words."""
     text = text.encode("utf-8", "replace").decode()
-    controls = [str(t) for t in policy.tokenizer.added_tokens_decoder.values() if t.special]
+    controls = [*RESULT_TAGS, *_controls(policy.tokenizer)]
     while found := [c for c in controls if c in text]:  # what is left of one may make another
         for control in found:
             text = text.replace(control, "")
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"
+
+
+def _controls(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Tokens of the template's own: some are not special, as `<｜User｜>` of R1's distilled models."""
+    template = str(tokenizer.chat_template)
+    for token in tokenizer.added_tokens_decoder.values():
+        if token.special or (token.content.strip() and token.content in template):
+            yield token.content

@@ -97,6 +97,10 @@ def _load(spec: str, folder: Path) -> Tool:
     kinds = {p.kind for p in _parameters(function).values()}
     if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
         raise ConfigError(f"rollout.tools: {spec}: a tool takes arguments by name, without / and *args")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"rollout.tools: {spec}: a tool returns its answer, and this one yields; return a list"
+        )
     return Tool(name, function, (str((folder / place).resolve()) if place.endswith(".py") else place, name))
 
 

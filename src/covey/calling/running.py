@@ -22,8 +22,10 @@ from covey.types import Problem
 
 ERROR = "error: "
 """How a result begins that reports one. The model reads it and may try again."""
-MOST_CHARACTERS = 10_000
-"""Of a result; longer ones are cut before they are tokens."""
+LONGEST_TOKEN = 128
+"""Characters; Qwen and Llama 3 have tokens of so many spaces."""
+ESCAPED = 12
+"""Bytes that a character may take on its way out of a process."""
 CHILD = "covey.calling.child"
 """What a call's process runs: light, because it is forked for each."""
 CALLS_AT_ONCE = 32
@@ -36,6 +38,9 @@ class Toolbox:
     def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
         """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
         self.tools, self.functions = tools, load_tools(tools.functions, folder)
+        self.most = LONGEST_TOKEN * tools.result_tokens + 1
+        """Characters of a result: one that is cut here has more than `result_tokens`, and gets marked."""
+        self.output = Limits.output + ESCAPED * self.most
         programs = any(tool.function is python for tool in self.functions.values())
         self.chosen = choose(**sandbox.model_dump()) if programs else None
         """Where the model's programs run, if it may write any."""
@@ -75,7 +80,7 @@ class Toolbox:
             outcome = self._in_child(tool, call, problem)
         if outcome.kind == "lost":
             raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
-        text = _text(outcome)[:MOST_CHARACTERS]
+        text = _text(outcome)[: self.most]
         return text if outcome.kind == "ok" else ERROR + text.strip()
 
     def _unknown(self, name: str) -> str:
@@ -83,11 +88,10 @@ class Toolbox:
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem) -> Outcome:
         columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
-        limits = Limits(wall=self.tools.timeout)
+        limits = Limits(wall=self.tools.timeout, output=self.output)
+        given = {**call.arguments, **columns}
         try:
-            return self.server.call(
-                f"{CHILD}:call_tool", *tool.home, {**call.arguments, **columns}, limits=limits
-            )
+            return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"{problem.id}: columns {', '.join(columns)} cannot be sent to the process of the tool "
@@ -97,7 +101,7 @@ class Toolbox:
     def _in_sandbox(self, call: ToolCall) -> Outcome:
         assert self.chosen is not None
         seconds = self.tools.timeout
-        limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=4 * MOST_CHARACTERS)
+        limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=self.output)
         return self.chosen.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
 
-from covey.console import CONTROLS, Output, inert, tolerant_output
+from covey.console import CONTROLS, Output, finite, inert, tolerant_output
 from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
 from covey.parent import CRASHED
 from covey.processes import environment_rank, joined, said_by_another, started_together, tell_end
@@ -379,7 +379,7 @@ def _print(as_json: bool, value: object, lines: Iterable[str]) -> None:
 
 def as_line(value: object) -> str:
     """A value as JSON in which no character acts on a terminal."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
     return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 

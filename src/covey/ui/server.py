@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import secrets
 import signal
@@ -17,7 +16,6 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode
 
-import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -26,6 +24,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from covey.console import finite
 from covey.errors import ConfigError, CoveyError
 from covey.ui import lab
 from covey.ui.compare import compared
@@ -99,18 +98,6 @@ def json_answer(value: object, status: int = 200) -> Response:
     """As JSON; what is not finite becomes null."""
     text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), status, media_type="application/json")
-
-
-def finite(value: object) -> object:
-    """A value as JSON has it."""
-    if isinstance(value, np.ndarray):
-        listed = value.astype(np.float64).tolist()
-        return listed if bool(np.isfinite(value).all()) else [v if math.isfinite(v) else None for v in listed]
-    if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def build_site(root: Path | None) -> Starlette:
