@@ -89,6 +89,8 @@ def sample_once(
         )
     if isinstance(prompts, str):
         raise ConfigError("prompts: a list of texts is expected, this is one text")
+    if not prompts:
+        raise ConfigError("prompts: there is none to complete")
     before = [{"role": "system", "content": system}] if system else []
     chats = [[*before, {"role": "user", "content": text}] if chat else text for text in prompts]
     problems = [
@@ -101,6 +103,8 @@ def sample_once(
         policy = load_policy(loaded)
         for problem in with_schemas(Source(problems, []), toolbox).train:
             tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
+            if not len(tokens):
+                raise ConfigError("a prompt is empty: without a token there is nothing to continue")
             if len(tokens) + max_tokens > policy.context:
                 raise ConfigError(
                     f"max_tokens {max_tokens}: with the {len(tokens)} tokens of the prompt that is more than "

@@ -91,6 +91,8 @@ def test_what_is_not_there_is_said(runs, tmp_path: Path, capsys) -> None:
     for words in (
         ["sample", runs[0] / "final", "1+1=", "--max-tokens", 0],
         ["sample", runs[0] / "final", "1+1=", "--n", 0],
+        ["sample", runs[0] / "final", ""],
+        ["sample", runs[0] / "final"],
         ["sample", runs[0] / "final", "1+1=", "--temperature", "nan"],
         ["sample", runs[0] / "final", "1+1=", "--max-tokens", 10**9],
         ["serve", runs[0] / "final", "--port", 99999],

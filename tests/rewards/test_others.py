@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.fakes import completion
 
 from covey.errors import ConfigError
-from covey.rewards.answers import exact_answer
+from covey.rewards.answers import exact_answer, math_answer
 from covey.rewards.base import load_rewards
 from covey.rewards.formats import answer_format, regex_match, think_format
 from covey.rewards.isolated import strict_json
 from covey.rewards.language import identifier, language_consistency
+from covey.rewards.length import majority_vote
 from covey.rewards.structured import json_schema, tool_calls
 from covey.types import Problem
 
@@ -60,6 +61,32 @@ def test_reasoning_is_one_pair_with_words_on_both_sides(text: str, strict: float
 )
 def test_the_answer_is_one_pair_at_the_end(text: str, value: float) -> None:
     assert answer_format(text) == value
+
+
+CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "2*2"}}</tool_call>'
+
+
+def turned(*said: str) -> tuple[str, list[dict[str, str]]]:
+    """A completion in several turns, between which a tool answers."""
+    turns = [{"role": "assistant", "content": text} for text in said]
+    answers = [{"role": "tool", "content": "<think>"} for _ in said]
+    return "".join(said), [turn for pair in zip(turns, answers, strict=True) for turn in pair][:-1]
+
+
+def test_a_call_before_it_spoils_no_answer() -> None:
+    once = turned(f"<think>a</think>{CALL}", "<answer>4</answer>")
+    each = turned(f"<think>a</think>{CALL}", "<think>b</think><answer>4</answer>")
+    assert [think_format(*once), think_format(*each), answer_format(*once), answer_format(*each)] == [1.0] * 4
+    assert think_format(*turned(f"<think>a{CALL}", "</think><think>b</think>4")) == 0.0
+    assert think_format(*turned(f"<think>a</think><think>{CALL}", "<think>b</think>4")) == 0.0
+    assert answer_format(*turned(f"<think>a</think>{CALL}", "so <answer>4</answer>")) == 0.0
+    whole, turns = turned(CALL, "4")
+    assert exact_answer(whole, "4", turns, rule="whole").value == 1.0
+    assert math_answer(whole, "4", turns, rule="whole").value == 1.0
+    assert regex_match(whole, turns, pattern="4", whole=True).value == 1.0
+    assert regex_match(whole, turns, pattern="<tool_call>").value == 1.0
+    assert json_schema(*turned(CALL, '{"a": 4}')).value == 1.0
+    assert majority_vote([whole, "4"], [turns, []], rule="whole") == [1.0, 1.0]
 
 
 def test_a_pattern_is_searched_after_the_reasoning_and_cannot_hang(impatient) -> None:

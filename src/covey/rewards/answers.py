@@ -13,7 +13,7 @@ from typing import Literal
 
 from covey.rewards.compare import compare, exact
 from covey.rewards.contract import reward, unfinished
-from covey.rewards.extract import Rule, TextOrMessages, extract, hash4
+from covey.rewards.extract import Rule, TextOrMessages, Turns, extract, hash4
 from covey.rewards.magnitude import monstrous
 from covey.rewards.notation import Node, Percent, clean, parse, too_large, value
 from covey.rewards.once import Once
@@ -135,6 +135,7 @@ def _counterexample(_: Mapping[str, object], rule: Rule = "boxed", **__: object)
 def math_answer(
     completion: TextOrMessages,
     answer: object,
+    turns: Turns = (),
     *,
     rule: Rule = "boxed",
     percent: Percent = "ignored",
@@ -148,7 +149,7 @@ def math_answer(
     how often it disagrees is logged, its opinion never paid.
     """
     reference = reference_of(answer)
-    score = _judged(reference, extract(completion, rule), percent)
+    score = _judged(reference, extract(completion, rule, turns), percent)
     found = score.extracted
     asked = score.value is not None and score.status in ("ok", "unparsable", "ambiguous")
     if (
@@ -247,12 +248,13 @@ def has_algebra() -> bool:
 def exact_answer(
     completion: TextOrMessages,
     answer: object,
+    turns: Turns = (),
     *,
     rule: Rule = "answer_tag",
     fold: Literal["case", "none"] = "case",
 ) -> Score:
     """1 if the extracted text equals the reference up to width, spaces and (unless ``fold`` is none) case."""
-    found = extract(completion, rule)
+    found = extract(completion, rule, turns)
     if found is None:
         return Score(0.0, "no_answer")
     return Score(float(_folded(found, fold) == _folded(str(answer), fold)), extracted=found[:500])

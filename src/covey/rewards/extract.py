@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and signs that are drawn as nothing."""
 TextOrMessages = str | list[dict[str, Any]]
+Turns = Sequence[Mapping[str, str]]
+"""What the model and its tools said in turn, as {role, content}."""
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LONGEST = 50_000
@@ -26,15 +28,23 @@ def text_of(completion: TextOrMessages) -> str:
     return "".join(str(m.get("content") or "") for m in completion if m.get("role") == "assistant")
 
 
-def extract(completion: TextOrMessages, rule: Rule) -> str | None:
+def model_turns(completion: TextOrMessages, turns: Turns) -> list[str]:
+    """What the model wrote, turn by turn; between two a tool answered."""
+    return [t["content"] for t in turns if t["role"] == "assistant"] or [text_of(completion)]
+
+
+def extract(completion: TextOrMessages, rule: Rule, turns: Turns = ()) -> str | None:
     r"""The answer as ``rule`` finds it after the reasoning; None where there is none.
+
+    Of several turns `whole` reads the last: the calls before it are no part of an answer.
 
     >>> extract("<think>2+2</think><answer> 4 </answer>", "answer_tag")
     '4'
     >>> extract(r"<think>so \boxed{4}", "boxed") is None  # the reasoning never ended
     True
     """
-    answer = after_reasoning(text_of(completion))
+    text = model_turns(completion, turns)[-1] if rule == "whole" else text_of(completion)
+    answer = after_reasoning(text)
     found = None if answer is None else EXTRACTORS[rule](answer)
     return found.strip() if found is not None and visible(found) else None
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from covey.errors import SandboxUnavailable
 from covey.rewards.answers import FORMS
 from covey.rewards.contract import FULL, ISOLATED, LIMITS, reward, unfinished
-from covey.rewards.extract import Rule, TextOrMessages, extract
+from covey.rewards.extract import Rule, TextOrMessages, Turns, extract
 from covey.sandbox.base import SandboxBackend
 from covey.sandbox.process import ProcessSandbox
 from covey.types import Score
@@ -33,6 +33,7 @@ MAX_ANSWER = 4_000
 def gym_answer(
     completion: TextOrMessages,
     gym: Mapping[str, object],
+    turns: Turns = (),
     *,
     sandbox: SandboxBackend,
     answer: str | None = None,
@@ -41,7 +42,7 @@ def gym_answer(
     """1 if reasoning-gym gives full marks, else 0: its partial ones reward length and luck."""
     if not isinstance(sandbox, ProcessSandbox):
         raise SandboxUnavailable(f"reasoning-gym's scorers cannot run in the {sandbox.name} sandbox")
-    found = extract(completion, rule)
+    found = extract(completion, rule, turns)
     if found is None:
         return Score(0.0, "no_answer")
     if len(found) > MAX_ANSWER:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from covey.errors import ConfigError
 from covey.rewards.contract import reward
-from covey.rewards.extract import Rule, TextOrMessages, extract, text_of
+from covey.rewards.extract import Rule, TextOrMessages, Turns, extract, text_of
 
 
 @reward(concurrent=True, format_only=True)
@@ -95,7 +96,9 @@ def duplicates(completions: list[TextOrMessages], **_: object) -> list[float]:
 
 
 @reward(concurrent=True, format_only=True)
-def majority_vote(completions: list[TextOrMessages], *, rule: Rule = "boxed", **_: object) -> list[float]:
+def majority_vote(
+    completions: list[TextOrMessages], turns: Sequence[Turns] = (), *, rule: Rule = "boxed", **_: object
+) -> list[float]:
     """1 for the answer most of the group give, without any reference answer: TTRL, arXiv 2504.16084.
 
     Answers are compared as texts; none is no vote. Ties go to the answer that was given first.
@@ -103,7 +106,8 @@ def majority_vote(completions: list[TextOrMessages], *, rule: Rule = "boxed", **
     >>> majority_vote(["4", "5", "4"], rule="whole")
     [1.0, 0.0, 1.0]
     """
-    answers = [extract(c, rule) for c in completions]
+    said = turns or [()] * len(completions)
+    answers = [extract(c, rule, own) for c, own in zip(completions, said, strict=True)]
     votes = Counter(a for a in answers if a is not None)
     winner = votes.most_common(1)[0][0] if votes else None
     return [float(a is not None and a == winner) for a in answers]

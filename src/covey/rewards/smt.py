@@ -8,7 +8,7 @@ from typing import Literal
 
 from covey.rewards.answers import FORMS
 from covey.rewards.contract import LIMITS, reward, unfinished
-from covey.rewards.extract import Rule, TextOrMessages, extract
+from covey.rewards.extract import Rule, TextOrMessages, Turns, extract
 from covey.sandbox.client import verifier_server
 from covey.types import Score, Status
 
@@ -39,6 +39,7 @@ def smt(
     completion: TextOrMessages,
     declarations: str,
     formula: str,
+    turns: Turns = (),
     *,
     ask: Ask = "equivalent",
     rule: Rule = "answer_tag",
@@ -48,7 +49,7 @@ def smt(
     `equivalent`: the answer is one formula over the same ``declarations``. `witness`: it gives each of
     their constants a value, `x = 3, y = -1/2, p = true`. What Z3 cannot decide in time is 0.
     """
-    found = extract(completion, rule)
+    found = extract(completion, rule, turns)
     if found is None:
         return Score(0.0, "no_answer")
     server = verifier_server("z3", HERE)

@@ -8,7 +8,16 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from covey.rewards.contract import in_subprocess, reward, unfinished
-from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, extract, tagged, text_of
+from covey.rewards.extract import (
+    TextOrMessages,
+    Turns,
+    after_reasoning,
+    code_block,
+    extract,
+    model_turns,
+    tagged,
+    text_of,
+)
 from covey.rewards.isolated import strict_json
 from covey.rewards.notation import number
 from covey.types import Score
@@ -19,6 +28,7 @@ OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 @reward(concurrent=True, format_only=True)
 def json_schema(
     completion: TextOrMessages,
+    turns: Turns = (),
     *,
     schema: Mapping[str, object] | str | None = None,
     where: Literal["whole", "block", "answer_tag"] = "whole",
@@ -27,7 +37,8 @@ def json_schema(
 
     Validation runs in a killable subprocess: a schema's pattern may backtrack without end.
     """
-    answer = after_reasoning(text_of(completion))
+    text = model_turns(completion, turns)[-1] if where == "whole" else text_of(completion)
+    answer = after_reasoning(text)
     if answer is None:
         return Score(0.0, "no_answer")
     found = {"whole": answer, "block": code_block(answer, "json"), "answer_tag": tagged(answer, "answer")}[
