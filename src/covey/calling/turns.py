@@ -74,10 +74,10 @@ class TurnSampler:
             called: list[Called] = []
             for place, sample, turn in self._turns(asked, params):
                 owner = owners[place][sample]
-                whole = self._after(begun.get(owner), turn, asked[place].problem)
+                problem = requests[owner[0]].problem
                 calls = self._calls(asked[place], turn) if turn.finish == "stop" and rounds else []
+                whole = self._after(begun.get(owner), turn, self._said(turn, problem, bool(calls)))
                 if calls:
-                    problem = requests[owner[0]].problem
                     results = [self.toolbox.begin(call, problem) for call in calls]
                     called.append(Called(owner, whole, calls, results))
                 else:
@@ -122,19 +122,20 @@ class TurnSampler:
             versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
             turns=tuple(_said("tool", result) for result in results),
         )
-        first = begun if begun.turns else replace(begun, turns=(self._said(begun, request.problem),))
+        first = begun if begun.turns else replace(begun, turns=(self._said(begun, request.problem, True),))
         return first.then(inserted)
 
-    def _after(self, begun: Completion | None, turn: Completion, problem: Problem) -> Completion:
+    def _after(self, begun: Completion | None, turn: Completion, said: Mapping[str, str]) -> Completion:
         """A completion with its next turn."""
         if begun is None:
             return turn
-        whole = begun.then(replace(turn, turns=(self._said(turn, problem),)))
+        whole = begun.then(replace(turn, turns=(said,)))
         return replace(whole, text=self.policy.decode(whole.tokens[whole.drawn].tolist()))
 
-    def _said(self, turn: Completion, problem: Problem) -> Mapping[str, str]:
-        """A turn as a message; in a chat with its control tokens, which make it a call to other readers."""
-        return _said("assistant", turn_text(self.policy, turn.tokens) if problem.chat else turn.text)
+    def _said(self, turn: Completion, problem: Problem, calls: bool) -> Mapping[str, str]:
+        """A turn as a message; with calls, in a chat, it keeps the control tokens that mark them."""
+        marked = calls and problem.chat
+        return _said("assistant", turn_text(self.policy, turn.tokens) if marked else turn.text)
 
 
 def _said(role: str, text: str) -> Mapping[str, str]:
