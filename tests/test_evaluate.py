@@ -41,8 +41,20 @@ def test_wilson_by_hand() -> None:
 
 
 def test_intervals_over_problems_not_samples() -> None:
-    assert mean_interval(np.array([1.0, 0.0])).high == 1.0
-    assert mean_interval(np.full(100, 0.5)).low == pytest.approx(0.5)
+    assert mean_interval(np.array([1.0, 0.0]), share=False).high == pytest.approx(0.5 + 1.96 * 0.5, abs=1e-4)
+    # 100 problems and two pseudo-problems at either end: 1.96 sqrt(4 .25 / 103 / 104) = .0189.
+    assert mean_interval(np.full(100, 0.5)).low == pytest.approx(0.5 - 0.0189, abs=1e-4)
+
+
+def test_a_model_that_solves_nothing_may_solve_a_few() -> None:
+    """Of small rates the normal interval holds the truth 4 times in 5."""
+    rng, rate, problems, samples, held = np.random.default_rng(0), 0.02, 64, 4, 0
+    for _ in range(1000):
+        solved = rng.binomial(samples, rng.beta(rate, 1 - rate, problems))
+        found = mean_interval(pass_at_k(solved, samples, 1))
+        held += found.low <= rate <= found.high
+    assert held > 940
+    assert mean_interval(np.zeros(64)).high == pytest.approx(0.0695, abs=1e-3)
 
 
 def evaluation(greedy: list[int], correct: list[int] | None = None) -> Evaluation:
@@ -161,7 +173,7 @@ MANY: list[int] = [1, 0, 0, 0] * 500
         (
             ([0] * 16, [4] * 16, FLAT),
             ([1] * 16, [0] * 16, FLAT),
-            "cannot tell: 0 % -> 100 % [81, 100] greedy, 100 % -> 0 % [0, 0] sampled, reward 0.25 -> 0.25",
+            "cannot tell: 0 % -> 100 % [81, 100] greedy, 100 % -> 0 % [0, 23] sampled, reward 0.25 -> 0.25",
         ),
         # No answer is ever above one half: the reward tells.
         (([0] * 16, [0] * 16, [0.1] * 16), ([0] * 16, [0] * 16, [0.4] * 16), "learned: 0 % -> 0 %"),
@@ -173,7 +185,7 @@ MANY: list[int] = [1, 0, 0, 0] * 500
         (
             ([1] * 16, [4] * 16, [0.1] * 16),
             ([0] * 16, [0] * 16, [0.9] * 16),
-            "got worse: 100 % -> 0 % [0, 19] greedy, 100 % -> 0 % [0, 0] sampled, reward 0.1 -> 0.9",
+            "got worse: 100 % -> 0 % [0, 19] greedy, 100 % -> 0 % [0, 23] sampled, reward 0.1 -> 0.9",
         ),
     ],
 )

@@ -137,15 +137,18 @@ def wilson(successes: float, trials: float) -> Estimate:
 
 
 def mean_interval(values: np.ndarray, share: bool = True) -> Estimate:
-    """The mean over problems with a normal interval: problems are the unit, not samples.
+    """The mean over problems with its interval: problems are the unit, not samples.
 
-    Shares stay between 0 and 1; of fewer than two other values nothing is known about the spread.
+    Of shares that of ``over_seeds``: where nothing is solved, or all, it is no point. Of other values the
+    normal one, of fewer than two values without end.
     """
+    if share and len(values):
+        return over_seeds(values[None])
     least, most = (0.0, 1.0) if share else (-math.inf, math.inf)
     if len(values) < 2:
         return Estimate(float(values.mean()) if len(values) else math.nan, least, most, share)
     mean, half = float(values.mean()), Z95 * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Estimate(mean, max(least, mean - half), min(most, mean + half), share)
+    return Estimate(mean, mean - half, mean + half, share)
 
 
 def gain(before: np.ndarray, after: np.ndarray, doubt: float = 1.0, share: bool = True) -> Estimate:
