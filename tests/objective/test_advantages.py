@@ -189,6 +189,15 @@ def test_batch_std_of_rewards_or_of_advantages() -> None:
     torch.testing.assert_close(batch_std(A, MASK, rewards, ddof=0, eps=0.5), A / 2.5)
 
 
+@pytest.mark.parametrize("whiten", [batch_centered, sample_zscore, token_zscore])
+def test_a_group_without_signal_keeps_its_zero_in_the_batch(whiten) -> None:
+    """Centred groups have a mean of 0 but for rounding, whose sign some losses would follow."""
+    groups = [group_centered(t(0.3, 0.7, 1.0, 0.3)), group_centered(t(0.7, 0.0, 0.3, 0.7)), t(0, 0, 0, 0)]
+    whole = torch.cat([g.double() for g in groups])[:, None].expand(-1, 3)
+    assert whole.mean() != 0
+    assert not whiten(whole, torch.ones(12, 3, dtype=torch.bool))[8:].any()
+
+
 def test_sample_zscore_weighs_completions_alike() -> None:
     # mean 0, sample std sqrt(2).
     torch.testing.assert_close(sample_zscore(A, MASK, eps=0.0), A / math.sqrt(2))

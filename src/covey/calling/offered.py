@@ -88,8 +88,8 @@ def _load(spec: str, folder: Path) -> Tool:
     if ":" not in spec:
         if spec not in BUILT_IN_TOOLS:
             raise ConfigError(
-                f"rollout.tools: {spec!r} is unknown{hint(spec, BUILT_IN_TOOLS)}; there are "
-                f"{', '.join(BUILT_IN_TOOLS)}, or module.py:function"
+                f"rollout.tools: {spec!r} is unknown{hint(spec, BUILT_IN_TOOLS)}; a function of yours is "
+                "module.py:function"
             )
         return Tool(spec, BUILT_IN_TOOLS[spec], (BUILT_IN_TOOLS[spec].__module__, spec))
     function = load_function(spec, folder)

@@ -207,10 +207,16 @@ def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tens
 # --- the whole rollout batch ----------------------------------------------------------------------
 
 
+def beyond_rounding(mean: Tensor, values: Tensor) -> Tensor:
+    """A mean of float64 values, 0 where only rounding kept it from 0: a group without signal stays at 0."""
+    return mean.where(mean.abs() > 1e-14 * values.abs().max(), 0.0)
+
+
 def batch_centered(advantages: Tensor, mask: Tensor) -> Tensor:
     """A - mean(A) over all completions. (N, T), (N, T) -> (N, T). REINFORCE with a batch baseline."""
     values = per_completion(advantages, mask)
-    return (advantages - values.mean()).where(mask & (values != values[:1]).any(), 0.0)
+    mean = beyond_rounding(values.mean(), values)
+    return (advantages - mean).where(mask & (values != values[:1]).any(), 0.0)
 
 
 def batch_std(
@@ -256,7 +262,8 @@ def token_zscore(
     eps to the variance (verl) or keep it above a floor (OpenRLHF, NeMo-RL).
     """
     values = advantages[mask]
-    shifted = advantages.new_zeros(mask.shape).masked_scatter(mask, centered(values))
+    centre = (values - beyond_rounding(values.mean(), values)).where((values != values[:1]).any(), 0.0)
+    shifted = advantages.new_zeros(mask.shape).masked_scatter(mask, centre)
     variance = (standard_deviation(values, ddof).square() + eps).clamp(min=floor)
     return divided(shifted, variance.sqrt())
 

@@ -71,6 +71,12 @@ def mean(values: Sequence[float]) -> float:
     return values[0] if len(set(values)) == 1 else math.fsum(values) / len(values)
 
 
+def level(values: Sequence[float]) -> float:
+    """The mean of a batch; 0 where groups that are centred leave nothing but rounding."""
+    found = mean(values)
+    return found if abs(found) > 1e-14 * max(map(abs, values)) else 0.0
+
+
 def deviation(values: Sequence[float], ddof: int) -> float:
     """The standard deviation with ``len - ddof`` in the denominator; 0 for one value."""
     centre = mean(values)
@@ -294,16 +300,16 @@ def whitened(name: str, rows: Sequence[Row], s: AxisSettings) -> list[Tensor]:
     own = [float(row.advantage.mean()) for row in rows]
     tokens = torch.cat([row.advantage for row in rows]).tolist()
     if name == "batch_centered":
-        return [row.advantage - mean(own) for row in rows]
+        return [row.advantage - level(own) for row in rows]
     if name == "batch_std":
         spread = deviation([row.reward for row in rows] if s["of"] == "rewards" else own, s["ddof"])
         return [row.advantage / ((spread + s["eps"]) or 1.0) for row in rows]
     if name == "sample_zscore":
         spread = deviation(own, s["ddof"]) + s["eps"]
-        return [(row.advantage - mean(own)) / (spread or 1.0) for row in rows]
+        return [(row.advantage - level(own)) / (spread or 1.0) for row in rows]
     if name == "token_zscore":
         spread = math.sqrt(max(deviation(tokens, s["ddof"]) ** 2 + s["eps"], s["floor"]))
-        return [(row.advantage - mean(tokens)) / (spread or 1.0) for row in rows]
+        return [(row.advantage - level(tokens)) / (spread or 1.0) for row in rows]
     if name == "valid_group_scale":
         alive = {row.group for row in rows if bool(row.advantage.any())}
         counted = [row.reward != 0 if s["of"] == "rewards" else row.group in alive for row in rows]
