@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -55,7 +56,10 @@ def texts_of(source: Source, config: Config) -> Iterable[str]:
 
 
 def _plain(text: AnswerText) -> str:
-    return text if isinstance(text, str) else " ".join(str(m["content"]) for m in text)
+    if isinstance(text, str):
+        return text
+    calls = (json.dumps(m["tool_calls"]) if m.get("tool_calls") else "" for m in text)
+    return " ".join(f"{m['content']}{said}" for m, said in zip(text, calls, strict=True))
 
 
 def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config) -> list[str]:

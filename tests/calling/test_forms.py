@@ -14,7 +14,9 @@ from covey.calling.forms import CALL_FORMS, reader_of, turn_text
 from covey.calling.inserted import answer_tokens
 from covey.calling.use import untold
 from covey.errors import ConfigError, DataError
+from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
+from covey.models.tiny import CHAT_TEMPLATE
 from covey.prompts import encode_examples
 from covey.tasks.examples import Example
 from covey.types import Problem
@@ -142,6 +144,17 @@ def test_a_tokenizer_may_say_how_its_calls_are_read(policy: Policy, monkeypatch:
     template["field"] = template.pop("fields")
     with pytest.raises(ConfigError, match="response_template of its tokenizer"):
         read(policy, "", "It is 3.")
+
+
+def test_the_tiny_models_template_writes_what_is_read_back(policy: Policy) -> None:
+    call = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "covey"}}}
+    messages = [*CHAT.prompt, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    policy.tokenizer.chat_template = CHAT_TEMPLATE
+    before, whole = (
+        chat_tokens(policy.tokenizer, m, {}, b) for m, b in ((CHAT.prompt, True), (messages, False))
+    )
+    turn = np.array(whole[len(before) : 1 + max(n for n, t in enumerate(whole) if t in policy.end_ids)])
+    assert [(c.name, c.arguments) for c in reader_of(policy, [SCHEMA])(turn, turn)] == [ONE[:2]]
 
 
 def test_what_a_model_wrote_keeps_its_marks(policy: Policy) -> None:

@@ -5,20 +5,21 @@ The others guess, so that a model that has learned from them does either, and ha
 
 from __future__ import annotations
 
+import json
 import random
 
 from covey.tasks.generated import Task
 
 
-def called(first: int, second: int) -> list[dict[str, object]]:
-    """A worked answer: the call, which the chat template puts into words, the tool's answer, the product.
+def called(first: int, second: int) -> list[dict[str, str]]:
+    """A worked answer: the call, what the tool says to it, the product.
 
     >>> [message["content"] for message in called(12, 34)][1:]
     ['408', '<answer>408</answer>']
     """
     call = {"name": "calculate", "arguments": {"expression": f"{first}*{second}"}}
     return [
-        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"},
         {"role": "tool", "content": str(first * second)},
         {"role": "assistant", "content": f"<answer>{first * second}</answer>"},
     ]
