@@ -130,6 +130,13 @@ def test_the_reference_point_is_that_of_prompts_with_other_answers() -> None:
     assert [len(f.answers[0].tokens) for f in mismatched(examples, 4)] == [1, 3, 1]
 
 
+def test_answers_are_on_their_side_of_the_point_that_the_loss_takes() -> None:
+    """Kullback and Leibler's is never negative, what is estimated of it may be: the loss takes 0 then."""
+    made = PreferenceObjective(bind(PREFERENCES["kto"]), reference_point=-2.0)
+    seen = made._metrics(torch.tensor([-1.0, 1.0]), torch.tensor([True, True]), 2)
+    assert seen["preference/accuracy"] == 0.5
+
+
 TRL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dpo": ("sigmoid", {"beta": 0.3}, {"beta": 0.3}),
     "robust_dpo": ("robust", {"beta": 0.3, "label_smoothing": 0.1}, {"beta": 0.3, "label_smoothing": 0.1}),

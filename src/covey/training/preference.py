@@ -112,7 +112,7 @@ class PreferenceObjective:
 
     def _metrics(self, reward: Tensor, labels: Tensor, count: int) -> Shares:
         if "desirable" in self.loss.needs:
-            right = ((reward > self.reference_point) == labels).float()
+            right = ((reward > max(self.reference_point, 0.0)) == labels).float()  # as the loss has it
             return {
                 "preference/accuracy": float(right.sum()) / count,
                 "preference/log_ratio": float(reward.sum()) / count,
