@@ -207,7 +207,7 @@ def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tens
 # --- the whole rollout batch ----------------------------------------------------------------------
 
 
-def beyond_rounding(mean: Tensor, values: Tensor) -> Tensor:
+def _beyond_rounding(mean: Tensor, values: Tensor) -> Tensor:
     """A mean of float64 values, 0 where only rounding kept it from 0: a group without signal stays at 0."""
     return mean.where(mean.abs() > 1e-14 * values.abs().max(), 0.0)
 
@@ -215,7 +215,7 @@ def beyond_rounding(mean: Tensor, values: Tensor) -> Tensor:
 def batch_centered(advantages: Tensor, mask: Tensor) -> Tensor:
     """A - mean(A) over all completions. (N, T), (N, T) -> (N, T). REINFORCE with a batch baseline."""
     values = per_completion(advantages, mask)
-    mean = beyond_rounding(values.mean(), values)
+    mean = _beyond_rounding(values.mean(), values)
     return (advantages - mean).where(mask & (values != values[:1]).any(), 0.0)
 
 
@@ -262,7 +262,7 @@ def token_zscore(
     eps to the variance (verl) or keep it above a floor (OpenRLHF, NeMo-RL).
     """
     values = advantages[mask]
-    centre = (values - beyond_rounding(values.mean(), values)).where((values != values[:1]).any(), 0.0)
+    centre = (values - _beyond_rounding(values.mean(), values)).where((values != values[:1]).any(), 0.0)
     shifted = advantages.new_zeros(mask.shape).masked_scatter(mask, centre)
     variance = (standard_deviation(values, ddof).square() + eps).clamp(min=floor)
     return divided(shifted, variance.sqrt())
