@@ -49,7 +49,8 @@ def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader
         return partial(_by_response_template, policy, schemas)
     template = tokenizer.get_chat_template(tools=schemas) if tokenizer.chat_template else ""
     read = next((form for mark, form in CALL_FORMS.items() if mark in template), _as_json)
-    return lambda turn, _: read(turn_text(policy, turn), _types(schemas))
+    types = _types(schemas)
+    return lambda turn, _: read(turn_text(policy, turn), types)
 
 
 def turn_text(policy: Policy, turn: np.ndarray) -> str:
@@ -65,9 +66,9 @@ def _by_response_template(
     whole, before = (policy.tokenizer.decode(ids.tolist()) for ids in (turn, prompt))
     try:
         message = policy.tokenizer.parse_response(whole, prefix=before, tools=list(schemas))
-    except Exception:
+        return [call_of(call.get("function", call)) for call in message.get("tool_calls") or ()]
+    except Exception:  # a template is its author's, and fails in ways of its own at what a model writes
         return []
-    return [call_of(call.get("function", call)) for call in message.get("tool_calls") or ()]
 
 
 def _as_json(turn: str, _: Types) -> list[ToolCall]:
@@ -130,6 +131,7 @@ CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
 
 def _types(schemas: Sequence[Mapping[str, object]]) -> Types:
     functions = [schema["function"] for schema in schemas]
+    # The schemas are Transformers', which declares no type for them.
     return {
         f["name"]: {n: p.get("type") for n, p in f["parameters"]["properties"].items()}  # type: ignore[index]
         for f in functions
