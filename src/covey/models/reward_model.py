@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from covey.errors import ConfigError
-from covey.models.forward import Decoder, supported
+from covey.models.forward import Decoder, embed_every_token, supported
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
@@ -58,6 +58,7 @@ class TrainedRewardModel(Policy):
             )
         model.config.pad_token_id = tokenizer.pad_token_id  # where sequence heads look for the end
         self.model, self.tokenizer, self.adapter, self.kind = model.eval(), tokenizer, None, kind
+        embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
