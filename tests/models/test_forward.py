@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,25 @@ def test_gradient_is_that_of_single_sequences(name: str) -> None:
     for n, p in policy.model.named_parameters():
         scale = float(p.grad.abs().max())
         torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=1e-5, rtol=0, msg=n)
+
+
+@pytest.mark.parametrize("kind", ["compiled", "torch", "modules"])
+def test_the_token_that_pads_learns_where_it_is_read(kind: str) -> None:
+    """Chat models that pad with the end of a message read that token in every prompt."""
+    name = "gemma2" if kind == "modules" else "qwen3"
+    plain, config = policy_of(name), copy.deepcopy(CONFIGS[name])
+    config.pad_token_id = 9
+    model = sharpened(config)
+    model.load_state_dict(plain.model.state_dict())
+    policy = Policy(model, plain.tokenizer)
+    if kind == "torch":
+        policy.decoder.ops = TorchOps()
+    prompt, answer = np.array([5, 9, 7]), np.array([9, 8, 6])
+    policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs.sum().backward()
+    reference_logprobs(plain.model, prompt, answer).sum().backward()
+    ours, expected = (m.get_input_embeddings().weight.grad for m in (model, plain.model))
+    assert float(expected[9].abs().max()) > 0.01
+    torch.testing.assert_close(ours, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_unknown_architectures_caps_and_activations_are_not_ours() -> None:

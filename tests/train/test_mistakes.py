@@ -161,6 +161,8 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
         ({"model": "nobody/no-such-model"}, 2, "could not be loaded"),
         ({"method": "sft"}, 3, "supervised learning needs column 'completion'"),
         ({"lora": {"rank": 4, "targets": ["no_such_layer"]}}, 2, "no_such_layer"),
+        ({"lora": {"targets": ["q_proj", "lm_head"]}}, 2, "output layer, whose weights are the embedding's"),
+        ({"lora": {"targets": ["embed_tokens"]}}, 2, "names the embedding; adapters are for linear layers"),
         ({"device": "tpu"}, 2, "device: 'tpu'"),
     ],
     ids=lambda v: str(v)[:40],

@@ -162,6 +162,32 @@ def test_a_reward_model_learns_pairs_and_says_the_same_as_a_reward(tmp_path: Pat
     assert group.rewards[0] > group.rewards[1]
 
 
+def test_a_chat_that_ends_with_the_padding_is_read_where_the_reward_reads_it(tmp_path: Path) -> None:
+    """Many tokenizers pad with what ends a message: transformers' head reads the token before that."""
+    policy = policy_of("qwen3")
+    policy.tokenizer.pad_token = policy.tokenizer.eos_token
+    policy.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>{% endfor %}"
+    )
+    save_policy(policy, tmp_path / "padded")
+    ask = [{"role": "user", "content": "1+1="}]
+    rows = [
+        {"prompt": ask, **{k: [{"role": "assistant", "content": text}] for k, text in said.items()}}
+        for said in ({"chosen": f"{n}", "rejected": f"no {n}"} for n in range(4))
+    ]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"task": None, "train": tmp_path / "rows.jsonl", "test": tmp_path / "test.jsonl"}
+    run = trained(tmp_path, rows, model=str(tmp_path / "padded"), data=data)
+    (run / "final").rename(tmp_path / "judge")
+    chosen, rejected = (
+        judged(tmp_path, "reward_model", [row[k][0]["content"] for row in rows], ask).rewards
+        for k in ("chosen", "rejected")
+    )
+    margin = metrics_of(run)[-1]["held_out/reward_model/margin"]
+    assert (chosen - rejected).mean() == pytest.approx(margin, rel=1e-3)
+    assert margin > 0.1
+
+
 def test_a_reward_model_is_in_the_forecast_and_measured(tmp_path: Path) -> None:
     final = trained(tmp_path, pair_rows(), train={"steps": 1, "lr": 1e-3, "batch_size": 4}) / "final"
     judge = {"reward_model": {"model": str(final)}}

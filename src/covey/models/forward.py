@@ -74,6 +74,17 @@ def supported(model: PreTrainedModel) -> bool:
     )
 
 
+def embed_every_token(model: PreTrainedModel) -> None:
+    """Let the padding token's embedding learn as any other, as it does in the compiled operations.
+
+    torch's module gives it no gradient. Many models pad with their end of sequence, which they read in every
+    chat; what is really padding is masked.
+    """
+    embedding = model.get_input_embeddings()
+    if isinstance(embedding, nn.Embedding):
+        embedding.padding_idx = None
+
+
 def hidden_states(
     decoder: Decoder | None, packed: Packed, states: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:

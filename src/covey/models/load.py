@@ -148,14 +148,26 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
     except ImportError:
         raise ConfigError("lora needs peft: pip install 'covey[lora]'") from None
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    named = targets if isinstance(targets, str) else ", ".join(targets)
     layers = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
         with warnings.catch_warnings():  # peft reads a property that transformers has renamed
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # see below
             adapter = get_peft_model(model, layers)
     except ValueError as error:
         raise ConfigError(f"lora.targets: {error}") from None
-    return Policy(adapter.get_base_model(), tokenizer, adapter)
+    whole: PreTrainedModel = adapter.get_base_model()
+    given, said = whole.get_input_embeddings(), whole.get_output_embeddings()
+    if hasattr(given, "lora_A"):
+        raise ConfigError(f"lora.targets: {named}: this names the embedding; adapters are for linear layers")
+    if hasattr(said, "lora_A") and said.weight is given.weight:
+        raise ConfigError(
+            f"lora.targets: {named}: this names the output layer, whose weights are the embedding's in this "
+            "model (tie_word_embeddings): merged into them the adapter would change what the model reads, "
+            "too. Leave it out, as all-linear does"
+        )
+    return Policy(whole, tokenizer, adapter)
 
 
 def pick_device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from covey.errors import CheckpointError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
-from covey.models.forward import Decoder, hidden_states, supported
+from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.packing import Packed
@@ -51,6 +51,7 @@ class Policy:
         precision: torch.dtype | None = None,
     ) -> None:
         self.model = model.eval()  # no dropout: the sampled distribution is the trained one
+        embed_every_token(model)
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None

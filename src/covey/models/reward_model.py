@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from covey.errors import ConfigError
-from covey.models.forward import Decoder, supported
+from covey.models.forward import Decoder, embed_every_token, supported
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
 from covey.models.policy import Policy
@@ -52,7 +52,13 @@ class TrainedRewardModel(Policy):
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges) -> None:
+        if tokenizer.pad_token_id is None:
+            raise ConfigError(
+                "model: a reward model needs a tokenizer with a pad_token; set one in its folder"
+            )
+        model.config.pad_token_id = tokenizer.pad_token_id  # where sequence heads look for the end
         self.model, self.tokenizer, self.adapter, self.kind = model.eval(), tokenizer, None, kind
+        embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
@@ -91,9 +97,6 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
         raise ConfigError("lora: a reward model is trained on all its weights; leave lora out")
     config = copy.deepcopy(policy.model.config)
     config.num_labels = 1
-    config.pad_token_id = policy.tokenizer.pad_token_id  # where sequence heads look for the end
-    if config.pad_token_id is None:
-        raise ConfigError("model: a reward model needs a tokenizer with a pad_token; set one in its folder")
     with LOADING:
         model: PreTrainedModel = CLASSES[kind].loader.from_config(config, dtype=policy.model.dtype)
     model.base_model.load_state_dict(policy.model.base_model.state_dict())
@@ -117,13 +120,21 @@ def is_reward_model(folder: Path) -> bool:
 def conversation_ids(
     tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answer: str | Messages
 ) -> list[int]:
-    """A prompt and its answer as a reward model reads them."""
+    """A prompt and its answer as far as a reward model reads them.
+
+    Transformers' sequence heads read the last token that is no padding. Many tokenizers pad with their end of
+    sequence, so that a chat's last token is none to them.
+    """
     if isinstance(prompt, str):
         text = answer if isinstance(answer, str) else "".join(str(m["content"]) for m in answer)
-        return list(tokenizer(prompt + text, add_special_tokens=True)["input_ids"])
-    said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-    whole = tokenizer.apply_chat_template([*prompt, *said], tokenize=False)
-    return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+        ids = list(tokenizer(prompt + text, add_special_tokens=True)["input_ids"])
+    else:
+        said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+        whole = tokenizer.apply_chat_template([*prompt, *said], tokenize=False)
+        ids = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    while ids and ids[-1] == tokenizer.pad_token_id:
+        ids.pop()
+    return ids
 
 
 def worked_ids(

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from covey.errors import ConfigError, out_of_memory
-from covey.models.forward import Decoder, hidden_states, supported
+from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
 from covey.models.linear import ValueHead
 from covey.models.load import source_of
 from covey.models.logprobs import TokenScores
@@ -34,6 +34,7 @@ class ValueModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model.eval()
+        embed_every_token(model)
         self.decoder = Decoder(model) if supported(model) else None
         self.head = scalar_head(model)
         self.head.float()

@@ -137,6 +137,8 @@ def _answers(policy: Policy, example: Example) -> Prompted:
     """What answers have in common is the prompt, which is computed once; each is asked about at its end."""
     problem, tokenizer = example.problem, policy.tokenizer
     ids = [conversation_ids(tokenizer, problem.prompt, answer) for answer in example.answers]
+    if not all(ids):
+        raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(ids) == 2 and ids[0] == ids[1]:
         raise DataError(
             f"{problem.id}: chosen and rejected are the same tokens to this model, so nothing is preferred; "
