@@ -256,6 +256,21 @@ def test_whoever_is_killed_the_run_ends_with_the_same_bits(tmp_path: Path, rank:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_where_all_are_lost_at_once_the_last_line_says_how_to_continue(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = covey("train", str(config(tmp_path)), "--output", str(folder), "--launch.processes", "2")
+    when(folder, 1, run)
+    (launcher,) = psutil.Process(run.pid).children()
+    started = launcher.children(recursive=True)
+    launcher.kill()
+    said = run.communicate(timeout=60)[1]
+    assert f"covey resume {folder}" in said.splitlines()[-1]
+    assert json.loads((folder / "exit.json").read_text())["go_on"] == f"covey resume {folder}"
+    assert not psutil.wait_procs(started, timeout=20)[1]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_number_of_processes_may_change_at_any_resume(tmp_path: Path) -> None:
     path = config(tmp_path)
