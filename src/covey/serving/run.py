@@ -39,7 +39,9 @@ def serve_http(
     listener = _listener(host, port)
     service = service_of(model, weights, name or Path(model).name, settings, token)
     shown = f"[{host}]" if ":" in host else host
-    server = uvicorn.Server(uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
+    )
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn would give them back in the end, as an error
         signal.signal(number, server.handle_exit)
     print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
