@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from covey.cluster.connect import release
 from covey.cluster.ranks import PlacedRank, place_ranks
 from covey.errors import PeersLost
-from covey.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals
+from covey.parent import CRASHED, LAUNCHER, TOGETHER, stop_signals, works_in
 from covey.processes import STORE
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ TICK = 0.05
 def launch(config: Config, as_json: bool = False) -> int:
     """Give this command to several processes. -> its exit code."""
     restarts = config.launch.restarts
+    works_in(config.output)
     with tempfile.TemporaryDirectory(prefix="covey-") as folder:
         for attempt in range(restarts + 1):
             job = _Job(config, Path(folder) / f"store-{attempt}")

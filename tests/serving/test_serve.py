@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -319,6 +323,22 @@ def test_others_need_a_token_and_a_port_must_be_free(tmp_path: Path, monkeypatch
         serve_http("tiny", "127.0.0.1", taken.getsockname()[1], None, "")
     with pytest.raises(ConfigError, match="no such folder"):
         serve_http("tiny", "127.0.0.1", 0, tmp_path / "none", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_to_end_a_server_is_no_error(number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "covey", "serve", "tiny", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert "http://127.0.0.1:" in process.stdout.readline()
+    os.killpg(process.pid, number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (0, "")
 
 
 def test_chat_goes_through_the_template(policy: Policy) -> None:

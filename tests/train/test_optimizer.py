@@ -42,6 +42,27 @@ def updated(optimizer: Optimizer, steps: range) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["adamw", EIGHT_BIT])
+def test_what_has_never_learned_waits_whether_its_gradient_is_none_or_zero(
+    kind: str, dtype: torch.dtype
+) -> None:
+    train = Train(optimizer=kind, lr=1e-2, weight_decay=0.1)
+    ends = []
+    for nothing in (lambda p: None, torch.zeros_like):
+        body, head = parameters(dtype)[:2]
+        optimizer = Optimizer([body], train, [head])
+        for gradient in (nothing, nothing, torch.ones_like):
+            body.grad, head.grad = gradient(body), torch.ones_like(head)
+            optimizer.accumulate()
+            before, head_before = body.detach().clone(), head.detach().clone()
+            optimizer.step(train.lr)
+            assert torch.equal(body, before) == (gradient is nothing)
+            assert not torch.equal(head, head_before)
+        ends.append((body.detach(), head.detach()))
+    assert all(map(torch.equal, *ends))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["adamw", EIGHT_BIT])
 def test_a_restored_optimizer_goes_on_with_the_same_bits(
     tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:

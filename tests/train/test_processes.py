@@ -36,7 +36,11 @@ from covey.rewards.scorer import ScoringStats
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"train": {"steps": 20, "lr": 1e-4, "save_every": 50, "tokens_per_micro_batch": 100}}
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+}
 
 
 # --- without a second process ----------------------------------------------------------------------
@@ -119,8 +123,8 @@ def test_all_begin_again_where_one_was_lost_not_where_something_is_wrong(
 # --- with one --------------------------------------------------------------------------------------
 
 
-def compare(folder: Path, runs: dict[str, dict[str, Any]], processes: int = 2) -> None:
-    """Runs by torchrun, and the same by this process: equal weights, equal completions."""
+def compare(folder: Path, runs: dict[str, dict[str, Any]], processes: int = 2) -> str:
+    """Runs by torchrun, and the same by this process: equal weights, equal completions. -> what was said."""
     file = folder / "runs.json"
     file.write_text(json.dumps({str(folder / f"{name}-together"): s for name, s in runs.items()}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -143,10 +147,18 @@ def compare(folder: Path, runs: dict[str, dict[str, Any]], processes: int = 2) -
         for a, b in zip(first, second, strict=True):
             assert a.keys() == b.keys(), name
             assert all(np.isclose(a[k], b[k], rtol=1e-3, atol=1e-4) for k in a if a[k] is not None), name
+    return done.stderr
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path: Path) -> None:
-    compare(tmp_path, {"grpo": {"algorithm": "grpo", **SMALL, "train": {**SMALL["train"], "steps": 5}}})
+    train = {**SMALL["train"], "steps": 5}
+    # The policy waits for three steps: it must not decay meanwhile, nor count them.
+    waits = {"name": "ppo", "critic": {"trunk": "policy", "warmup": 3, "lr": 1e-4}}
+    runs = {
+        "grpo": {"algorithm": "grpo", **SMALL, "train": train},
+        "waits": {"algorithm": waits, **SMALL, "train": {**train, "lr": 1e-5, "weight_decay": 1.0}},
+    }
+    assert "UserWarning" not in compare(tmp_path, runs)
     texts = [(tmp_path / n / "rollouts" / "step_000004.jsonl").read_text() for n in ("grpo", "grpo-together")]
     completions = [[json.loads(line)["completion"] for line in text.splitlines()] for text in texts]
     assert completions[0] == completions[1]
@@ -241,6 +253,21 @@ def test_whoever_is_killed_the_run_ends_with_the_same_bits(tmp_path: Path, rank:
         assert run.returncode in (0, 1), said
     assert "going on from the last checkpoint (restart 1 of 3)" in said
     assert fingerprint(tmp_path / "calm") == fingerprint(tmp_path / "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_where_all_are_lost_at_once_the_last_line_says_how_to_continue(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = covey("train", str(config(tmp_path)), "--output", str(folder), "--launch.processes", "2")
+    when(folder, 1, run)
+    (launcher,) = psutil.Process(run.pid).children()
+    started = launcher.children(recursive=True)
+    launcher.kill()
+    said = run.communicate(timeout=60)[1]
+    assert f"covey resume {folder}" in said.splitlines()[-1]
+    assert json.loads((folder / "exit.json").read_text())["go_on"] == f"covey resume {folder}"
+    assert not psutil.wait_procs(started, timeout=20)[1]
 
 
 @pytest.mark.slow

@@ -76,10 +76,10 @@ class Optimizer:
         """
         self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
-        norms = (whole(torch.nn.utils.clip_grad_norm_(part, clip)) for part, _ in self.groups)
-        norm, *others = map(float, norms)
-        if not math.isfinite(norm + sum(others)):
+        norms = [float(whole(torch.nn.utils.clip_grad_norm_(part, clip))) for part, _ in self.groups]
+        if not math.isfinite(sum(norms)):
             return math.nan
+        self._let_wait(norms)
         for group, (_, pace) in zip(self.adam.param_groups, self.groups, strict=True):
             group["lr"] = lr * pace
         self.adam.step()
@@ -89,7 +89,17 @@ class Optimizer:
                 parameter.copy_(master)
         for parameter in self.parameters:  # the fused update does not count itself as a change
             torch.autograd.graph.increment_version(own(parameter))
-        return norm
+        return norms[0]
+
+    def _let_wait(self, norms: Sequence[float]) -> None:
+        """Drop gradients of 0 of what has never learned: AdamW would let it decay and count the steps.
+
+        A policy that waits for its critic has no gradient in one process; where weights are split it has 0.
+        """
+        for (part, _), norm in zip(self.groups, norms, strict=True):
+            for master in part if norm == 0 else ():
+                if not self.adam.state.get(master):
+                    master.grad = None
 
     def _copies(self) -> list[tuple[Tensor, nn.Parameter]]:
         pairs = zip(self.masters, self.parameters, strict=True)

@@ -27,7 +27,7 @@ class ValueHead(nn.Linear):
         read = hidden.detach()
         if self.pull:
             read = read + self.pull * (hidden - read)
-        return F.linear(read.float(), self.weight, self.bias)[:, 0]
+        return F.linear(read.float(), self.weight, self.bias)[:, 0].clone()  # FSDP warns of a view
 
 
 class FusedLinear:

@@ -71,7 +71,7 @@ class ValueModel:
 
     def _score(self, packed: Packed) -> TokenScores:
         states = hidden_states(self.decoder, packed, self._states)
-        values = self.head(states.float())[:, 0]
+        values = self.head(states.float())[:, 0].clone()  # FSDP warns of a view
         nothing = torch.zeros_like(values)
         return TokenScores(nothing, nothing, nothing, nothing, values)
 

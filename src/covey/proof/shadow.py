@@ -359,8 +359,7 @@ def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], u
 def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], number: int) -> None:
     """One update of the critic alone."""
     assert trainer.critic is not None
-    rows = [row for row in minibatch if row.trained]
-    shares = (value_share(trainer, setting, row, minibatch, 0.0) for row in rows)
+    shares = (value_share(trainer, setting, row, minibatch, 0.0) for row in minibatch if row.trained)
     move([trainer.critic], setting, shares, number)
 
 
@@ -380,7 +379,8 @@ def move(
                 total[name] += 0.0 if gradient is None else gradient
     norms = [math.sqrt(math.fsum(float(g.square().sum()) for g in total.values())) for total in totals]
     for learner, total, norm in zip(learners, totals, norms, strict=True):
-        adamw(learner, setting, total, norm, number)
+        if norm or learner.first:  # what has never learned is left alone
+            adamw(learner, setting, total, norm, number)
     return norms
 
 

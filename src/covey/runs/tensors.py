@@ -6,6 +6,7 @@ any number has written.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -59,7 +60,8 @@ def load_tensors(place: Path, split_as: Callable[[str], Tensor]) -> Mapping[str,
             if split
             else torch.zeros(known.size, dtype=dtype)
         )
-    with _plain_errors():
+    with _plain_errors(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # that is what no_dist asks for
         load(found, storage_reader=reader, process_group=objects_group(), no_dist=size() == 1)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,12 +39,14 @@ def serve_http(
     listener = _listener(host, port)
     service = service_of(model, weights, name or Path(model).name, settings, token)
     shown = f"[{host}]" if ":" in host else host
+    server = uvicorn.Server(
+        uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn would give them back in the end, as an error
+        signal.signal(number, server.handle_exit)
     print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
     try:
-        config = uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5)
-        uvicorn.Server(config).run([listener])
-    except KeyboardInterrupt:
-        pass
+        server.run([listener])
     finally:
         listener.close()
 
