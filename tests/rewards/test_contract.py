@@ -336,7 +336,9 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ({"math_answer": math.nan}, "must be a number"),
         ({"think_format": {"gated_by": "nobody"}}, "gated_by 'nobody'"),
         ({"think_format": {"gated_by": "think_format:maybe"}}, "name:correct or name:incorrect"),
-        (lambda text: 1.0, "neither `completions`"),
+        (lambda text: 1.0, "neither `completions` (all of a group) nor `completion` (one); it takes text"),
+        (lambda completion, answer=None, /: 1.0, "takes completion, answer by position only"),
+        (lambda completion, completions: 1.0, "takes both `completion` (one) and `completions`"),
     ],
 )
 def test_mistakes_in_a_config_are_explained(spec, says) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -123,12 +124,8 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
         raise ConfigError(f"rewards: verdict of {target} is true or false, this is {verdict!r}")
     gate = settings.pop("gated_by", None)
     reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
-    accepts_all = any(p.kind is p.VAR_KEYWORD for p in reward.parameters.values())
-    of_group = {"completions", "completion_ids", "sampled_ids"} & set(reward.parameters)
-    if not (reward.per_sample or accepts_all or of_group):
-        raise ConfigError(
-            f"rewards: {reward.name} takes neither `completions` (all of a group) nor `completion` (one)"
-        )
+    if wrong := _signature_fault(reward):
+        raise ConfigError(f"rewards: {target if home else reward.name} {wrong}")
     unknown = [s for s in settings if s not in reward.parameters or s in PROVIDED]
     if unknown:
         raise ConfigError(
@@ -137,6 +134,22 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     if "config_folder" in reward.parameters:
         return replace(reward, settings={**settings, "config_folder": folder})
     return reward
+
+
+def _signature_fault(reward: Reward) -> str | None:
+    """Why a function cannot be called: arguments go by name, and say whether it judges one or a group."""
+    parameters = reward.parameters
+    unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
+    if unnamed:
+        return f"takes {', '.join(unnamed)} by position only; arguments go by name: remove the `/`"
+    of_group = [n for n in ("completions", "completion_ids", "sampled_ids") if n in parameters]
+    one = [n for n in ("completion", "solution_str") if n in parameters]
+    if one and "completions" in parameters and parameters["completions"].default is inspect.Parameter.empty:
+        return f"takes both `{one[0]}` (one) and `completions` (all of a group); keep one of them"
+    if one or of_group or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    taken = f"; it takes {', '.join(parameters)}" if parameters else ""
+    return f"takes neither `completions` (all of a group) nor `completion` (one){taken}"
 
 
 def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Function:
