@@ -124,7 +124,7 @@ def tool_calls(
 def _expected(column: object) -> list[JsonCall]:
     try:
         calls = json.loads(column) if isinstance(column, str) else column
-        read = [named_call(c.get("function", c)) for c in calls]  # type: ignore[attr-defined]
+        read = [named_call(c.get("function", c)) for c in calls]  # type: ignore[union-attr]
     except (ValueError, TypeError, AttributeError):
         read = None
     if read is None or not all(isinstance(call["arguments"], Mapping) for call in read):
