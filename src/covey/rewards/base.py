@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from covey.config.algorithm import hint
+from covey.config.algorithm import checked_settings, hint, parameters_of
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
 from covey.config.usercode import load_function, name_of
@@ -109,7 +109,12 @@ def _wrapped(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
 def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Reward:
     if isinstance(spec, Reward):
         return spec
-    target, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, {})
+    if isinstance(spec, Mapping) and len(spec) != 1:
+        raise ConfigError(
+            f"rewards: {dict(spec)}: an entry is one reward: [{{first: 1.0}}, {{second: 0.1}}], its settings "
+            "indented below its name or in braces: {first: {weight: 0.1, ...}}"
+        )
+    target, options = next(iter(spec.items())) if isinstance(spec, Mapping) else (spec, {})
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
     function = _function(target, folder, learned)
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
@@ -131,6 +136,11 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
         raise ConfigError(
             f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], reward.parameters)}"
         )
+    if reward.ours:
+        known = parameters_of(reward.function)
+        typed = {name: value for name, value in settings.items() if name in known}
+        settings |= checked_settings(f"rewards: {reward.name}", reward.function, typed)
+        reward = replace(reward, settings=settings)
     if "config_folder" in reward.parameters:
         return replace(reward, settings={**settings, "config_folder": folder})
     return reward

@@ -23,7 +23,7 @@ from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, t
 from covey.sandbox.base import Outcome, SandboxBackend, too_long
 from covey.sandbox.confine import Limits
 from covey.sandbox.process import ProcessSandbox
-from covey.sandbox.wire import encode_value, near, same
+from covey.sandbox.wire import encode_value, numbers_agree, same
 from covey.types import Score
 
 Mode = Literal["function", "stdio", "check"]
@@ -258,7 +258,7 @@ def _close(expected: str, got: str, tolerance: float) -> bool:
     if "." not in expected or len(got) > 400:
         return False
     try:
-        return near(float(expected), float(got), tolerance)
+        return numbers_agree(float(expected), float(got), tolerance)
     except ValueError:
         return False
 
