@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import completion
 
+from covey.config.schema import Data
 from covey.errors import ConfigError, DataError
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Reward, RewardError, load_rewards
 from covey.rewards.contract import reward
 from covey.rewards.groups import combine
 from covey.rewards.scorer import Scorer
+from covey.tasks.files import read_problems
 from covey.types import Problem, Score, StepRewards
 
 PROBLEM = Problem("p1", "2+2=", {"answer": "4", "completion": "the worked answer"})
@@ -155,6 +157,17 @@ def test_completions_have_the_form_of_their_prompt() -> None:
 
     problem = Problem("p", [{"role": "user", "content": "2+2="}])
     group = load_rewards([chat], Path()).score_group(problem, np.array([1]), COMPLETIONS, strict=True)
+    assert group.rewards.tolist() == [1.0, 0.0]
+
+
+def test_a_prompt_in_text_has_completions_in_text_also_in_a_chat(tmp_path: Path) -> None:
+    def exact(completion, answer):
+        return float(completion == answer)
+
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n')
+    (problem,) = read_problems(tmp_path / "rows.jsonl", Data(chat=True))
+    assert problem.prompt == [{"role": "user", "content": "2+2="}]
+    group = load_rewards([exact], Path()).score_group(problem, np.array([1]), COMPLETIONS, strict=True)
     assert group.rewards.tolist() == [1.0, 0.0]
 
 
