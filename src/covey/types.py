@@ -40,6 +40,8 @@ class Problem:
     """Every other field of the row, handed to the reward functions by name."""
     template: Mapping[str, object] = field(default_factory=dict)
     """What the chat template gets besides the messages: `tools`, `documents`, `enable_thinking`, ..."""
+    asked_in_text: bool = False
+    """Whether the messages are made of a text, by `data.chat` or `data.system`: its rewards get texts."""
 
     @property
     def chat(self) -> bool:

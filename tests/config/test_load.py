@@ -43,6 +43,8 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ),
         ("train: {lr: -1}\n", "run.yaml:1: train.lr = -1: input should be greater than or equal to 0"),
         ("rollout: {group_size: two}\n", "rollout.group_size = 'two'"),
+        ("seed: 010\n", "seed: YAML reads 010 as the number 8: write 10"),
+        ("train:\n  steps: 1:30\n", ":2: train.steps: YAML reads 1:30 as the number 90"),
         ("train: {steps: yes}\n", "train.steps = True: a number is expected; YAML reads yes, no"),
         ("train: {lr: off}\n", "train.lr = False: a number is expected"),
         ("output: ''\n", "output = '': a path is expected"),

@@ -97,7 +97,8 @@ def test_every_end_has_its_status(sandbox: SandboxBackend) -> None:
 
 def test_the_last_block_counts(sandbox: SandboxBackend) -> None:
     both = fenced("def f(x): return 0") + fenced(RIGHT).partition("</think>")[2]
-    assert code_tests(both, sandbox=sandbox, tests=SQUARE, entry_point="f").value == 1.0
+    for text in (both, both.replace("```python", "```python3")):
+        assert code_tests(text, sandbox=sandbox, tests=SQUARE, entry_point="f").value == 1.0
 
 
 def test_types_are_part_of_the_answer(sandbox: SandboxBackend) -> None:
@@ -161,6 +162,8 @@ def test_programs_talk_by_standard_input_and_output(sandbox: SandboxBackend) -> 
         ("1", "1.0", False),
         ("yes", "YES", False),
         ("1.5", "nan", False),
+        ("0.0", "1e-12", True),
+        ("6.6e-34", "0.0", False),
         ("1.5", "1" * 500, False),
     ],
 )
@@ -208,6 +211,12 @@ def test_a_test_that_never_calls_the_function_judges_nobody(sandbox: SandboxBack
         ({"tests": b"\x80\x04K\x01.", "entry_point": "f"}, "function", ""),
         ({"tests": [{"input": 1, "output": 1}], "entry_point": "f"}, "function", "list of arguments"),
         ({"tests": [{"input": [1], "output": math.nan}], "entry_point": "f"}, "function", "equal itself"),
+        ({"tests": [{"input": [1], "output": 1, "weight": 0}], "entry_point": "f"}, "function", "positive"),
+        (
+            {"tests": [{"input": [1], "output": 1, "visible": "no"}], "entry_point": "f"},
+            "function",
+            "visible",
+        ),
         ({"tests": SQUARE}, "stdio", "texts"),
         ({"test": "", "entry_point": "f"}, "check", "empty"),
         ({"test": "def check(:", "entry_point": "f"}, "check", ""),

@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes import completion
 
+from covey.config.schema import Data
 from covey.errors import ConfigError, DataError
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Reward, RewardError, load_rewards
 from covey.rewards.contract import reward
 from covey.rewards.groups import combine
 from covey.rewards.scorer import Scorer
+from covey.tasks.files import read_problems
 from covey.types import Problem, Score, StepRewards
 
 PROBLEM = Problem("p1", "2+2=", {"answer": "4", "completion": "the worked answer"})
@@ -155,6 +157,17 @@ def test_completions_have_the_form_of_their_prompt() -> None:
 
     problem = Problem("p", [{"role": "user", "content": "2+2="}])
     group = load_rewards([chat], Path()).score_group(problem, np.array([1]), COMPLETIONS, strict=True)
+    assert group.rewards.tolist() == [1.0, 0.0]
+
+
+def test_a_prompt_in_text_has_completions_in_text_also_in_a_chat(tmp_path: Path) -> None:
+    def exact(completion, answer):
+        return float(completion == answer)
+
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n')
+    (problem,) = read_problems(tmp_path / "rows.jsonl", Data(chat=True))
+    assert problem.prompt == [{"role": "user", "content": "2+2="}]
+    group = load_rewards([exact], Path()).score_group(problem, np.array([1]), COMPLETIONS, strict=True)
     assert group.rewards.tolist() == [1.0, 0.0]
 
 
@@ -332,11 +345,18 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ("math_anwser", "did you mean math_answer"),
         ({"math_answer": {"rul": "boxed"}}, "did you mean rule"),
         ({"math_answer": "high"}, "must be a number"),
+        ({"math_answer": {"rule": "box"}}, "rewards: math_answer.rule: 'box'"),
+        ({"math_answer": {"percent": True}}, "rewards: math_answer.percent: True"),
+        ({"tool_calls": {"compare": {"days": "nmber"}}}, "rewards: tool_calls.compare"),
+        ({"code_tests": {"mode": "func"}}, "rewards: code_tests.mode: 'func'"),
+        ({"math_answer": None, "rule": "boxed"}, "an entry is one reward"),
         ({"math_answer": True}, "must be a number"),
         ({"math_answer": math.nan}, "must be a number"),
         ({"think_format": {"gated_by": "nobody"}}, "gated_by 'nobody'"),
         ({"think_format": {"gated_by": "think_format:maybe"}}, "name:correct or name:incorrect"),
-        (lambda text: 1.0, "neither `completions`"),
+        (lambda text: 1.0, "neither `completions` (all of a group) nor `completion` (one); it takes text"),
+        (lambda completion, answer=None, /: 1.0, "takes completion, answer by position only"),
+        (lambda completion, completions: 1.0, "takes both `completion` (one) and `completions`"),
     ],
 )
 def test_mistakes_in_a_config_are_explained(spec, says) -> None:

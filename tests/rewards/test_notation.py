@@ -28,6 +28,39 @@ f(2) = 3 | 3
 \sin 40^\circ | \cos(50^\circ)
 30 | \arcsin(1/2) = 30^\circ
 3 | \log_2 8
+x<1 \text{ or } x>3 | (-\infty,1)\cup(3,\infty)
+x<1 or x>3 | x>3, x<1
+x>1 and x<3 | 1<x<3
+(1,3) | x<3 \text{ and } x>1
+2024-01-02 | 2024-1-2
+3-2 | 3–2
+1.2.3 | 1.2.3
+3{,}14 | 3.14
+12000 | 12{,}000
+2^T | 2^{T}
+10^-3 | 0.001
+x^2+2x+1 | x**2+2*x+1
+2\sqrt{3} | 2*sqrt(3)
+\sqrt{2} | 2^(1/2)
+2\pi | 2*pi
+\ln 2 | ln(2)
+{5 \choose 2} | 10
+10 | 5 \choose 2
+10 | \binom52
+1080 | 1,080 dollars
+1080 | \$1,080.00 dollars
+1080 \text{ km} | 1,080 km
+42 | **42**
+42 | `42`
+42 | \bm{42}
+42 | US$42
+A | A)
+no | No
+5 m/s | 5 \text{ m/s}
+9.8 m/s^2 | 9.8
+5 \times 10^3 \text{ m} | 5000
+5\text{ m}/\text{s} | 5 m/s
+f^{-1}(x)=x-1 | x-1
 """
 DIFFERENT = r"""
 12 | 1 2
@@ -37,6 +70,26 @@ DIFFERENT = r"""
 f(2) = 3 | f(3) = 3
 12cm | 12km
 \cos 60^\circ | \cos 60
+x<1 or x>3 | x<1 and x>3
+x>1 and x<3 | x>1 or x<3
+x \neq 1 \text{ and } x \neq 2 | x \neq 1 \text{ or } x \neq 2
+x=1, y=2 | x=1 or y=2
+(1,3) | x<1 \text{ or } x>3
+2024-01-02 | 2021
+2024-01-02 | 2024-02-01
+3-2 | 1
+192.168.0.1 | 192.168.0.2
+314 | 3{,}14
+12 | 1{,}2
+80 | 1,080 dollars
+1, 80 \text{ dollars} | 1,080 dollars
+2 | 2^T
+P(1+r)^T | P(1+r)
+A^TB | AB
+\frac{dy}{dx} = 2x | \frac{dx}{dy} = 2x
+5\text{ m} | 5\text{ s}
+no | on
+f^{-1}(x)=x-1 | f(x)=x-1
 """
 
 
@@ -48,6 +101,14 @@ def test_another_way_of_writing_an_answer_is_paid(gold: str, answer: str) -> Non
 @pytest.mark.parametrize(("gold", "answer"), rows(DIFFERENT))
 def test_what_only_looks_alike_is_not(gold: str, answer: str) -> None:
     assert boxed(answer, gold).value == 0.0
+
+
+def test_a_product_of_vectors_is_none_of_numbers() -> None:
+    (refused,) = bad_references([{"answer": r"\vec{a} \times \vec{b}"}])
+    assert "cannot be read" in str(refused)
+    assert boxed(r"\vec{a} \times \vec{b}", r"\vec{a} \times \vec{b}").value == 1.0
+    for other in (r"\vec{b} \times \vec{a}", r"\vec{a} \cdot \vec{b}"):
+        assert boxed(other, r"\vec{a} \times \vec{b}").value != 1.0
 
 
 def test_numbers_side_by_side_are_no_reference() -> None:

@@ -18,7 +18,7 @@ from covey.rewards.formats import answer_format, regex_match, think_format
 from covey.rewards.isolated import strict_json
 from covey.rewards.language import identifier, language_consistency
 from covey.rewards.length import majority_vote
-from covey.rewards.structured import json_schema, tool_calls
+from covey.rewards.structured import bad_calls, json_schema, tool_calls
 from covey.types import Problem
 
 
@@ -141,6 +141,10 @@ def test_a_schema_that_backtracks_is_ended_and_a_broken_one_is_the_users(impatie
     assert (slow.value, slow.status) == (0.0, "timeout")
     with pytest.raises(ValueError, match="schema"):
         json_schema("{}", schema={"type": "no such type"})
+    for broken in ({"properties": 3}, {"$ref": "http://127.0.0.1/none"}):
+        with pytest.raises(ValueError, match="the schema cannot be used"):
+            json_schema("{}", schema=broken)
+    assert json_schema("{}", schema=False).value == 0.0  # the schema that nothing fits
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -201,6 +205,13 @@ def test_calls_of_a_chat_message_count() -> None:
     message = [{"role": "assistant", "content": None, "tool_calls": made}]
     assert tool_calls(message, WANTED).value == 1.0
     assert tool_calls([{"role": "assistant", "content": ""}], []).value == 1.0
+
+
+def test_expected_calls_may_be_written_as_in_a_chat() -> None:
+    chat = [{"function": {"name": c["name"], "arguments": json.dumps(c["arguments"])}} for c in WANTED]
+    assert tool_calls(ROME + MAIL, chat).value == 1.0
+    bad = bad_calls([{"tool_calls": c} for c in (chat, "[", None, [{}], [{"name": "a", "arguments": 1}])])
+    assert [why is None for why in bad] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize("block", ["{", "[]", '"x"', '{"name": 3}', '{"name": "a", "name": "b"}'])

@@ -107,7 +107,7 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
 @pytest.mark.parametrize(
     ("changes", "code", "says"),
     [
-        ({"data__train": "absent.jsonl"}, 3, "absent.jsonl: no such file"),
+        ({"data__train": "absent.jsonl"}, 3, "error: absent.jsonl: no such file"),
         ({"data__prompt": "question"}, 3, "train.jsonl:1: no column 'question'; it has 'prompt', 'answer'"),
         ({"data": {}}, 2, "nothing to train on"),
         ({"data": {"task": "sum"}}, 2, "data.task: 'sum' is unknown; known:"),
@@ -115,7 +115,11 @@ def run(project: Path, capsys: pytest.CaptureFixture[str], **changes: object) ->
         ({"rewards": ["matth_answer"]}, 2, "did you mean math_answer"),
         ({"rewards": ["rewards.py:absent"]}, 2, "defines no function 'absent'; it has fine"),
         ({"rewards": ["nowhere.py:f"]}, 2, "no such file"),
-        ({"rewards": ["rewards.py:takes_nothing"]}, 2, "takes neither `completions`"),
+        (
+            {"rewards": ["rewards.py:takes_nothing"]},
+            2,
+            "rewards.py:takes_nothing takes neither `completions`",
+        ),
         ({"rewards": ["rewards.py:wants_more"]}, 3, "needs column 'proof'; the row has 'answer'"),
         ({"rewards": ["rewards.py:one_number"]}, 5, "a list with one number per completion"),
         ({"rewards": ["rewards.py:too_few"]}, 5, "returned 1 values for 2 completions"),

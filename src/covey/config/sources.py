@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from covey.config.section import Section
 from covey.errors import ConfigError
 
 MAX_BYTES = 1 << 20
+OTHER_BASE = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9_]+)+(?:\.[0-9_]*)?)")
+"""What YAML 1.1 takes for a number in base 8 or 60: 010 and 1:30."""
 
 
 def read_yaml(file: Path) -> tuple[dict[str, object], dict[str, str]]:
@@ -57,7 +60,19 @@ def _construct(node: yaml.Node, file: Path, path: tuple[str, ...], origins: dict
         return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_construct(n, file, (*path, str(i)), origins) for i, n in enumerate(node.value)]
-    return yaml.SafeLoader("").construct_object(node)
+    value: object = yaml.SafeLoader("").construct_object(node)
+    _in_base_ten(f"{file}:{node.start_mark.line + 1}: {'.'.join(path)}", node.value, value)
+    return value
+
+
+def _in_base_ten(where: str, text: str, value: object) -> None:
+    """Raises ConfigError for a number that is another one to YAML than to its reader."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and OTHER_BASE.fullmatch(text):
+        plain = text.lstrip("+-0_") or "0"
+        raise ConfigError(
+            f"{where}: YAML reads {text} as the number {value}: write {plain if ':' not in text else value}, "
+            f"or '{text}' in quotes if it is a text"
+        )
 
 
 def options(tokens: Sequence[str]) -> Iterable[Setting]:
@@ -77,6 +92,7 @@ def options(tokens: Sequence[str]) -> Iterable[Setting]:
             raise ConfigError(f"--{key}: {text!r} is not UTF-8") from None
         except yaml.YAMLError:
             value = text
+        _in_base_ten(f"--{key}", text, value)
         if isinstance(value, str) and text[0] not in "'\"":
             value = text  # YAML would truncate `a #1` and fold lines
         yield Setting(key.replace("-", "_"), value, f"--{key}")

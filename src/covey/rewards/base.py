@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from covey.config.algorithm import hint
+from covey.config.algorithm import checked_settings, hint, parameters_of
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
 from covey.config.usercode import load_function, name_of
@@ -108,7 +109,12 @@ def _wrapped(reward: Reward, wrap: Callable[[Function], Function]) -> Reward:
 def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Reward:
     if isinstance(spec, Reward):
         return spec
-    target, options = next(iter(spec.items())) if isinstance(spec, Mapping) and len(spec) == 1 else (spec, {})
+    if isinstance(spec, Mapping) and len(spec) != 1:
+        raise ConfigError(
+            f"rewards: {dict(spec)}: an entry is one reward: [{{first: 1.0}}, {{second: 0.1}}], its settings "
+            "indented below its name or in braces: {first: {weight: 0.1, ...}}"
+        )
+    target, options = next(iter(spec.items())) if isinstance(spec, Mapping) else (spec, {})
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
     function = _function(target, folder, learned)
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
@@ -123,20 +129,37 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
         raise ConfigError(f"rewards: verdict of {target} is true or false, this is {verdict!r}")
     gate = settings.pop("gated_by", None)
     reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
-    accepts_all = any(p.kind is p.VAR_KEYWORD for p in reward.parameters.values())
-    of_group = {"completions", "completion_ids", "sampled_ids"} & set(reward.parameters)
-    if not (reward.per_sample or accepts_all or of_group):
-        raise ConfigError(
-            f"rewards: {reward.name} takes neither `completions` (all of a group) nor `completion` (one)"
-        )
+    if wrong := _signature_fault(reward):
+        raise ConfigError(f"rewards: {target if home else reward.name} {wrong}")
     unknown = [s for s in settings if s not in reward.parameters or s in PROVIDED]
     if unknown:
         raise ConfigError(
             f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], reward.parameters)}"
         )
+    if reward.ours:
+        known = parameters_of(reward.function)
+        typed = {name: value for name, value in settings.items() if name in known}
+        settings |= checked_settings(f"rewards: {reward.name}", reward.function, typed)
+        reward = replace(reward, settings=settings)
     if "config_folder" in reward.parameters:
         return replace(reward, settings={**settings, "config_folder": folder})
     return reward
+
+
+def _signature_fault(reward: Reward) -> str | None:
+    """Why a function cannot be called: arguments go by name, and say whether it judges one or a group."""
+    parameters = reward.parameters
+    unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
+    if unnamed:
+        return f"takes {', '.join(unnamed)} by position only; arguments go by name: remove the `/`"
+    of_group = [n for n in ("completions", "completion_ids", "sampled_ids") if n in parameters]
+    one = [n for n in ("completion", "solution_str") if n in parameters]
+    if one and "completions" in parameters and parameters["completions"].default is inspect.Parameter.empty:
+        return f"takes both `{one[0]}` (one) and `completions` (all of a group); keep one of them"
+    if one or of_group or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    taken = f"; it takes {', '.join(parameters)}" if parameters else ""
+    return f"takes neither `completions` (all of a group) nor `completion` (one){taken}"
 
 
 def _function(target: object, folder: Path, learned: Mapping[str, Callable[[], Function]]) -> Function:

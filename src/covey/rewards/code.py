@@ -23,7 +23,7 @@ from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, t
 from covey.sandbox.base import Outcome, SandboxBackend, too_long
 from covey.sandbox.confine import Limits
 from covey.sandbox.process import ProcessSandbox
-from covey.sandbox.wire import encode_value, same
+from covey.sandbox.wire import encode_value, numbers_agree, same
 from covey.types import Score
 
 Mode = Literal["function", "stdio", "check"]
@@ -68,7 +68,9 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
             raise ValueError(f"test {number}: the expected output does not equal itself (NaN?)")
         args, settings = ([], given) if isinstance(given, Mapping) else (given, {})
         args = [given] if mode == "stdio" else args
-        weight, visible = float(row.get("weight", 1.0)), bool(row.get("visible", False))
+        weight, visible = float(row.get("weight", 1.0)), row.get("visible", False)
+        if not (0 < weight < math.inf and isinstance(visible, bool)):
+            raise ValueError(f"test {number}: 'weight' is a positive number, 'visible' true or false")
         found.append(Case(args, settings, encoded, weight, visible))
     return found
 
@@ -256,7 +258,7 @@ def _close(expected: str, got: str, tolerance: float) -> bool:
     if "." not in expected or len(got) > 400:
         return False
     try:
-        return math.isclose(float(expected), float(got), rel_tol=tolerance, abs_tol=tolerance)
+        return numbers_agree(float(expected), float(got), tolerance)
     except ValueError:
         return False
 

@@ -17,14 +17,16 @@ FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq", "=": "=", r"\
 INFINITY = Node("leaf", r"\infty"), Node("leaf", r"-\infty")
 APPLIED = re.compile(r"(?<=[a-zA-Z}]) ?\((?:[^()]|\([^()]*\))*\)$")
 """What a function is of: f(2) can be given a value, whatever stands in the parentheses."""
+DIFFERENCE = re.compile(r"\d+-\d+")
+"""As a reference answer, it is a range, a score or a telephone number: nobody leaves it to be subtracted."""
 ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
 
 
 def compare(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
     """Whether two structures are equal; None if that needs algebra."""
-    reference, answer = _plain(reference), _plain(answer)
+    reference, answer = _region(_plain(reference)), _region(_plain(answer))
     names = _unknown(reference), _unknown(answer)
-    if all(names) and names[0] != names[1]:
+    if names[0] != names[1] if all(names) else not any(names) and _joined_otherwise(reference, answer):
         return False
     reference, answer = _solutions(reference, names[0]), _solutions(answer, names[1])
     if reference.kind == answer.kind == "chain":
@@ -103,9 +105,9 @@ def balanced(text: str) -> bool:
 
 
 def _plain(node: Node) -> Node:
-    """A chain of equalities that begins with a name, as its value."""
-    if node.kind == "text" and re.fullmatch(r"\(\w\)", node.text):
-        return Node("text", node.text[1:-1])
+    """`A` for the options (A) and A)."""
+    if node.kind in ("leaf", "text") and re.fullmatch(r"\(?[A-Z]\)", node.text):
+        return Node(node.kind, node.text.strip("()"))
     return node
 
 
@@ -116,6 +118,45 @@ def _unknown(node: Node) -> str:
     names = {_name(part) for part in node.parts if part.kind == "chain"}
     same = all(map(_assigned, node.parts)) or not any(p.kind == "chain" for p in node.parts[1:])
     return names.pop() if same and len(names) == 1 else ""
+
+
+def _region(node: Node) -> Node:
+    """Relations of one variable with `or` or `and` between, as the set that they describe together.
+
+    Where a comma stands, two half-lines that meet are taken for `and`, others for `or`.
+    """
+    if node.kind != "list" or any(p.kind != "chain" for p in node.parts) or len(node.marks) > 1:
+        return node
+    found = [as_interval(part) for part in node.parts]
+    ranges = [one for one in found if one is not None]
+    if len(ranges) < len(found) or len(set(map(_variable, node.parts))) > 1:
+        return node
+    both = _between(ranges)
+    if node.marks == ("and",):
+        return both or node
+    ends = [value(end.text) for end in both.parts] if both else []
+    if node.marks == ("or",) or (len(ends) == 2 and None not in ends and ends[0] >= ends[1]):  # type: ignore[operator]
+        return Node("union", node.text, tuple(ranges))
+    return both or node
+
+
+def _between(ranges: Sequence[Node]) -> Node | None:
+    """What two half-lines have in common, one without an upper and one without a lower end."""
+    above = [r for r in ranges if r.parts[1:] == INFINITY[:1]]
+    below = [r for r in ranges if r.parts[:1] == INFINITY[1:]]
+    if not len(ranges) == 2 == len(above) + len(below) or len(above) == 2 or len(below) == 2:
+        return None
+    (low,), (high,) = above, below
+    return Node(low.kind[0] + high.kind[1], low.text, (low.parts[0], high.parts[1]))
+
+
+def _joined_otherwise(reference: Node, answer: Node) -> bool:
+    """Whether one says `or` where the other says `and`, of relations; a comma may be meant as either."""
+    if not reference.kind == answer.kind == "list" or all(p.kind != "chain" for p in answer.parts):
+        return False
+    if "or" in answer.marks:
+        return "or" not in reference.marks
+    return "and" in answer.marks and "or" in reference.marks
 
 
 def _solutions(node: Node, unknown: str) -> Node:
@@ -143,6 +184,8 @@ def _leaves(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
         return False
     if not balanced(answer.text):
         return False
+    if DIFFERENCE.fullmatch(without_spaces(reference.text)):
+        return without_spaces(reference.text) == without_spaces(answer.text)
     known = exact(reference, answer)
     return leaf(reference, answer) if known is None else known
 
@@ -168,7 +211,8 @@ def _is_name(node: Node) -> bool:
     """x, f(x), |AB|, A:B, (p,q): something that can be given a value."""
     if node.kind in ("()", "list", ":"):
         return all(map(_is_name, node.parts))
-    bare = re.sub(r"_ ?(?:\{[^{}]*\}|\w)|\\frac" + END, "", APPLIED.sub("", node.text))
+    named = re.sub(r"\^ ?\{-1\} ?(?=\()", "", node.text)  # an inverse function
+    bare = re.sub(r"_ ?(?:\{[^{}]*\}|\w)|\\frac" + END, "", APPLIED.sub("", named))
     return (
         node.kind in ("leaf", "text")
         and any(c.isalpha() for c in bare)

@@ -200,7 +200,8 @@ class Reward:
         self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, object]:
         """What a call gets: only what the signature accepts. Settings win over columns."""
-        texts = [_as_prompted(problem, c.text) for c in completions]
+        in_text = isinstance(problem.prompt, str) or (problem.asked_in_text and not self.ours)
+        texts = [c.text if in_text else [{"role": "assistant", "content": c.text}] for c in completions]
         if self.per_sample:
             row = problem.columns
             available = {
@@ -376,11 +377,6 @@ def _shown(value: object) -> str:
     except Exception:  # of an integer of 4,300 digits and more
         text = "that cannot be written out"
     return f"{type(value).__name__} {text!r}"
-
-
-def _as_prompted(problem: Problem, text: str) -> object:
-    """A completion in the form of its prompt: text, or a list of one assistant message."""
-    return text if isinstance(problem.prompt, str) else [{"role": "assistant", "content": text}]
 
 
 def verdict_of(rewards: Sequence[Reward]) -> Reward:

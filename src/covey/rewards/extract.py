@@ -114,13 +114,13 @@ def code_block(text: str, language: str) -> str | None:
         if inside is None:
             inside = fence
         elif fence[1].startswith(inside[1][:3]) and len(fence[1]) >= len(inside[1]) and not fence[2]:
-            if inside[2].casefold() in ("", language, ALIASES.get(language)):
+            if inside[2].casefold() in ("", language, *ALIASES.get(language, ())):
                 found = text[inside.end() : fence.start()].partition("\n")[2]
             inside = None
     return found
 
 
-ALIASES = {"python": "py", "lean": "lean4"}
+ALIASES = {"python": ("py", "python3"), "lean": ("lean4",)}
 EXTRACTORS: Mapping[str, Callable[[str], str | None]] = {
     "boxed": boxed,
     "answer_tag": lambda text: tagged(text, "answer"),

@@ -90,24 +90,14 @@ def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
             found = strict_json(document) if isinstance(document, str) else document
         except ValueError as error:
             return f"not JSON: {error}"
-        if schema:
+        if schema is not None:
             import jsonschema
 
             kind = jsonschema.validators.validator_for(schema)
+            kind.check_schema(schema)
             complaint = jsonschema.exceptions.best_match(kind(schema).iter_errors(found))
             if complaint is not None:
                 return f"{complaint.json_path}: {complaint.message[:200]}"
-    return None
-
-
-def check_schema(schema: object) -> str | None:
-    """What is wrong with a schema."""
-    import jsonschema
-
-    try:
-        jsonschema.validators.validator_for(schema).check_schema(schema)
-    except jsonschema.SchemaError as error:
-        return str(error.message)[:200]
     return None
 
 

@@ -29,8 +29,16 @@ OWN_SIGNS = str.maketrans(
 )
 """Our own signs, where a text holds them already."""
 TEXT_COMMAND = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|mbox|hbox|math(?:rm|bf|it|sf))\s*\{([^{}]*)\}"
+    r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|mbox|hbox|math(?:rm|bf|it|sf)|boldsymbol|bm)\s*\{([^{}]*)\}"
 )
+TEXT_LETTER = re.compile(
+    r"(?:(?<=[\d})])|(?<=\}/)) ?(?:\\[,;:! ]|~)? ?\\(?:text|mbox|mathrm) ?\{ ?([mgshlLJNWVK]) ?\}"
+)
+"""A unit of one letter behind a number: 5\\text{ m} is no product."""
+QUOTED = re.compile(r"(\*{1,3}|`+|\"|“)([^*`\"“”]+)(?:\1|”)[.,]?")
+"""Bold or quoted as a whole."""
+INSIDE = r"\(((?:[^()]|\([^()]*\))*)\)"
+"""What one pair of parentheses holds, others in it but one deep."""
 END = r"(?![a-zA-Z])"
 REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), by)
@@ -40,13 +48,26 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"\\(?:display|text)style|\\(?:left|right|limits|[bB]ig{1,2}[lr]?)" + END, ""),
         (r", ?\\! ?| ?\{ ?, ?\} ?", THOUSANDS),
         (r"\\(?:[,;:! ]|q?quad)|~", " "),
-        (r"\\\$|\$|\\[()\[\]]|[€£]", ""),
+        (r"(?:\bUS ?)?(?:\\\$|\$)|\\[()\[\]]|[€£]", ""),
+        (r"\*\*(?=[\w({+-])", "^"),
+        # Functions as in plain text; in ⟨⟩ they are words.
+        (
+            r"(?<![\\a-zA-Z])((?:sqrt|ln|log|exp|sin|cos|tan)(?= ?[(^_\d\\])|pi(?! ?[a-zA-Z]))(?![^⟨⟩]*⟩)",
+            r"\\\1 ",
+        ),
+        (r"(?:\\sqrt|√) ?" + INSIDE, r"\\sqrt{\1}"),
+        (r"(\\sqrt ?\[[^][]*\]) ?(\d|[a-zA-Z])", r"\1{\2}"),
+        (r"\^ ?" + INSIDE, r"^{\1}"),
+        (r"\^ ?-(\d+|[a-zA-Z])", r"^{-\1}"),
+        (r"(?<!\\)\{ ?([^{}]*) ?\\choose ?([^{}]*) ?\}|^([^{}]*)\\choose ([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
         (r"\\[dtc]frac" + END, r"\\frac"),
         (r"\\[dt]binom" + END, r"\\binom"),
+        (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
         (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac ?(\d) ?\{", r"\\frac{\1}{"),
         (r"(\\frac ?\{[^{}]*\}) ?(\d)", r"\1{\2}"),
         (r"\\sqrt ?(\d|[a-zA-Z])|√ ?(\d+|[a-zA-Z])", r"\\sqrt{\1\2}"),
+        (r"(\\vec ?(?:\{[^{}]*\}|\w)) ?\\times" + END, r"\1 ⨯ "),  # in order, and no number
         (r"\\(?:cdot|times|ast)" + END, "*"),
         (r"\\leq?(?:slant)?" + END + "|<=|≤", r"\\leq "),
         (r"\\geq?(?:slant)?" + END + "|>=|≥", r"\\geq "),
@@ -75,6 +96,8 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
 ]
 GLUED = re.compile(rf"(?<=\d)((?:{'|'.join(SYMBOLS)})(?:/[a-z]+)?)(?![a-z(])", re.IGNORECASE)
 """A unit without a space before it: 12cm is no product of c and m."""
+NO_THOUSANDS = re.compile(rf"{THOUSANDS}(?!\d{{3}}(?!\d))|(?<!\d){THOUSANDS}")
+"""3{,}14 is a decimal comma, or two numbers."""
 GROUPED = re.compile(r"(?<![\w.,/^}])[1-9]\d{0,2}(?: \d{3})+(?! ?\d)")
 """Digits in groups of three, 1 000 000: the only number with a space in it but for a mixed one."""
 MIXED = re.compile(r"(?<![\w.,/^}])(\d+) (\d+) ?/ ?(\d+)(?![.\d])")
@@ -95,8 +118,11 @@ SEPARATORS = {",", ";", "and", "or"}
 CONJUNCTION = re.compile(r"\b(and|or)\b", re.IGNORECASE)
 MEASURED = re.compile(
     r"([^⟨⟩]*[^⟨⟩ ]) ?⟨([^⟩]+)⟩ ?(?:\^ ?\{?([23])\}?)?"
-    r"|([-+.,/\d ]*(?:\d|\\frac\{\d+\}\{\d+\})) ([^\W\d_]{2,}(?:[ /][^\W\d_]+)*)(?: ?\^ ?\{?([23])\}?)?"
+    r"|([-+.,/\d ]*(?:\d|\\frac\{\d+\}\{\d+\})) ([^\W\d_]{2,}(?:[ /][^\W\d_]+)*|[mgl]/(?:s|h|min))"
+    r"(?: ?\^ ?\{?([23])\}?)?"
 )
+CODE = re.compile(r"\d+(?:(?:-\d+){2,}|(?:/\d+){2,}|(?:\.\d+){2,})")
+"""A date, a telephone number, an address, a version: nothing to be computed."""
 WORD_GROUP = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
 BASED = re.compile(r"([0-9A-Fa-f]+)_ ?\{? ?([2-9]|[12]\d|3[0-6]) ?\}?")
 PLUS_MINUS = re.compile(rf"±|\\pm{END}")
@@ -117,7 +143,7 @@ class Node:
     text: str
     parts: tuple[Node, ...] = ()
     marks: tuple[str, ...] = ()
-    """Of a chain its relations, of a matrix its width, of a leaf its unit or base, of a list `or`."""
+    """Of a chain its relations, of a matrix its width, of a leaf its unit or base, of a list `and`, `or`."""
 
 
 def too_large(text: str) -> bool:
@@ -181,9 +207,12 @@ def clean(text: str, percent: Percent = "ignored") -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFKC", FOREIGN.sub(_plain_digits, text)).translate(SIGNS)
         text = INVISIBLE.sub("", text).translate(OWN_SIGNS)
-    text = " ".join(TEXT_COMMAND.sub(_words, text).split())
+    if quoted := QUOTED.fullmatch(text.strip()):
+        text = quoted[2]
+    text = " ".join(TEXT_COMMAND.sub(_words, TEXT_LETTER.sub(r" ⟨\1⟩", text)).split())
     for pattern, by in REWRITES:
         text = pattern.sub(by, text)
+    text = NO_THOUSANDS.sub(",", text)
     text = GROUPED.sub(lambda m: m[0].replace(" ", THOUSANDS), GLUED.sub(r" ⟨\1⟩", text))
     text = MIXED.sub(r"\1\\frac{\2}{\3}", text)
     if percent == "ignored":
@@ -220,6 +249,9 @@ def parse(text: str) -> Node:
     text = text.strip()
     if value(text) is not None:
         return Node("leaf", text)
+    measured = MEASURED.fullmatch(text) if "," in text else None
+    if measured and value((measured[1] or measured[4]).strip()) is not None:
+        return _leaf(text)  # 1,080 dollars are not 1 and 80
     if match := MATRIX.fullmatch(text):
         rows = [_split(row, {"&"})[0] for row in match[2].strip(f" {ROW}").split(ROW)]
         cells = tuple(parse(cell) for row in rows for cell in row)
@@ -229,7 +261,8 @@ def parse(text: str) -> Node:
         if kind == "list":
             pieces = [p for p in pieces if p.strip()]
         if len(pieces) > 1:
-            kept = {"chain": tuple(marks), "list": ("or",) if "or" in marks else ()}.get(kind, ())
+            words = tuple(word for word in ("and", "or") if word in marks)
+            kept = {"chain": tuple(marks), "list": words}.get(kind, ())
             parts: Sequence[Node] = [parse(piece) for piece in pieces]
             if kind == "list":  # \pm 1, \pm 2 are four
                 parts = [one for part in parts for one in flat(part)]
@@ -251,8 +284,10 @@ def parse(text: str) -> Node:
 def _leaf(text: str) -> Node:
     if text.startswith("⟨") and text.endswith("⟩") and text.count("⟨") == 1:
         return Node("text", text[1:-1])
-    if WORD_GROUP.fullmatch(text):
+    if WORD_GROUP.fullmatch(text) or text.casefold() == "no":
         return Node("text", text)
+    if CODE.fullmatch(bare := text.replace(" ", "")):
+        return Node("text", re.sub(r"\b0+(?=\d)", "", bare))
     if match := MEASURED.fullmatch(text):
         return _measured(match[1] or match[4], match[2] or match[5], match[3] or match[6] or "")
     if match := BASED.fullmatch(text):

@@ -25,6 +25,10 @@ from covey.types import Score
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 
 
+UNUSABLE = ("ModuleNotFound", "UnknownType", "SchemaError", "_WrappedReferencingError")
+"""How a validator says that it is the schema that is wrong."""
+
+
 @reward(concurrent=True, format_only=True)
 def json_schema(
     completion: TextOrMessages,
@@ -48,7 +52,7 @@ def json_schema(
         return Score(0.0, "no_answer")
     wanted = json.loads(schema) if isinstance(schema, str) else schema
     result = in_subprocess("conforms", [(found.strip(), wanted)])
-    if result.kind == "error" and result.text.startswith(("ModuleNotFound", "UnknownType", "SchemaError")):
+    if result.kind == "error" and result.text.startswith(UNUSABLE):
         raise ValueError(f"the schema cannot be used: {result.text}")
     if result.kind != "ok":
         return unfinished(result)
@@ -76,6 +80,7 @@ COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
 @reward(
     concurrent=True,
     verdict=True,
+    check_references=lambda rows, **_: bad_calls(rows),
     example=lambda row, **_: "\n".join(
         f"{OPEN_CALL}{json.dumps(c)}{CLOSE_CALL}" for c in _expected(row["tool_calls"])
     ),
@@ -117,10 +122,27 @@ def tool_calls(
 
 
 def _expected(column: object) -> list[JsonCall]:
-    calls = json.loads(column) if isinstance(column, str) else column
-    if not isinstance(calls, Sequence) or not all(isinstance(c, Mapping) and "name" in c for c in calls):
+    try:
+        calls = json.loads(column) if isinstance(column, str) else column
+        read = [named_call(c.get("function", c)) for c in calls]  # type: ignore[union-attr]
+    except (ValueError, TypeError, AttributeError):
+        read = None
+    if read is None or not all(isinstance(call["arguments"], Mapping) for call in read):
         raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
-    return list(calls)
+    return read
+
+
+def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
+    """Rows whose expected calls cannot be read."""
+
+    def complaint(row: Mapping[str, object]) -> str | None:
+        try:
+            _expected(row.get("tool_calls"))
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return list(map(complaint, rows))
 
 
 def _made(completion: TextOrMessages) -> list[JsonCall] | None:

@@ -24,6 +24,8 @@ Formula: TypeAlias = Any
 POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"]))
 DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
 FACTORS = re.compile(r"((?:^|(?<=[-+*/=(,{\s]))\d+|\)) ?(?=[({])")
+TRANSPOSED = re.compile(r"(?<!matrix\})\^ ?(?:T|\{ ?T ?\})")
+"""The grammar transposes whatever has T as an exponent, and a number transposed is itself: 2^T was 2."""
 CONVERSION = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
 WARM = r"""
 \frac{1}{2} = \frac{2}{4}; 1-\frac{1}{e} = \frac{e-1}{e}; 2^{-9}\sqrt{2} = \frac{\sqrt{2}}{512}
@@ -90,11 +92,12 @@ def expression(text: str) -> Formula:
     """A clean text as a SymPy object. Raises Unreadable."""
     if (known := value(text)) is not None:
         return sympy.Rational(known)
-    if not balanced(text) or re.search(r"['⟨⟩]|\d ?_|(?<![_^])\d [.\d]", text):
+    if not balanced(text) or re.search(r"['⟨⟩⨯]|\d ?_|(?<![_^])\d [.\d]|\.\d+\.", text):
         raise Unreadable(text)
     latex = text.replace(THOUSANDS, "").replace(OPEN, r"\{").replace(CLOSE, r"\}").replace(ROW, r"\\ ")
     latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
     latex = FACTORS.sub(r"\1*", latex)  # the grammar takes 3(4) for a mixed number
+    latex = TRANSPOSED.sub("^{(T)}", latex)
     latex = DECIMAL.sub(lambda m: rf"{{\frac{{{m[1]}{m[2]}}}{{{10 ** len(m[2])}}}}}", latex)
     try:
         found = latex2sympy(latex, normalization_config=None, conversion_config=CONVERSION)
@@ -102,7 +105,14 @@ def expression(text: str) -> Formula:
         raise Unreadable(text) from error
     if found.has(sympy.zoo, sympy.nan):
         raise Unreadable(text)
-    return found
+    if not found.has(sympy.Derivative):
+        return found
+    return found.replace(_is_quotient, lambda d: sympy.Symbol(f"d{d.expr}/d{d.variables}"))
+
+
+def _is_quotient(part: Formula) -> bool:
+    """dy/dx where nothing is known of y: a name, and not the 0 that SymPy computes."""
+    return isinstance(part, sympy.Derivative) and part.expr.is_Symbol and part.expr not in part.variables
 
 
 def agree(reference: Formula, answer: Formula, reference_text: str = "", answer_text: str = "") -> bool:

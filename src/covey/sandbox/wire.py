@@ -133,6 +133,15 @@ def decode_value(data: object) -> Any:
     return object() if tag == "o" else DECODERS[tag](decode_value(content))
 
 
+def numbers_agree(expected: float, got: float, tolerance: float) -> bool:
+    """Whether two numbers are equal up to a relative tolerance, which is an absolute one at 0 only.
+
+    >>> numbers_agree(6.6e-34, 0.0, 1e-9), numbers_agree(0.0, 1e-17, 1e-9)
+    (False, True)
+    """
+    return math.isclose(expected, got, rel_tol=tolerance, abs_tol=0.0 if expected else tolerance)
+
+
 def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
     """Whether two encoded values are equal, types included; floats up to a relative tolerance.
 
@@ -148,7 +157,7 @@ def same(expected: Any, got: Any, tolerance: float = 0.0) -> bool:
     if isinstance(expected, list):
         pairs = zip(expected, got, strict=False)
         return len(expected) == len(got) and all(same(a, b, tolerance) for a, b in pairs)
-    if isinstance(expected, float) and math.isclose(expected, got, rel_tol=tolerance, abs_tol=tolerance):
+    if isinstance(expected, float) and numbers_agree(expected, got, tolerance):
         return True
     if not isinstance(expected, dict):
         return bool(expected == got)

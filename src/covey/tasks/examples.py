@@ -55,7 +55,10 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
     if data.prompt not in row and isinstance(messages, list) and messages:
         roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
         if "assistant" not in roles:
-            raise DataError(f"{where}: no message of the assistant, so nothing to imitate")
+            raise DataError(
+                f"{where}: no message of the assistant in 'messages', so nothing to imitate. If they are the "
+                "prompt, set data.prompt: messages"
+            )
         first = roles.index("assistant")
         return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
     inside = data.prompt not in row or (_opens(chosen) and _opens(rejected))

@@ -167,7 +167,7 @@ def _problem(where: str, identifier: str, row: dict[str, object], data: Data) ->
     if size > LONGEST_PROMPT:
         raise DataError(f"{where}: the prompt has {size:,} bytes; {LONGEST_PROMPT:,} are allowed. Shorten it")
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
-    return Problem(identifier, prompt, columns, template)
+    return Problem(identifier, prompt, columns, template, isinstance(row[data.prompt], str))
 
 
 def _prompt(where: str, prompt: object, data: Data) -> str | Messages:

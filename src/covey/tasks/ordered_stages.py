@@ -36,7 +36,8 @@ def refuse_missing(stages: Sequence[Loaded]) -> None:
         begun = (stage.config.output / own).exists()
         for file in () if begun else data_files(stage):
             if not STAGE.fullmatch(file.name) and not file.is_file():
-                raise DataError(f"stage {own}: {file}: no such file")
+                where = f"stage {own}: " if len(stages) > 1 else ""
+                raise DataError(f"{where}{file}: no such file")
         before[own] = stage.config.method
 
 
