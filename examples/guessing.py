@@ -14,7 +14,7 @@ import random
 
 import covey
 
-NUMBERS, GUESSES = 15, 4
+NUMBERS, GUESSES = 7, 3
 
 
 class Game:
@@ -28,7 +28,7 @@ class Game:
         """Guess the number.
 
         Args:
-            number: From 1 to 15.
+            number: From 1 to 7.
         """
         self.guesses += 1
         self.won = self.won or number == self.secret
@@ -45,14 +45,16 @@ def row(secret: int) -> dict[str, object]:
 
 
 def watched(rng: random.Random) -> dict[str, object]:
-    """A worked answer: a game of somebody who guesses at random."""
-    game, said = Game(), list[dict[str, str]]()
-    game.reset(secret=rng.randint(1, NUMBERS))
+    """A worked answer: a game of somebody who hears every other answer and guesses at random what is left."""
+    game, said, left = Game(), list[dict[str, str]](), range(1, NUMBERS + 1)
+    game.reset(secret=rng.choice(left))
     while game.guesses < GUESSES and not game.won:
-        number = rng.randint(1, NUMBERS)
-        call = {"name": "guess", "arguments": {"number": number}}
+        number = rng.choice(left)
+        call, answer = {"name": "guess", "arguments": {"number": number}}, game.guess(number)
         said.append({"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"})
-        said.append({"role": "tool", "content": game.guess(number)})
+        said.append({"role": "tool", "content": answer})
+        if rng.random() < 0.5:
+            left = range(number + 1, left.stop) if answer == "higher" else range(left.start, number)
     return {**row(game.secret), "completion": [*said, {"role": "assistant", "content": "done"}]}
 
 
@@ -65,9 +67,9 @@ def main() -> None:
         output="runs/guessing",
         rewards=["environment_reward"],
         rollout={
-            "group_size": 16,
-            "prompts_per_step": 15,
-            "max_tokens": 240,
+            "group_size": 32,
+            "prompts_per_step": NUMBERS,
+            "max_tokens": 200,
             "tools": {"environment": "guessing.py:Game", "max_calls": GUESSES, "result_tokens": 4},
         },
         stages=[
@@ -75,14 +77,14 @@ def main() -> None:
                 "method": "sft",
                 "data": {"train": [watched(rng) for _ in range(2000)], "test": problems},
                 "train": {"steps": 150, "lr": 1e-3, "warmup_steps": 10, "betas": [0.9, 0.95]},
-                "eval": {"every": 50, "problems": 15, "samples": 16},
+                "eval": {"every": 50, "problems": NUMBERS, "samples": 16},
             },
             {
                 "method": "rl",
                 "algorithm": {"name": "dapo", "kl": {"coef": 0.02}},
                 "data": {"train": problems, "test": problems},
-                "train": {"steps": 60, "lr": 2e-4, "warmup_steps": 5, "updates_per_batch": 2},
-                "eval": {"every": 10, "problems": 15, "samples": 16},
+                "train": {"steps": 80, "lr": 1e-4, "warmup_steps": 5, "updates_per_batch": 2},
+                "eval": {"every": 10, "problems": NUMBERS, "samples": 16},
             },
         ],
     )

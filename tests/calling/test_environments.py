@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -21,19 +22,24 @@ from covey.calling.use import beginning, with_schemas
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.errors import ConfigError, DataError, RewardError
-from covey.models.policy import Policy
+from covey.insight.rescore import rescore
+from covey.insight.show import show_group
+from covey.models.policy import Policy, save_policy
 from covey.rewards.audit import rehearse
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Context, Reward
 from covey.rewards.environments import environment_reward
 from covey.rng import key
 from covey.runs.kept import Kept
+from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sandbox.wire import decode_value, encode_value
+from covey.signals import Stopped
 from covey.tasks.source import Source
 from covey.types import Completion, Problem, Score
 from tests.conftest import policy_of, random_prompts
+from tests.train.test_runs import StopAt, fingerprint, start
 
 FILE = '''
 import asyncio, os, random, time
@@ -116,6 +122,9 @@ class Places:
 
 def function():
     pass
+
+def even(completions, environments, **columns):
+    return [float(own.total % 2 == 0) for own in environments]
 
 def add(first: int) -> int:
     """Add.
@@ -323,8 +332,47 @@ def test_more_objects_than_a_server_holds_get_another(
     assert [len(hosted) for _, hosted in box.environments.hosts] == [5, 5, 2]
     for own in alive:
         own.close()
-    assert said(box, episode(box), "add") == "6 from 5"
+    own = episode(box)
+    assert said(box, own, "add") == "6 from 5"
     assert len(box.environments.hosts) == 3, "room is used again"
+    own.close()
+
+
+@pytest.mark.usefixtures("calling")
+def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Path) -> None:
+    rows = "".join(json.dumps({"prompt": f"{n}+1=", "start": n}) + "\n" for n in range(6))
+    for name in ("rows", "test"):
+        (folder / f"{name}.jsonl").write_text(rows)
+    save_policy(policy_of("qwen3"), folder / "model")
+    settings: dict[str, Any] = {
+        "model": str(folder / "model"),
+        "data": {"task": None, "train": folder / "rows.jsonl", "test": folder / "test.jsonl"},
+        "rewards": [{"environment_reward": {"verdict": True}}, f"{folder}/game.py:even"],
+        "rollout": {
+            "prompts_per_step": 3,
+            "group_size": 4,
+            "max_tokens": 60,
+            "stop": tuple("0123456789aeiou"),
+            "tools": {"environment": f"{folder}/game.py:Counter", "max_calls": 2},
+        },
+        "train": {"steps": 3, "save_every": 1, "lr": 1e-3},
+    }
+    start(folder / "whole", **settings)
+    with pytest.raises(Stopped):
+        start(folder / "parts", stop=StopAt(14), **settings)
+    start(folder / "parts", **settings)
+    assert fingerprint(folder / "whole") == fingerprint(folder / "parts")
+    for own in read_rollouts(folder / "whole", 0).rows:
+        total = own["environment"]["total"]
+        assert own["components"] == {"environment_reward": total / 10, "even": float(total % 2 == 0)}
+    shown = show_group(folder / "whole", 0, 0)[1]
+    assert sum(line.startswith("  = {") and '"total": ' in line for line in shown) == 4
+    again = rescore(
+        folder / "whole",
+        load_rewards([{"environment_reward": {"verdict": True}}, f"{folder}/game.py:even"], folder),
+        3,
+    )
+    assert all(np.array_equal(group.old, group.new) for group in again)
 
 
 # --- what rewards see ---------------------------------------------------------------------------------

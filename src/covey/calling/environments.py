@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -87,6 +88,8 @@ class Episode:
         self.child: ChildProcess | None = None
         self.over: Outcome | None = None
         """How its process ended, once it has."""
+        self.lock = threading.RLock()
+        """Held during a call: what another thread uses is not closed."""
         self.last: Future[object] | None = None
 
     def submit(self, function: Callable[[], T]) -> Call[T]:
@@ -104,22 +107,30 @@ class Episode:
 
     def call(self, method: str, given: Mapping[str, object]) -> Outcome:
         """What a method returns, or how it failed; the object is made and reset before its first call."""
-        if self.over is None and self.child is None:
-            self._begin()
-        return self.over or self._asked((method, given))
+        with self.lock:
+            if self.over is None and self.child is None:
+                self._begin()
+            return self.over or self._asked((method, given))
 
     def end(self) -> dict[str, object] | None:
         """The attributes that it ends with; None where it hung or died. Its process ends."""
-        with contextlib.ExitStack() as closing:
-            closing.callback(self.close)
+        try:
             outcome = self.call("", {})
+        finally:
+            self.close()
         if outcome.kind == "error":
             raise RewardError(f"{self._name}: get_reward raised {outcome.text} on problem {self.problem.id}")
         return outcome.value if outcome.kind == "ok" else None
 
     def close(self) -> None:
-        """End its process, whatever it does."""
-        self.stack.close()
+        """End its process, whatever it does; from now on none is begun."""
+        self.over = self.over or Outcome("crashed", text="it was given up")
+        if self.child is not None:
+            for connection in (self.child.status, self.child.channel):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
+        with self.lock:
+            self.stack.close()
         self.among.leave(self)
 
     @property
@@ -164,10 +175,9 @@ class Episode:
         if isinstance(reply, dict):
             return Outcome("error", text=f"{reply['error']}: {reply['text']}")
         self.child.deadline = time.monotonic() + GRACE
-        self.over = self.child.ended()
+        ended = self.over or self.child.ended()
+        self.over = Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
         self.close()
-        if self.over.kind == "lost":
-            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {self.over.text}")
-        if self.over.kind == "ok":
-            self.over = Outcome("crashed", text="it ended early")
+        if ended.kind == "lost":
+            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {ended.text}")
         return self.over
