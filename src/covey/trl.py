@@ -138,6 +138,7 @@ class GRPOTrainer:
         processing_class: object = None,
         peft_config: object = None,
         tools: Sequence[Callable[..., object]] | None = None,
+        environment_factory: Callable[[], object] | None = None,
         **others: object,
     ) -> None:
         if refused := [name for name, value in others.items() if value not in (None, (None, None))]:
@@ -161,8 +162,12 @@ class GRPOTrainer:
             "rewards": rewards,
         }
         most = self._settings.pop("max_tool_calling_iterations", None) or NO_LIMIT
-        if tools:
-            self._settings["rollout.tools"] = {"functions": [_tool(f) for f in tools], "max_calls": most}
+        if tools or environment_factory:
+            functions, made = (
+                [_spec(f) for f in tools or ()],
+                environment_factory and _spec(environment_factory),
+            )
+            self._settings["rollout.tools"] = {"functions": functions, "environment": made, "max_calls": most}
         if peft_config is not None:
             self._settings["lora"] = _lora(peft_config)
 
@@ -203,12 +208,12 @@ def _rewards(functions: object, weights: object) -> list[object]:
     return found
 
 
-def _tool(function: Callable[..., object]) -> str:
-    """How another process finds a tool. Raises ConfigError for one that it cannot."""
+def _spec(function: Callable[..., object]) -> str:
+    """How another process finds a tool or an environment. Raises ConfigError for one that it cannot."""
     if (spec := spec_of(function, Path())) is None:
         raise ConfigError(
-            f"GRPOTrainer: tools: {name_of(function)} is no function of a file or a module; each call runs "
-            "in a process of its own, which has to find it there"
+            f"GRPOTrainer: {name_of(function)} is no function or class of a file or a module; calls run in "
+            "processes of their own, which have to find it there"
         )
     return spec
 

@@ -127,6 +127,8 @@ class Completion:
     """(T,) int64: ``version`` of each token, where new weights may come in the middle. None: one for all."""
     turns: tuple[Mapping[str, str], ...] = ()
     """What the model and its tools said in turn, as {role, content}; empty where no tool answered."""
+    environment: Mapping[str, object] | None = None
+    """Attributes of its environment at the end; None where it has none, or that one hung or died."""
 
     def __post_init__(self) -> None:
         own = [x for x in (self.tokens, self.logprobs, self.sampled, self.versions) if x is not None]
@@ -179,6 +181,7 @@ class Completion:
             join([c.drawn for c in both]) if any(c.sampled is not None for c in both) else None,
             join([c.token_versions for c in both]) if any(c.versions is not None for c in both) else None,
             self.turns + more.turns,
+            more.environment,
         )
 
 

@@ -159,6 +159,19 @@ def double(number: int) -> int:
     return 2 * number
 
 
+class Game:
+    """As TRL's environments are."""
+
+    def reset(self, **columns: object) -> None:
+        """Begin."""
+        self.calls = 0
+
+    def ask(self) -> str:
+        """Ask."""
+        self.calls += 1
+        return "42"
+
+
 def right(completions: list[str], **_: object) -> list[float]:
     return [float(len(c) % 2) for c in completions]
 
@@ -178,10 +191,12 @@ def test_tools_of_a_script_for_trl(tmp_path: Path) -> None:
     given = {"model": build_model(tokenizer, 0), "processing_class": tokenizer, "train_dataset": rows}
     made = GRPOTrainer(reward_funcs=right, args=arguments, tools=[double], **given)
     found = made._settings["rollout.tools"]
-    assert found == {"functions": [found["functions"][0]], "max_calls": 2}
+    assert found == {"functions": [found["functions"][0]], "environment": None, "max_calls": 2}
     assert found["functions"][0].endswith("test_runs:double") or found["functions"][0].endswith(".py:double")
-    with pytest.raises(ConfigError, match="no function of a file"):
+    with pytest.raises(ConfigError, match="no function or class of a file"):
         GRPOTrainer(reward_funcs=right, args=arguments, tools=[lambda number: number], **given)
+    playing = GRPOTrainer(reward_funcs=right, args=arguments, environment_factory=Game, **given)
+    assert playing._settings["rollout.tools"]["environment"].endswith(":Game")
 
 
 def test_a_model_is_tried_with_its_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

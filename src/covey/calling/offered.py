@@ -5,7 +5,8 @@
 
 Annotations and docstring become the JSON schema that the chat template shows the model, as Transformers
 makes it, so that functions written for TRL carry over. Keyword-only arguments, as `glossary`, are columns of
-the row: the model neither sees nor sets them.
+the row: the model neither sees nor sets them. Of an environment, a class with a method `reset`, all other
+public methods are tools.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MethodType
 
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
 from covey.calling.builtin import BUILT_IN_TOOLS
 from covey.config.algorithm import hint
+from covey.config.sampling import ToolUse
 from covey.config.usercode import load_function
 from covey.errors import ConfigError
+
+NO_TOOLS = ("reset", "get_reward")
+"""What covey calls of an environment, and the model cannot."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,9 @@ class Tool:
     name: str
     function: Callable[..., object]
     home: tuple[str, str]
-    """How a process finds it: module or file, and the function's name there."""
+    """How a process finds it: module or file, and the function's name there; of a method, its class's."""
+    method: bool = False
+    """Whether it is one of the environment's."""
 
     @property
     def columns(self) -> Mapping[str, inspect.Parameter]:
@@ -68,20 +76,68 @@ class Tool:
         return f"{self.name} {which}; it takes {', '.join(known) or 'nothing'}"
 
 
-def load_tools(specs: Sequence[str], folder: Path) -> dict[str, Tool]:
-    """Tools by name: built-in ones, and functions as module.py:function from ``folder``.
+@dataclass(frozen=True)
+class Environment:
+    """A class of the user, of which each completion has an object of its own."""
+
+    spec: str
+    home: tuple[str, str]
+    reset: Callable[..., object]
+    tools: Sequence[Tool]
+
+    def columns(self, row: Mapping[str, object]) -> dict[str, object]:
+        """Those of a row that `reset` asks for."""
+        asked = _parameters(self.reset)
+        every = any(p.kind is p.VAR_KEYWORD for p in asked.values())
+        return {name: value for name, value in row.items() if every or name in asked}
+
+    @property
+    def needed(self) -> set[str]:
+        """Columns without which `reset` cannot be called."""
+        return _required(self.reset)
+
+
+def load_tools(tools: ToolUse, folder: Path) -> dict[str, Tool]:
+    """Tools by name: built-in ones, functions as module.py:function from ``folder``, those of an environment.
 
     Raises ConfigError.
     """
+    environment = load_environment(tools.environment, folder)
+    every = [_load(spec, folder) for spec in tools.functions] + [*(environment.tools if environment else ())]
     found: dict[str, Tool] = {}
-    for spec in specs:
-        tool = _load(spec, folder)
+    for tool in every:
         if tool.name in found:
             raise ConfigError(f"rollout.tools: two functions are named {tool.name}: rename one")
         found[tool.name] = tool
-    for tool in found.values():
+    for tool in every:
         assert tool.schema, "whatever is wrong with it is said before a model is loaded"
     return found
+
+
+def load_environment(spec: str | None, folder: Path) -> Environment | None:
+    """The class ``spec`` names, module.py:Class from ``folder``. Raises ConfigError."""
+    if spec is None:
+        return None
+    where = f"rollout.tools.environment: {spec}"
+    if ":" not in spec:
+        raise ConfigError(f"{where}: write it as module.py:Class")
+    made = load_function(spec, folder)
+    reset = getattr(made, "reset", None)
+    if not inspect.isclass(made) or not callable(reset):
+        raise ConfigError(f"{where}: a class with a method `reset` is expected")
+    if missing := _required(made):
+        raise ConfigError(
+            f"{where}: it is made without arguments, and asks for {min(missing)!r}; `reset` gets the columns"
+        )
+    members = inspect.getmembers(made, inspect.isfunction)
+    public = [(n, f) for n, f in members if not n.startswith("_") and n not in NO_TOOLS]
+    if not public:
+        raise ConfigError(f"{where}: it has no public method but `reset`, so there is nothing to call")
+    home = _home(spec, folder)
+    # A bound method's signature lacks `self`; there is no object yet, and none is needed for it.
+    bound = {name: MethodType(function, made) for name, function in public}
+    tools = [Tool(name, _checked(method, f"{spec}.{name}"), home, True) for name, method in bound.items()]
+    return Environment(spec, home, MethodType(reset, made), tools)
 
 
 def _load(spec: str, folder: Path) -> Tool:
@@ -92,8 +148,17 @@ def _load(spec: str, folder: Path) -> Tool:
                 "module.py:function"
             )
         return Tool(spec, BUILT_IN_TOOLS[spec], (BUILT_IN_TOOLS[spec].__module__, spec))
-    function = load_function(spec, folder)
+    function, home = _checked(load_function(spec, folder), spec), _home(spec, folder)
+    return Tool(home[1], function, home)
+
+
+def _home(spec: str, folder: Path) -> tuple[str, str]:
     place, _, name = spec.partition(":")
+    return str((folder / place).resolve()) if place.endswith(".py") else place, name
+
+
+def _checked(function: Callable[..., object], spec: str) -> Callable[..., object]:
+    """The function, if the model can call it. Raises ConfigError."""
     kinds = {p.kind for p in _parameters(function).values()}
     if not kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
         raise ConfigError(f"rollout.tools: {spec}: a tool takes arguments by name, without / and *args")
@@ -101,11 +166,17 @@ def _load(spec: str, folder: Path) -> Tool:
         raise ConfigError(
             f"rollout.tools: {spec}: a tool returns its answer, and this one yields; return a list"
         )
-    return Tool(name, function, (str((folder / place).resolve()) if place.endswith(".py") else place, name))
+    return function
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(function).parameters
+
+
+def _required(function: Callable[..., object]) -> set[str]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    asked = _parameters(function).items()
+    return {name for name, p in asked if p.kind in named and p.default is p.empty}
 
 
 def _without_columns(function: Callable[..., object]) -> Callable[..., object]:

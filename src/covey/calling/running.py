@@ -9,7 +9,8 @@ from pathlib import Path
 
 from covey.calling.builtin import PYTHON_PROGRAM, calculate, python
 from covey.calling.calls import ToolCall
-from covey.calling.offered import Tool, load_tools
+from covey.calling.environments import CALLS_AT_ONCE, CHILD, Environments, Episode
+from covey.calling.offered import Tool, load_environment, load_tools
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.errors import CoveyError, DataError
@@ -26,10 +27,6 @@ LONGEST_TOKEN = 128
 """Characters; Qwen and Llama 3 have tokens of so many spaces."""
 ESCAPED = 12
 """Bytes that a character may take on its way out of a process."""
-CHILD = "covey.calling.child"
-"""What a call's process runs: light, because it is forked for each."""
-CALLS_AT_ONCE = 32
-"""Calls under way: most wait for something else than this processor."""
 
 
 class Toolbox:
@@ -37,7 +34,8 @@ class Toolbox:
 
     def __init__(self, tools: ToolUse, folder: Path, sandbox: Sandbox) -> None:
         """Raises ConfigError, and SandboxUnavailable where `python` is among the tools and none holds."""
-        self.tools, self.functions = tools, load_tools(tools.functions, folder)
+        self.tools, self.functions = tools, load_tools(tools, folder)
+        self.environment = load_environment(tools.environment, folder)
         self.most = LONGEST_TOKEN * tools.result_tokens + 1
         """Characters of a result: one that is cut here has more than `result_tokens`, and gets marked."""
         self.output = Limits.output + ESCAPED * self.most
@@ -45,13 +43,22 @@ class Toolbox:
         self.chosen = choose(**sandbox.model_dump()) if programs else None
         """Where the model's programs run, if it may write any."""
         self.executor = Executor()
+        self.folder = folder.resolve()
+        self.server = self._serve()
+        self.environments = (
+            Environments(self.environment, self._serve, tools.timeout, self.most, self.output)
+            if self.environment
+            else None
+        )
+
+    def _serve(self) -> ForkServer:
+        """A fork server that has imported the user's files."""
         places = dict.fromkeys(tool.home[0] for tool in self.functions.values())
         files = [str(Path(place).parent) for place in places if place.endswith(".py")]
-        path = [*files, str(folder.resolve()), *sys.path]
-        self.server = ForkServer(
+        return ForkServer(
             preload=[CHILD, *places],
             confined=False,
-            path=path,
+            path=[*files, str(self.folder), *sys.path],
             at_once=CALLS_AT_ONCE,
             folder=str(Path.cwd()),
         )
@@ -61,12 +68,20 @@ class Toolbox:
         """What a chat template tells the model."""
         return [tool.schema for tool in self.functions.values()]
 
-    def begin(self, call: ToolCall, problem: Problem) -> Call[str]:
+    def episode(self, problem: Problem, seed: int) -> Episode | None:
+        """What a completion will do with its environment; nothing runs yet."""
+        if self.environments is None:
+            return None
+        return Episode(self.environments, self.executor, problem, seed)
+
+    def begin(self, call: ToolCall, problem: Problem, episode: Episode | None = None) -> Call[str]:
         """Start a call; its result will be text for the model."""
-        run = partial(self.result, call, problem)
+        run = partial(self.result, call, problem, episode)
+        if episode is not None:
+            return episode.submit(run)
         return self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)  # its process has a clock
 
-    def result(self, call: ToolCall, problem: Problem) -> str:
+    def result(self, call: ToolCall, problem: Problem, episode: Episode | None = None) -> str:
         """What a call comes to, an error included. Raises CoveyError if it cannot even be tried."""
         tool = self.functions.get(call.name)
         wrong = call.wrong or (tool.wrong_with(call.arguments) if tool else self._unknown(call.name))
@@ -76,6 +91,9 @@ class Toolbox:
             outcome = _here(tool, call)
         elif tool.function is python:
             outcome = self._in_sandbox(call)
+        elif tool.method:
+            assert episode is not None
+            outcome = episode.call(tool.name, _given(tool, call, problem))
         else:
             outcome = self._in_child(tool, call, problem)
         if outcome.kind == "lost":
@@ -87,14 +105,12 @@ class Toolbox:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
     def _in_child(self, tool: Tool, call: ToolCall, problem: Problem) -> Outcome:
-        columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
-        limits = Limits(wall=self.tools.timeout, output=self.output)
-        given = {**call.arguments, **columns}
+        limits, given = Limits(wall=self.tools.timeout, output=self.output), _given(tool, call, problem)
         try:
             return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{problem.id}: columns {', '.join(columns)} cannot be sent to the process of the tool "
+                f"{problem.id}: columns {', '.join(tool.columns)} cannot be sent to the process of the tool "
                 f"{tool.name}: {error}. What is JSON can be"
             ) from None
 
@@ -111,6 +127,12 @@ def _here(tool: Tool, call: ToolCall) -> Outcome:
         return Outcome("ok", tool.function(**call.arguments))
     except ValueError as error:
         return Outcome("error", text=str(error))
+
+
+def _given(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:
+    """What a tool gets: the model's arguments, and columns of the row."""
+    columns = {name: problem.columns[name] for name in tool.columns if name in problem.columns}
+    return {**call.arguments, **columns}
 
 
 def _text(outcome: Outcome) -> str:

@@ -2,11 +2,13 @@
 
 A turn that ends with calls is answered while others are still being sampled. Once all turns of a round have
 ended, those that were answered continue from their tokens, each with its own random stream. Inserted tokens
-are read and never trained (``Completion.sampled``).
+are read and never trained (``Completion.sampled``). Where there is an environment, each completion has an
+object of its own from its first call on, and ends with what that has become.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.calling.calls import ToolCall, calls_in
+from covey.calling.environments import Episode
 from covey.calling.forms import reader_of, turn_text
 from covey.calling.inserted import answer_tokens, plain_result
 from covey.calling.running import Toolbox
@@ -62,6 +65,25 @@ class TurnSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as their last turn ends. Inserted tokens count for ``params.max_tokens``."""
+        episodes = {
+            (r, s): self.toolbox.episode(request.problem, stream)
+            for r, request in enumerate(requests)
+            for s, stream in enumerate(request.streams)
+        }
+        finished = self._in_rounds(requests, params, episodes)
+        if self.toolbox.environment is None:
+            yield from finished
+            return
+        begun = {owner: episode for owner, episode in episodes.items() if episode is not None}
+        try:
+            yield from _as_they_ended(finished, begun)
+        finally:
+            for episode in begun.values():
+                episode.close()
+
+    def _in_rounds(
+        self, requests: Sequence[Request], params: SamplingParams, episodes: Mapping[Owner, Episode | None]
+    ) -> Iterator[Sampled]:
         assert all(r.problem is not NO_PROBLEM for r in requests), (
             "a chat is answered as one, a text as a text"
         )
@@ -78,7 +100,7 @@ class TurnSampler:
                 calls = self._calls(asked[place], turn) if turn.finish == "stop" and rounds else []
                 whole = self._after(begun.get(owner), turn, self._said(turn, problem, bool(calls)))
                 if calls:
-                    results = [self.toolbox.begin(call, problem) for call in calls]
+                    results = [self.toolbox.begin(call, problem, episodes[owner]) for call in calls]
                     called.append(Called(owner, whole, calls, results))
                 else:
                     yield Sampled(*owner, whole)
@@ -136,6 +158,21 @@ class TurnSampler:
         """A turn as a message; with calls, in a chat, it keeps the control tokens that mark them."""
         marked = calls and problem.chat
         return _said("assistant", turn_text(self.policy, turn.tokens) if marked else turn.text)
+
+
+def _as_they_ended(finished: Iterator[Sampled], episodes: Mapping[Owner, Episode]) -> Iterator[Sampled]:
+    """Completions with what their environments have become, which is asked for while others are sampled."""
+    ending: deque[tuple[Sampled, Call[dict[str, object] | None]]] = deque()
+    for one in finished:
+        episode = episodes[one.request, one.sample]
+        ending.append((one, episode.submit(episode.end)))
+        while ending and ending[0][1].future.done():
+            yield _ended(*ending.popleft())
+    yield from (_ended(*pair) for pair in ending)
+
+
+def _ended(sampled: Sampled, state: Call[dict[str, object] | None]) -> Sampled:
+    return sampled._replace(completion=replace(sampled.completion, environment=state.result()))
 
 
 def _said(role: str, text: str) -> Mapping[str, str]:

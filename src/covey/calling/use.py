@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from covey.calling.calls import ToolCall
 from covey.calling.inserted import answer_tokens
-from covey.calling.offered import Tool
 from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.load import Loaded
@@ -32,6 +31,12 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
     return Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
 
 
+def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
+    """How a problem's environment begins, if there is one. Raises DataError where it cannot."""
+    episode = toolbox.episode(problem, seed=0) if toolbox is not None else None
+    return None if episode is None else episode.end()
+
+
 def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
     """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them.
 
@@ -39,8 +44,12 @@ def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
     """
     if toolbox is None:
         return source
+    problems = [*source.train, *source.test]
     for tool in toolbox.functions.values():
-        _check_columns(tool, [*source.train, *source.test])
+        needed = {name for name, p in tool.columns.items() if p.default is p.empty}
+        _check_columns(f"the tool {tool.name}", needed, problems)
+    if toolbox.environment is not None:
+        _check_columns(f"{toolbox.environment.spec}.reset", toolbox.environment.needed, problems)
 
     schemas: Mapping[str, object] = {"tools": toolbox.schemas}
 
@@ -54,13 +63,12 @@ def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
     return replace(source, train=train, test=test, examples=learned, held_out=held_out)
 
 
-def _check_columns(tool: Tool, problems: Sequence[Problem]) -> None:
-    needed = {name for name, parameter in tool.columns.items() if parameter.default is parameter.empty}
+def _check_columns(asking: str, needed: set[str], problems: Sequence[Problem]) -> None:
     for problem in problems:
         if lacks := needed - set(problem.columns):
             raise DataError(
-                f"{problem.id}: no column {min(lacks)!r}, which the tool {tool.name} asks for: add it to the "
-                "data, or give the argument a default"
+                f"{problem.id}: no column {min(lacks)!r}, which {asking} asks for: add it to the data, or "
+                "give the argument a default"
             )
 
 

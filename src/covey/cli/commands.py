@@ -143,8 +143,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     if last.kind == "model":
         called = loaded.stages()[-1].config.rollout.tools
         tools = called.functions if called is not None else ()
-        try_it = sample_command(last.made, last.example, last.template, tools)
-        lines += [f"curve   {last.folder / 'curve.svg'}", f"try it  {try_it}"]
+        lines.append(f"curve   {last.folder / 'curve.svg'}")
+        if called is None or called.environment is None:  # which needs a row of the data
+            lines.append(f"try it  {sample_command(last.made, last.example, last.template, tools)}")
     lines.append(f"see it  covey ui {shell_word(str(home))}")
     _print(as_json, value, lines)
     return int(failed)

@@ -15,6 +15,7 @@ USUAL: Mapping[str, str] = {
     "rollout.retire_after": "0; 1 in ScaleRL",
     "rollout.staleness": "0, or 1 to 4 where sampling or rewards take long",
     "rollout.tools.functions": "one to three; python or search in most papers",
+    "rollout.tools.environment": "a class of yours, where calls change something that later calls see",
     "rollout.tools.max_calls": "1 to 10",
     "rollout.tools.result_tokens": "200 to 2,000",
     "rollout.tools.timeout": "5 to 60",

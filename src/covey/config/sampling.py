@@ -49,10 +49,10 @@ class Servers(Section):
 class ToolUse(Section):
     """What a model may call while it answers, and how it is answered."""
 
-    functions: Names = Field(
-        (),
-        validate_default=True,
-        description="`calculate`, `python` (in the sandbox), or module.py:function.",
+    functions: Names = Field((), description="`calculate`, `python` (in the sandbox), or module.py:function.")
+    environment: str | None = Field(
+        None,
+        description="module.py:Class. Each completion has an object of its own, whose methods are tools.",
     )
     max_calls: int = Field(
         4, ge=1, le=1_000, description="Turns of a completion that are answered; the next one is its last."
@@ -64,12 +64,13 @@ class ToolUse(Section):
         256, ge=1, le=MANY, description="Longest result, tokens; what is beyond is cut off."
     )
 
-    @field_validator("functions")
-    @classmethod
-    def _some(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
-        if not functions:
-            raise ValueError("name at least one, as [calculate]")
-        return functions
+    @model_validator(mode="after")
+    def _some(self) -> ToolUse:
+        if not (self.functions or self.environment):
+            raise ValueError(
+                "name at least one of rollout.tools.functions, as [calculate], or an environment"
+            )
+        return self
 
 
 class Rollout(Section):

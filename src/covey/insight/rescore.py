@@ -88,7 +88,16 @@ def _completion(log: RolloutLog, place: int) -> Completion:
     row, arrays = log.rows[place], log.of_completion(place)
     drawn, turns = arrays.get("sampled"), tuple(row.get("turns", ()))
     text, finish = row["completion"], row["finish"]
-    return Completion(arrays["tokens"], arrays["logprobs"], text, finish, sampled=drawn, turns=turns)
+    environment = row.get("environment")
+    return Completion(
+        arrays["tokens"],
+        arrays["logprobs"],
+        text,
+        finish,
+        sampled=drawn,
+        turns=turns,
+        environment=environment,
+    )
 
 
 def record(found: Sequence[Rescored]) -> Mapping[str, object]:

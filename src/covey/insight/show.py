@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from covey.tasks.source import EXAMPLES
 
 ShownRecord = Mapping[str, object]
 NumberRecords = Sequence[Mapping[str, float]]
+STATE_SHOWN = 500
+"""Characters of what an environment has become."""
 TABLE_ROWS = 12
 """Steps of a run that its table shows, evenly spread."""
 TABLE = {
@@ -182,6 +185,8 @@ def show_group(folder: Path, step: int, number: int) -> tuple[ShownRecord, list[
         lines += ["", f"sample {row['sample']}: {said_of(row)}"]
         for turn in row.get("turns") or [{"role": "assistant", "content": row["completion"]}]:
             lines += _indented(turn["content"], "  > " if turn["role"] == "tool" else "  | ")
+        if (state := row.get("environment")) is not None:
+            lines += _indented(json.dumps(state, ensure_ascii=False)[:STATE_SHOWN], "  = ")
     return {"run": str(stage), "step": step, "group": number, "completions": rows}, lines
 
 

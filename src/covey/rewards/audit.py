@@ -8,6 +8,7 @@ What attacks a reward on purpose is ``covey.stress``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -68,9 +69,19 @@ def check_references(
     return [p for p in problems if p.id not in bad], bad
 
 
-def rehearse(problem: Problem, rewards: Rewards) -> Group:
-    """Call the rewards on canned completions, so that a broken one fails now. Raises RewardError."""
-    canned = [completion_of(""), completion_of("<answer>0</answer>")]
+def rehearse(problem: Problem, rewards: Rewards, environment: Mapping[str, object] | None = None) -> Group:
+    """Call the rewards on canned completions, so that a broken one fails now. Raises RewardError.
+
+    ``environment``: how one begins, where there are any; ConfigError where a reward asks for it in vain.
+    """
+    asked = {"environment", "environments"} - set(problem.columns)
+    for reward in rewards if environment is None else ():
+        if asked & set(reward.parameters):
+            raise ConfigError(
+                f"reward {reward.name} asks for the completion's environment, and there is none: set "
+                "rollout.tools.environment"
+            )
+    canned = [replace(completion_of(t), environment=environment) for t in ("", "<answer>0</answer>")]
     return rewards.score_group(problem, canned[0].tokens, canned, strict=True)
 
 

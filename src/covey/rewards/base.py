@@ -12,7 +12,20 @@ from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
 from covey.config.usercode import load_function, name_of
 from covey.errors import ConfigError, RewardError
-from covey.rewards import answers, code, formats, gym, judge, language, length, proofs, smt, steps, structured
+from covey.rewards import (
+    answers,
+    code,
+    environments,
+    formats,
+    gym,
+    judge,
+    language,
+    length,
+    proofs,
+    smt,
+    steps,
+    structured,
+)
 from covey.rewards.contract import LARGEST_REWARD, PROVIDED, Reward, verdict_of
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
@@ -44,6 +57,7 @@ BUILT_IN: Mapping[str, Callable[..., object]] = {
         length.repetition,
         length.duplicates,
         length.majority_vote,
+        environments.environment_reward,
     )
 }
 Function = Callable[..., object]

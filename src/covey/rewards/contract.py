@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -32,9 +33,12 @@ from covey.sandbox.confine import Limits
 from covey.types import Completion, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
-GROUP_ARGUMENTS = {"prompts", "completions", "completion_ids", "sampled_ids", "turns", *FROM_TRAINER}
+GROUP_ARGUMENTS = {
+    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", *FROM_TRAINER
+}  # fmt: skip
 SAMPLE_ARGUMENTS = {
-    "prompt", "completion", "token_ends", "solution_str", "ground_truth", "data_source", "extra_info"
+    "prompt", "completion", "token_ends", "environment", "solution_str", "ground_truth", "data_source",
+    "extra_info",
 }  # fmt: skip
 PROVIDED = {*GROUP_ARGUMENTS, *SAMPLE_ARGUMENTS, "sandbox", "config_folder"}
 """Arguments every reward may ask for; all others are columns or have defaults."""
@@ -229,6 +233,10 @@ class Reward:
         if "turns" in self.parameters:
             turns = [turns_of(c) for c in completions]
             available["turns"] = turns[0] if self.per_sample else turns
+        if (name := "environment" if self.per_sample else "environments") in self.parameters:
+            states = [c.environment and SimpleNamespace(**c.environment) for c in completions]
+            if any(states) or name not in available:  # a column of that name, where there are none
+                available[name] = states[0] if self.per_sample else states
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
         given = {**available, **self.settings}

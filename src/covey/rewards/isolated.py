@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from covey.sandbox.driver import load_module
 from covey.sandbox.wire import decode_value, encode_value
@@ -21,9 +21,9 @@ MAX_JSON = 100_000
 MAX_DEPTH = 60
 
 
-def call_user(file: str, name: str, arguments: Mapping[str, object]) -> list[object]:
-    """What a user's reward function returns, as plain values: one a completion."""
-    returned = getattr(load_module(file), name)(**arguments)
+def call_user(file: str, name: str, arguments: object) -> list[object]:
+    """What a user's reward function returns for encoded arguments, as plain values: one a completion."""
+    returned = getattr(load_module(file), name)(**decode_value(arguments))
     if inspect.iscoroutine(returned):
         returned = asyncio.run(returned)
     values = returned.tolist() if hasattr(returned, "tolist") else returned

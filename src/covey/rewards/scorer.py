@@ -23,7 +23,7 @@ from covey.rewards.contract import ISOLATED, Context, Reward, described, trace_o
 from covey.rewards.groups import assemble
 from covey.rewards.serving import UserSetup
 from covey.rewards.threads import SHARED_SIZE, Call, Executor
-from covey.rewards.worker import ASYNC_CALLS, Failed, Link, Worker, WorkerLink, rebuilt, sent
+from covey.rewards.worker import ASYNC_CALLS, Failed, Link, Worker, WorkerLink, rebuilt, sendable, sent
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
 from covey.types import Completion, Group, Problem, Score
@@ -131,7 +131,9 @@ class Rewards:
                     preload=[ISOLATED, file], landlock=False, syscalls=False, path=path
                 )
         limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
-        found = self.servers[file].call(f"{ISOLATED}:call_user", file, name, arguments, limits=limits)
+        found = self.servers[file].call(
+            f"{ISOLATED}:call_user", file, name, sendable(reward, arguments, "column"), limits=limits
+        )
         if found.kind not in ("ok", "timeout"):
             raise Failed(found.text, found.value or "")
         late = {"value": 0.0, "status": "timeout", "detail": found.text}

@@ -20,6 +20,7 @@ from concurrent.futures import Future, InvalidStateError
 from functools import cache
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from covey.errors import RewardError
@@ -40,7 +41,21 @@ MOST_LOST = 3
 """Machines that may be lost under one call."""
 ASYNC_CALLS = 256
 """Calls of an async function that are under way at once."""
-PLAIN_TYPES = {type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict}
+PLAIN_TYPES = {
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    list,
+    tuple,
+    set,
+    frozenset,
+    dict,
+    SimpleNamespace,
+}
 """What arrives in the other process as the very value that was sent."""
 
 
@@ -112,26 +127,13 @@ class Worker:
             "reward": reward.name,
             "folder": str(Path.cwd()),
             "path": sys.path,
-            "settings": self._sendable(settings, "setting"),
+            "settings": sendable(reward, settings, "setting"),
         }
         if "config_folder" in reward.settings:
             setup["config_folder"] = str(reward.settings["config_folder"])
         if (sandbox := reward.settings.get("sandbox")) is not None:
             setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""))
         return setup
-
-    def _sendable(self, values: Mapping[str, object], what: str) -> object:
-        for name, value in values.items():
-            if (odd := _odd(value)) is not None:
-                raise RewardError(
-                    f"reward {self.reward.name}: {what} {name!r} holds a {odd}, which cannot be sent to the "
-                    "reward's process. Leave it out of the signature, or declare the function with "
-                    '@reward(isolate="inline")'
-                )
-        try:
-            return encode_value(dict(values))
-        except ValueError as error:
-            raise RewardError(f"reward {self.reward.name}: {what}s cannot be sent: {error}") from None
 
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
@@ -142,7 +144,7 @@ class Worker:
         """
         message: CallRequest = {
             "problem": problem.id,
-            "arguments": self._sendable(arguments, "column"),
+            "arguments": sendable(self.reward, arguments, "column"),
             "count": count,
             "step": context.step,
             "seconds": seconds,
@@ -248,6 +250,21 @@ def rebuilt(fields: Mapping[str, Any]) -> Score:
     """A Score from its fields as JSON."""
     steps = fields.get("steps")
     return Score(**{**fields, "steps": None if steps is None else tuple(map(tuple, steps))})
+
+
+def sendable(reward: Reward, values: Mapping[str, object], what: str) -> object:
+    """Arguments of a reward function, encoded. Raises RewardError where one would not arrive as it is."""
+    for name, value in values.items():
+        if (odd := _odd(value)) is not None:
+            raise RewardError(
+                f"reward {reward.name}: {what} {name!r} holds a {odd}, which cannot be sent to the reward's "
+                "process. Leave it out of the signature, or declare the function with "
+                '@reward(isolate="inline")'
+            )
+    try:
+        return encode_value(dict(values))
+    except ValueError as error:
+        raise RewardError(f"reward {reward.name}: {what}s cannot be sent: {error}") from None
 
 
 def _odd(value: object) -> str | None:

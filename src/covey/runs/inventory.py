@@ -39,7 +39,7 @@ def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     files = {_name(path, loaded.folder): path for path in data_files(loaded)}
     chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
     tools = loaded.config.rollout.tools
-    called = load_tools(tools.functions, loaded.folder).values() if tools is not None else ()
+    called = load_tools(tools, loaded.folder).values() if tools is not None else ()
     functions = [f.function for f in (*rewards, *chosen, *called)]
     files |= {_name(path, loaded.folder): path for path in sources(functions, loaded.folder)}
     model, given = loaded.config.model, dict[str, str]()

@@ -68,6 +68,7 @@ class Kept:
             "text": c.text,
             "finish": c.finish,
             "turns": json.dumps(list(map(dict, c.turns))),
+            "environment": json.dumps(c.environment),
         }
         record = json.dumps({**said, **packed}).encode()
         with self._path(ticket).open("ab", buffering=0) as file:
@@ -118,4 +119,5 @@ def _completion(record: Mapping[str, str]) -> Completion:
     tokens, logprobs, versions = (arrays[n].copy() for n in ("tokens", "logprobs", "versions"))
     version = int(versions[0]) if len(versions) else 0
     drawn, turns = arrays.get("sampled"), tuple(json.loads(record["turns"]))
-    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, turns)
+    state = json.loads(record["environment"])
+    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, turns, state)

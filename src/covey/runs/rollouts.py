@@ -189,6 +189,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "prompt": group.problem.prompt,
         "completion": completion.text,
         **({"turns": list(map(dict, completion.turns))} if completion.turns else {}),
+        **({} if completion.environment is None else {"environment": dict(completion.environment)}),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
         "version": completion.version,

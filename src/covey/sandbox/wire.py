@@ -11,6 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 HEADER = struct.Struct(">I")
@@ -28,6 +29,7 @@ TAGGED: dict[type, tuple[str, Callable[[Any], object]]] = {
     set: ("s", list),
     frozenset: ("z", list),
     dict: ("d", lambda value: [[k, v] for k, v in value.items()]),
+    SimpleNamespace: ("n", vars),
 }
 """What JSON cannot write: its tag, and the plain value it is written as."""
 DECODERS: dict[str, Callable[[Any], object]] = {
@@ -39,6 +41,7 @@ DECODERS: dict[str, Callable[[Any], object]] = {
     "s": set,
     "z": frozenset,
     "d": dict,
+    "n": lambda attributes: SimpleNamespace(**attributes),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from covey.config.load import Loaded
@@ -11,12 +12,19 @@ from covey.errors import ConfigError, DataError
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
 from covey.rewards.base import Rewards
 from covey.tasks.source import Source, prompt_key
+from covey.types import Problem
 
 
-def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: RunConsole) -> Source:
+def usable_problems(
+    source: Source,
+    rewards: Rewards,
+    loaded: Loaded,
+    console: RunConsole,
+    environment: Callable[[Problem], Mapping[str, object] | None],
+) -> Source:
     """Check problems and rewards; say what a user should know of them, and leave out what cannot be used.
 
-    Raises DataError or RewardError.
+    ``environment``: how that of a problem's completions begins. Raises DataError or RewardError.
     """
     config = loaded.config
     source = _measurable(source, rewards, config, console)
@@ -50,7 +58,7 @@ def usable_problems(source: Source, rewards: Rewards, loaded: Loaded, console: R
         console.say(f"{100 * rewards.noise:g} % of the labels are flipped (scoring.noise)", "yellow")
     train, bad = source.train, dict[str, str]()
     if everything:
-        tried = rehearse(everything[0], rewards)
+        tried = rehearse(everything[0], rewards, environment(everything[0]))
         if config.method == "rl" and loaded.algorithm.credit == "step":
             check_steps(tried, rewards, loaded.algorithm.advantage.name)
     if not source.examples:

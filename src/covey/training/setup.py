@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from covey.calling.turns import innermost
-from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
+from covey.calling.use import beginning, toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
@@ -68,7 +68,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     toolbox = toolbox_of(loaded)
     if toolbox is not None and toolbox.chosen is not None:
         rewards.sandbox = toolbox.chosen.record()
-    source = with_schemas(usable_problems(source, rewards, loaded, console), toolbox)
+    usable = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
+    source = with_schemas(usable, toolbox)
     set_process(config)
     follow_products(config)
     policy, learned = begin(loaded, source)

@@ -1,0 +1,183 @@
+"""Environments: an object of the user's class for each completion, in a process of its own.
+
+    class Game:
+        def reset(self, *, secret: int) -> None: ...      # columns of the row, by name
+        def guess(self, number: int) -> str: ...          # what the model may call
+        def get_reward(self) -> float: ...                # if it has that
+
+The process is forked from one that has imported the class. One that hangs or dies costs its own completion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from typing import TypeVar, cast
+
+from covey.calling.child import EnvironmentSetup
+from covey.calling.offered import Environment
+from covey.errors import CoveyError, DataError, RewardError
+from covey.rewards.threads import Call, Executor
+from covey.sandbox.base import Outcome
+from covey.sandbox.client import GRACE, ChildProcess, ForkServer
+from covey.sandbox.confine import Limits
+from covey.types import Problem
+
+T = TypeVar("T")
+CHILD = "covey.calling.child"
+CALLS_AT_ONCE = 32
+"""Calls under way: most wait for something else than this processor."""
+HOSTED = 300
+"""Objects of one fork server: it and each of its children hold open files, of which 1,024 are safe."""
+FILES = 65_536
+"""This process may have so many open, if the system lets it: two for each object that lives."""
+STATE = 1 << 20
+"""Bytes that an object's attributes may take as JSON."""
+FOREVER = 1e8
+"""Seconds: a process is ended by the call that it does not answer, not by its age."""
+
+
+class Environments:
+    """The fork servers of a run's environments. Safe from any thread."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        serve: Callable[[], ForkServer],
+        timeout: float,
+        most: int,
+        output: int,
+    ) -> None:
+        """``timeout``: seconds of a call; ``most``: characters of its answer, ``output``: bytes of these."""
+        self.environment, self.serve, self.timeout, self.most = environment, serve, timeout, most
+        self.limits = Limits(wall=FOREVER, output=output + STATE)
+        self.lock = threading.Lock()
+        self.hosts: list[tuple[ForkServer, set[Episode]]] = []
+        few, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most_files, FILES)), most_files))
+
+    def host(self, episode: Episode) -> ForkServer:
+        """A server with room."""
+        with self.lock:
+            if not (free := [host for host in self.hosts if len(host[1]) < HOSTED]):
+                free = [(self.serve(), set[Episode]())]
+                self.hosts += free
+            server, hosted = free[0]
+            hosted.add(episode)
+            return server
+
+    def leave(self, episode: Episode) -> None:
+        """An object is gone."""
+        with self.lock:
+            for _, hosted in self.hosts:
+                hosted.discard(episode)
+
+
+class Episode:
+    """What a completion does with its environment: its calls come one after another."""
+
+    def __init__(self, among: Environments, executor: Executor, problem: Problem, seed: int) -> None:
+        self.among, self.executor, self.problem, self.seed = among, executor, problem, seed
+        self.stack = contextlib.ExitStack()
+        self.child: ChildProcess | None = None
+        self.over: Outcome | None = None
+        """How its process ended, once it has."""
+        self.lock = threading.RLock()
+        """Held during a call: what another thread uses is not closed."""
+        self.last: Future[object] | None = None
+
+    def submit(self, function: Callable[[], T]) -> Call[T]:
+        """Queue something that waits for all that this completion has queued before."""
+        before = self.last
+
+        def run() -> T:
+            if before is not None:
+                wait([before])
+            return function()
+
+        call = self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)  # its process has a clock
+        self.last = cast(Future[object], call.future)
+        return call
+
+    def call(self, method: str, given: Mapping[str, object]) -> Outcome:
+        """What a method returns, or how it failed; the object is made and reset before its first call."""
+        with self.lock:
+            if self.over is None and self.child is None:
+                self._begin()
+            return self.over or self._asked((method, given))
+
+    def end(self) -> dict[str, object] | None:
+        """The attributes that it ends with; None where it hung or died. Its process ends."""
+        try:
+            outcome = self.call("", {})
+        finally:
+            self.close()
+        if outcome.kind == "error":
+            raise RewardError(f"{self._name}: get_reward raised {outcome.text} on problem {self.problem.id}")
+        return outcome.value if outcome.kind == "ok" else None
+
+    def close(self) -> None:
+        """End its process, whatever it does; from now on none is begun."""
+        self.over = self.over or Outcome("crashed", text="it was given up")
+        if self.child is not None:
+            for connection in (self.child.status, self.child.channel):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
+        with self.lock:
+            self.stack.close()
+        self.among.leave(self)
+
+    @property
+    def _name(self) -> str:
+        return self.among.environment.spec
+
+    def _begin(self) -> None:
+        environment, server = self.among.environment, self.among.host(self)
+        self.child = self.stack.enter_context(server.child("serve", self.among.limits))
+        place, name = environment.home
+        columns = environment.columns(self.problem.columns)
+        setup: EnvironmentSetup = {
+            "function": f"{CHILD}:serve_environment",
+            "place": place,
+            "name": name,
+            "columns": columns,
+            "seed": self.seed % (1 << 32),
+            "most": self.among.most,
+        }
+        try:
+            outcome = self._asked(setup)
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.problem.id}: columns {', '.join(columns)} cannot be sent to the process of "
+                f"{self._name}: {error}. What is JSON can be"
+            ) from None
+        if outcome.kind != "ok":
+            raise DataError(f"{self.problem.id}: {self._name}: reset failed: {outcome.text or outcome.kind}")
+        if outcome.value is not None:
+            raise DataError(
+                f"{self.problem.id}: {self._name}: reset returned {outcome.value[:60]!r}, which nobody would "
+                "read: what the model is told first belongs in the row's prompt, the same for a whole group"
+            )
+
+    def _asked(self, message: object) -> Outcome:
+        """A message and its answer. A process that gives none is ended. Raises CoveyError if it is lost."""
+        assert self.child is not None
+        self.child.send(message)
+        reply = self.child.receive(self.among.timeout)
+        if isinstance(reply, dict) and "value" in reply:
+            return Outcome("ok", reply["value"])
+        if isinstance(reply, dict):
+            return Outcome("error", text=f"{reply['error']}: {reply['text']}")
+        self.child.deadline = time.monotonic() + GRACE
+        ended = self.over or self.child.ended()
+        self.over = Outcome("crashed", text="it ended early") if ended.kind == "ok" else ended
+        self.close()
+        if ended.kind == "lost":
+            raise CoveyError(f"{self._name}: {self.problem.id}: its process is lost: {ended.text}")
+        return self.over

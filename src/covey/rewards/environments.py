@@ -1,0 +1,24 @@
+"""The reward that a completion's environment gives itself (`rollout.tools.environment`)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from covey.errors import RewardError
+from covey.types import Score
+
+
+def environment_reward(completion: str, environment: SimpleNamespace | None) -> Score:  # noqa: ARG001
+    """What the environment's `get_reward()` returned at the end, or its attribute `reward`.
+
+    0 where it hung or died, as it is the model's call that it stumbled over. Raises RewardError where it has
+    neither.
+    """
+    if environment is None:
+        return Score(0.0, "crashed", detail="the environment hung or died")
+    if not hasattr(environment, "reward"):
+        raise RewardError(
+            "environment_reward: the environment has neither a method get_reward nor an attribute reward; it "
+            f"has {', '.join(getattr(environment, '__dict__', ())) or 'no attributes'}"
+        )
+    return Score(environment.reward)

@@ -1,0 +1,447 @@
+"""Environments: an object for each completion, which keeps what calls do to it, may hang, may die."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.calling import turns
+from covey.calling.calls import ToolCall
+from covey.calling.environments import Episode
+from covey.calling.running import ERROR, Toolbox
+from covey.calling.turns import TurnSampler
+from covey.calling.use import beginning, with_schemas
+from covey.config.sampling import ToolUse
+from covey.config.schema import Sandbox
+from covey.errors import ConfigError, DataError, RewardError
+from covey.insight.rescore import rescore
+from covey.insight.show import show_group
+from covey.models.policy import Policy, save_policy
+from covey.rewards.audit import rehearse
+from covey.rewards.base import load_rewards
+from covey.rewards.contract import Context, Reward
+from covey.rewards.environments import environment_reward
+from covey.rng import key
+from covey.runs.kept import Kept
+from covey.runs.rollouts import read_rollouts
+from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.local import LocalSampler
+from covey.sandbox.wire import decode_value, encode_value
+from covey.signals import Stopped
+from covey.tasks.source import Source
+from covey.types import Completion, Problem, Score
+from tests.conftest import policy_of, random_prompts
+from tests.train.test_runs import StopAt, fingerprint, start
+
+FILE = '''
+import asyncio, os, random, time
+import numpy as np
+
+class Counter:
+    """Counts, from the row's column."""
+
+    def __init__(self):
+        self._lock = object()
+        self.total, self.most = 0, 9
+
+    def reset(self, start: int, step: int = 1):
+        self.total, self.step, self.lucky = start, step, random.random()
+        self.seen, self.handle = np.zeros(2), object()
+
+    def add(self, times: int = 1, *, start: int) -> str:
+        """Count on.
+
+        Args:
+            times: How often.
+        """
+        self.total += times * self.step
+        return f"{self.total} from {start}"
+
+    async def later(self) -> dict:
+        """Count on, later."""
+        await asyncio.sleep(0.001)
+        self.total += 1
+        return {"total": self.total}
+
+    def hang(self) -> str:
+        """Never ends."""
+        while True:
+            time.sleep(1)
+
+    def die(self) -> str:
+        """Ends its process."""
+        os._exit(3)
+
+    def get_reward(self):
+        if self.total > 90:
+            raise ValueError("too many")
+        return self.total / 10
+
+class Every(Counter):
+    def reset(self, **columns):
+        self.total, self.step, self.columns = 0, 1, columns
+
+class Needs(Counter):
+    def reset(self, answer):
+        pass
+
+class Broken(Counter):
+    def reset(self):
+        raise KeyError("gone")
+
+class Speaks(Counter):
+    def reset(self):
+        return "Welcome!"
+
+class NoReset:
+    pass
+
+class Asks:
+    def __init__(self, size): pass
+    def reset(self): pass
+
+class Nothing:
+    def reset(self): pass
+    def get_reward(self): return 1.0
+
+class Silent:
+    def reset(self): pass
+    def look(self): return "nobody is told of this"
+
+class Places:
+    def reset(self): pass
+    def look(self, word: str, /) -> str: "Look."
+
+def function():
+    pass
+
+def even(completions, environments, **columns):
+    return [float(own.total % 2 == 0) for own in environments]
+
+def add(first: int) -> int:
+    """Add.
+
+    Args:
+        first: One.
+    """
+'''
+ROW = Problem("r/1", "count", {"start": 5, "answer": "6"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "game.py").write_text(FILE)
+    return tmp_path
+
+
+def toolbox(folder: Path, name: str = "Counter", **settings: Any) -> Toolbox:
+    use = ToolUse(environment=f"game.py:{name}", **{"timeout": 20.0, **settings})
+    return Toolbox(use, folder, Sandbox())
+
+
+def episode(box: Toolbox, problem: Problem = ROW, seed: int = 1) -> Episode:
+    found = box.episode(problem, seed)
+    assert found is not None
+    return found
+
+
+def said(box: Toolbox, own: Episode, name: str, **given: object) -> str:
+    return box.begin(ToolCall(name, given), own.problem, own).result()
+
+
+def test_calls_see_what_earlier_ones_did_and_not_what_others_do(folder: Path) -> None:
+    box = toolbox(folder)
+    one, other = episode(box), episode(box, seed=2)
+    assert [said(box, one, "add"), said(box, one, "add", times=3)] == ["6 from 5", "9 from 5"]
+    assert said(box, other, "add") == "6 from 5"
+    assert said(box, one, "later") == '{"total": 10}'
+    state, theirs = one.end(), other.end()
+    assert state is not None and theirs is not None
+    # No `_lock`, and no `handle`, which is no JSON; numpy's numbers are, and `reward` is get_reward's.
+    assert state == {"total": 10, "most": 9, "step": 1, "seen": [0.0, 0.0], "reward": 1.0} | {
+        "lucky": state["lucky"]
+    }
+    assert theirs["total"] == 6 and theirs["lucky"] != state["lucky"], "each has its own random numbers"
+    again = episode(box)
+    assert again.end() == {**state, "total": 5, "reward": 0.5}, "and the same ones in a run that is repeated"
+
+
+def test_calls_of_one_turn_come_one_after_another(folder: Path) -> None:
+    box = toolbox(folder)
+    own = episode(box)
+    begun = [box.begin(ToolCall("add", {"times": n}), ROW, own) for n in range(1, 20)]
+    totals = [int(call.result().split()[0]) for call in begun]
+    assert totals == np.cumsum([5, *range(1, 20)])[1:].tolist()
+    own.close()
+
+
+def test_the_model_is_told_of_public_methods_and_of_no_columns(folder: Path) -> None:
+    box = toolbox(folder)
+    assert list(box.functions) == ["add", "die", "hang", "later"]
+    (told,) = [s["function"] for s in box.schemas if s["function"]["name"] == "add"]  # type: ignore[index]
+    assert list(told["parameters"]["properties"]) == ["times"]
+    own = episode(box)
+    assert said(box, own, "add", number=2) == f"{ERROR}add has no argument 'number'; it takes times"
+    assert said(box, own, "reset").startswith(f"{ERROR}there is no tool 'reset'")
+    assert said(box, own, "add", times="two").startswith(f"{ERROR}TypeError"), "for the model to read"
+    assert said(box, own, "add") == "6 from 5", "an exception ends nothing"
+    own.close()
+
+
+def test_reset_may_ask_for_all_columns(folder: Path) -> None:
+    state = episode(toolbox(folder, "Every")).end()
+    assert state is not None and state["columns"] == {"start": 5, "answer": "6"}
+
+
+@pytest.mark.parametrize(("method", "words"), [("hang", "no answer within 0.5 s"), ("die", "exit status 3")])
+def test_one_that_hangs_or_dies_costs_its_own_completion(folder: Path, method: str, words: str) -> None:
+    box = toolbox(folder, timeout=0.5 if method == "hang" else 20.0)
+    lost, other = episode(box), episode(box)
+    assert said(box, other, "add") == "6 from 5"
+    assert words in said(box, lost, method)
+    assert words in said(box, lost, "add"), "it stays dead, and the model is told why"
+    assert lost.end() is None
+    assert (other.end() or {})["total"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Broken", "reset failed: KeyError: 'gone'"),
+        ("Speaks", "reset returned 'Welcome!', which nobody would"),
+    ],
+)
+def test_a_reset_that_does_not_work_is_said_with_its_row(folder: Path, name: str, words: str) -> None:
+    with pytest.raises(DataError, match=re.escape(words)) as raised:
+        beginning(toolbox(folder, name), ROW)
+    assert "r/1" in str(raised.value)
+
+
+def test_a_get_reward_that_raises_is_the_users_mistake(folder: Path) -> None:
+    box = toolbox(folder)
+    own = episode(box)
+    said(box, own, "add", times=90)
+    with pytest.raises(RewardError, match="get_reward raised ValueError: too many on problem r/1"):
+        own.end()
+
+
+def test_columns_have_to_be_there_and_to_be_plain(folder: Path) -> None:
+    box = toolbox(folder)
+    with pytest.raises(DataError, match=r"r/2: no column 'start', which the tool add asks for"):
+        with_schemas(Source([Problem("r/2", "", {})], []), box)
+    with pytest.raises(DataError, match=r"r/2: no column 'answer', which game.py:Needs.reset asks for"):
+        with_schemas(Source([Problem("r/2", "", {"start": 5})], []), toolbox(folder, "Needs"))
+    with pytest.raises(DataError, match=r"columns start cannot be sent to the process of game\.py:Counter"):
+        beginning(box, Problem("r/3", "", {"start": object()}))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NoReset", "a class with a method `reset` is expected"),
+        ("function", "a class with a method `reset` is expected"),
+        ("Asks", "asks for 'size'; `reset` gets the columns"),
+        ("Nothing", "no public method but `reset`"),
+        ("Silent", "look"),
+        ("Places", "takes arguments by name"),
+        ("Missing", "defines no function 'Missing'"),
+    ],
+)
+def test_what_is_no_environment_is_refused_before_a_model_is_loaded(
+    folder: Path, name: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        toolbox(folder, name)
+
+
+def test_a_tool_and_a_method_of_one_name_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="two functions are named add"):
+        toolbox(folder, functions=("game.py:add",))
+    assert "calculate" in toolbox(folder, functions=("calculate",)).functions
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return policy_of("qwen3")
+
+
+@pytest.fixture
+def calling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A random model writes no call: here each turn that ends by itself with more than a token is one."""
+    call = ToolCall("add", {"times": 2})
+    monkeypatch.setattr(turns, "calls_in", lambda text: [call] if len(text) > 1 else [])
+
+
+def requests() -> list[Request]:
+    prompts = random_prompts(3, 4, 5)
+    return [Request(p, [key(3, i, g) for g in range(4)], problem=ROW) for i, p in enumerate(prompts)]
+
+
+PARAMS = SamplingParams(max_tokens=115, stop=tuple("0123456789aeiou"))
+
+
+@pytest.mark.usefixtures("calling")
+def test_completions_end_with_what_their_environments_have_become(folder: Path, policy: Policy) -> None:
+    box = toolbox(folder, max_calls=2, result_tokens=8)
+    made = TurnSampler(LocalSampler(policy, 8), policy, box)
+    found = {(r, s): c for r, s, c in made.sample(requests(), PARAMS)}
+    assert len(found) == 12
+    answered = {owner: sum(t["role"] == "tool" for t in c.turns) for owner, c in found.items()}
+    assert set(answered.values()) == {1, 2}
+    # Two counts for each call, the calls of a completion cut off while it was answered included.
+    for owner, c in found.items():
+        assert c.environment is not None
+        assert c.environment["total"] in (5 + 2 * answered[owner], 7 + 2 * answered[owner])
+    again = {(r, s): c for r, s, c in made.sample(requests(), PARAMS)}
+    assert [again[o].environment for o in found] == [c.environment for c in found.values()]
+
+
+@pytest.mark.usefixtures("calling")
+def test_no_process_outlives_a_rollout(folder: Path, policy: Policy) -> None:
+    box = toolbox(folder, max_calls=2, result_tokens=8)
+    sampling = TurnSampler(LocalSampler(policy, 4), policy, box).sample(requests(), PARAMS)
+    next(sampling)
+    sampling.close()  # type: ignore[attr-defined]
+    assert box.environments is not None
+    ((server, hosted),) = box.environments.hosts
+    assert not hosted and server.process is not None
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    for _ in range(100):
+        if not (left := children.read_text().split()):
+            break
+        time.sleep(0.05)
+    assert not left
+
+
+def test_more_objects_than_a_server_holds_get_another(
+    folder: Path, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covey.calling.environments.HOSTED", 5)
+    box = toolbox(folder)
+    alive = [episode(box, seed=n) for n in range(12)]
+    assert {said(box, own, "add") for own in alive} == {"6 from 5"}
+    assert box.environments is not None
+    assert [len(hosted) for _, hosted in box.environments.hosts] == [5, 5, 2]
+    for own in alive:
+        own.close()
+    own = episode(box)
+    assert said(box, own, "add") == "6 from 5"
+    assert len(box.environments.hosts) == 3, "room is used again"
+    own.close()
+
+
+@pytest.mark.usefixtures("calling")
+def test_a_run_resumes_to_the_bit_and_shows_what_became_of_its_games(folder: Path) -> None:
+    rows = "".join(json.dumps({"prompt": f"{n}+1=", "start": n}) + "\n" for n in range(6))
+    for name in ("rows", "test"):
+        (folder / f"{name}.jsonl").write_text(rows)
+    save_policy(policy_of("qwen3"), folder / "model")
+    settings: dict[str, Any] = {
+        "model": str(folder / "model"),
+        "data": {"task": None, "train": folder / "rows.jsonl", "test": folder / "test.jsonl"},
+        "rewards": [{"environment_reward": {"verdict": True}}, f"{folder}/game.py:even"],
+        "rollout": {
+            "prompts_per_step": 3,
+            "group_size": 4,
+            "max_tokens": 60,
+            "stop": tuple("0123456789aeiou"),
+            "tools": {"environment": f"{folder}/game.py:Counter", "max_calls": 2},
+        },
+        "train": {"steps": 3, "save_every": 1, "lr": 1e-3},
+    }
+    start(folder / "whole", **settings)
+    with pytest.raises(Stopped):
+        start(folder / "parts", stop=StopAt(14), **settings)
+    start(folder / "parts", **settings)
+    assert fingerprint(folder / "whole") == fingerprint(folder / "parts")
+    for own in read_rollouts(folder / "whole", 0).rows:
+        total = own["environment"]["total"]
+        assert own["components"] == {"environment_reward": total / 10, "even": float(total % 2 == 0)}
+    shown = show_group(folder / "whole", 0, 0)[1]
+    assert sum(line.startswith("  = {") and '"total": ' in line for line in shown) == 4
+    again = rescore(
+        folder / "whole",
+        load_rewards([{"environment_reward": {"verdict": True}}, f"{folder}/game.py:even"], folder),
+        3,
+    )
+    assert all(np.array_equal(group.old, group.new) for group in again)
+
+
+# --- what rewards see ---------------------------------------------------------------------------------
+
+
+def completion(state: dict[str, object] | None) -> Completion:
+    return Completion(np.array([1]), np.zeros(1), "x", "stop", environment=state)
+
+
+def one(completion: str, environment: SimpleNamespace) -> float:
+    return environment.total + len(completion)
+
+
+def several(completions: list[str], environments: list[SimpleNamespace], **_: object) -> list[float]:
+    return [own.total for own in environments]
+
+
+def given(function: Any, *states: dict[str, object] | None, columns: Any = None) -> dict[str, object]:
+    problem = Problem("p", "", columns or {})
+    return Reward("r", function).arguments(problem, [completion(s) for s in states], Context())
+
+
+def test_rewards_read_attributes() -> None:
+    assert one(**given(one, {"total": 3})) == 4  # type: ignore[arg-type]
+    assert several(**given(several, {"total": 3}, {"total": 4})) == [3, 4]  # type: ignore[arg-type]
+    assert given(one, None)["environment"] is None
+    assert given(one, None, columns={"environment": "linux"})["environment"] == "linux"
+    assert given(one, {"total": 3}, columns={"environment": "linux"})["environment"].total == 3  # type: ignore[attr-defined]
+    state = SimpleNamespace(total=3, cells=[1, {"a": None}])
+    assert decode_value(encode_value([state])) == [state]
+
+
+@pytest.mark.parametrize("isolate", ["worker", "process", "inline"])
+def test_wherever_they_are_judged(tmp_path: Path, isolate: str) -> None:
+    (tmp_path / "r.py").write_text(
+        "from covey import reward\n"
+        f"@reward(isolate={isolate!r})\n"
+        "def total(completions, environments, **_):\n    return [e.total for e in environments]\n"
+    )
+    rewards = load_rewards(["r.py:total"], tmp_path)
+    scored = rewards.score_group(ROW, np.zeros(1, np.int64), [completion({"total": n}) for n in (2, 3)])
+    assert scored.rewards.tolist() == [2, 3]
+
+
+def test_its_own_reward() -> None:
+    assert environment_reward("", SimpleNamespace(reward=0.25)) == Score(0.25)
+    assert environment_reward("", None) == Score(0.0, "crashed", detail="the environment hung or died")
+    with pytest.raises(
+        RewardError, match="neither a method get_reward nor an attribute reward; it has total"
+    ):
+        environment_reward("", SimpleNamespace(total=1))
+
+
+def test_a_reward_that_asks_for_an_environment_needs_one(folder: Path) -> None:
+    rewards = load_rewards(["environment_reward"], folder)
+    with pytest.raises(
+        ConfigError, match=r"asks for the completion's environment.*rollout.tools.environment"
+    ):
+        rehearse(ROW, rewards)
+    assert rehearse(ROW, rewards, beginning(toolbox(folder), ROW)).rewards.tolist() == [0.5, 0.5]
+
+
+def kept_again(run: Path, state: dict[str, object] | None) -> Iterator[Completion | None]:
+    request, params = requests()[0], SamplingParams(4)
+    Kept(run).add(0, request, params, Sampled(0, 0, completion(state)))
+    yield Kept(run).find(0, request, 0, params)
+
+
+@pytest.mark.parametrize("state", [None, {"total": 3, "cells": [1, {"a": None}]}])
+def test_what_was_sampled_ahead_keeps_its_state(tmp_path: Path, state: dict[str, object] | None) -> None:
+    (again,) = kept_again(tmp_path, state)
+    assert again is not None and again.environment == state
