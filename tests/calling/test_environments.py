@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from covey.runs.kept import Kept
 from covey.runs.rollouts import read_rollouts
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.sandbox.wire import decode_value, encode_value
+from covey.sandbox.wire import Attributes, decode_value, encode_value
 from covey.signals import Stopped
 from covey.tasks.source import Source
 from covey.types import Completion, Problem, Score
@@ -382,11 +381,11 @@ def completion(state: dict[str, object] | None) -> Completion:
     return Completion(np.array([1]), np.zeros(1), "x", "stop", environment=state)
 
 
-def one(completion: str, environment: SimpleNamespace) -> float:
+def one(completion: str, environment: Attributes) -> float:
     return environment.total + len(completion)
 
 
-def several(completions: list[str], environments: list[SimpleNamespace], **_: object) -> list[float]:
+def several(completions: list[str], environments: list[Attributes], **_: object) -> list[float]:
     return [own.total for own in environments]
 
 
@@ -401,7 +400,7 @@ def test_rewards_read_attributes() -> None:
     assert given(one, None)["environment"] is None
     assert given(one, None, columns={"environment": "linux"})["environment"] == "linux"
     assert given(one, {"total": 3}, columns={"environment": "linux"})["environment"].total == 3  # type: ignore[attr-defined]
-    state = SimpleNamespace(total=3, cells=[1, {"a": None}])
+    state = Attributes(total=3, cells=[1, {"a": None}])
     assert decode_value(encode_value([state])) == [state]
 
 
@@ -418,12 +417,12 @@ def test_wherever_they_are_judged(tmp_path: Path, isolate: str) -> None:
 
 
 def test_its_own_reward() -> None:
-    assert environment_reward("", SimpleNamespace(reward=0.25)) == Score(0.25)
+    assert environment_reward("", Attributes(reward=0.25)) == Score(0.25)
     assert environment_reward("", None) == Score(0.0, "crashed", detail="the environment hung or died")
     with pytest.raises(
         RewardError, match="neither a method get_reward nor an attribute reward; it has total"
     ):
-        environment_reward("", SimpleNamespace(total=1))
+        environment_reward("", Attributes(total=1))
 
 
 def test_a_reward_that_asks_for_an_environment_needs_one(folder: Path) -> None:

@@ -35,11 +35,11 @@ CALLS_AT_ONCE = 32
 """Calls under way: most wait for something else than this processor."""
 HOSTED = 300
 """Objects of one fork server: it and each of its children hold open files, of which 1,024 are safe."""
-FILES = 65_536
+OPEN_FILES = 65_536
 """This process may have so many open, if the system lets it: two for each object that lives."""
 STATE = 1 << 20
 """Bytes that an object's attributes may take as JSON."""
-FOREVER = 1e8
+NO_AGE = 1e8
 """Seconds: a process is ended by the call that it does not answer, not by its age."""
 
 
@@ -56,11 +56,11 @@ class Environments:
     ) -> None:
         """``timeout``: seconds of a call; ``most``: characters of its answer, ``output``: bytes of these."""
         self.environment, self.serve, self.timeout, self.most = environment, serve, timeout, most
-        self.limits = Limits(wall=FOREVER, output=output + STATE)
+        self.limits = Limits(wall=NO_AGE, output=output + STATE)
         self.lock = threading.Lock()
         self.hosts: list[tuple[ForkServer, set[Episode]]] = []
         few, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most_files, FILES)), most_files))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most_files, OPEN_FILES)), most_files))
 
     def host(self, episode: Episode) -> ForkServer:
         """A server with room."""

@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -30,6 +29,7 @@ from covey.errors import ConfigError, RewardError
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
+from covey.sandbox.wire import Attributes
 from covey.types import Completion, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
@@ -234,7 +234,7 @@ class Reward:
             turns = [turns_of(c) for c in completions]
             available["turns"] = turns[0] if self.per_sample else turns
         if (name := "environment" if self.per_sample else "environments") in self.parameters:
-            states = [c.environment and SimpleNamespace(**c.environment) for c in completions]
+            states = [c.environment and Attributes(**c.environment) for c in completions]
             if any(states) or name not in available:  # a column of that name, where there are none
                 available[name] = states[0] if self.per_sample else states
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from covey.errors import RewardError
+from covey.sandbox.wire import Attributes
 from covey.types import Score
 
 
-def environment_reward(completion: str, environment: SimpleNamespace | None) -> Score:  # noqa: ARG001
+def environment_reward(completion: str, environment: Attributes | None) -> Score:  # noqa: ARG001
     """What the environment's `get_reward()` returned at the end, or its attribute `reward`.
 
     0 where it hung or died, as it is the model's call that it stumbled over. Raises RewardError where it has
@@ -19,6 +18,9 @@ def environment_reward(completion: str, environment: SimpleNamespace | None) -> 
     if not hasattr(environment, "reward"):
         raise RewardError(
             "environment_reward: the environment has neither a method get_reward nor an attribute reward; it "
-            f"has {', '.join(getattr(environment, '__dict__', ())) or 'no attributes'}"
+            f"has {', '.join(vars(environment)) or 'no attributes'}"
         )
-    return Score(environment.reward)
+    own = environment.reward
+    if own is not None and not isinstance(own, int | float):
+        raise RewardError(f"environment_reward: the environment's reward is {own!r}; a number is expected")
+    return Score(own)

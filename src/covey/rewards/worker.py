@@ -20,7 +20,6 @@ from concurrent.futures import Future, InvalidStateError
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 from covey.errors import RewardError
@@ -30,7 +29,7 @@ from covey.rewards.threads import Call
 from covey.sandbox.client import GRACE, ForkServer
 from covey.sandbox.confine import Limits
 from covey.sandbox.driver import MAX_FRAME
-from covey.sandbox.wire import encode_value
+from covey.sandbox.wire import Attributes, encode_value
 from covey.types import Problem, Score
 
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
@@ -54,7 +53,7 @@ PLAIN_TYPES = {
     set,
     frozenset,
     dict,
-    SimpleNamespace,
+    Attributes,
 }
 """What arrives in the other process as the very value that was sent."""
 

@@ -11,7 +11,6 @@ import json
 import math
 import struct
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 HEADER = struct.Struct(">I")
@@ -20,6 +19,28 @@ BIG = 1 << 53
 DEPTH = 99
 FRAME_DEPTH = DEPTH + 10
 """Of a frame: an encoded value and the message around it. Deeper ones make recursion fail."""
+
+
+class Attributes:
+    """What the attributes of an object were, by their names.
+
+    >>> found = Attributes(total=3)
+    >>> found.total, found == Attributes(total=3), hasattr(found, "reward")
+    (3, True, False)
+    """
+
+    def __init__(self, **values: object) -> None:
+        vars(self).update(values)
+
+    def __getattr__(self, name: str) -> object:
+        raise AttributeError(f"there is no {name!r}; there are {', '.join(vars(self)) or 'no attributes'}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attributes) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 TAGGED: dict[type, tuple[str, Callable[[Any], object]]] = {
     int: ("i", hex),
     float: ("f", repr),
@@ -29,7 +50,7 @@ TAGGED: dict[type, tuple[str, Callable[[Any], object]]] = {
     set: ("s", list),
     frozenset: ("z", list),
     dict: ("d", lambda value: [[k, v] for k, v in value.items()]),
-    SimpleNamespace: ("n", vars),
+    Attributes: ("n", vars),
 }
 """What JSON cannot write: its tag, and the plain value it is written as."""
 DECODERS: dict[str, Callable[[Any], object]] = {
@@ -41,7 +62,7 @@ DECODERS: dict[str, Callable[[Any], object]] = {
     "s": set,
     "z": frozenset,
     "d": dict,
-    "n": lambda attributes: SimpleNamespace(**attributes),
+    "n": lambda values: Attributes(**values),
 }
 
 

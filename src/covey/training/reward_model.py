@@ -140,10 +140,7 @@ def _answers(policy: Policy, example: Example) -> Prompted:
     if not all(ids):
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(ids) == 2 and ids[0] == ids[1]:
-        raise DataError(
-            f"{problem.id}: chosen and rejected are the same tokens to this model, so nothing is preferred; "
-            "remove this row"
-        )
+        raise DataError(f"{problem.id}: chosen and rejected are the same tokens here; remove this row")
     alike = [len(set(tokens)) == 1 for tokens in zip(*ids, strict=False)]
     shared = max(1, alike.index(False) if False in alike else len(alike))
     end = [tokenizer.eos_token_id]  # never read: where it would be predicted the value is
