@@ -2,9 +2,9 @@
 
     python examples/guessing.py
 
-Stage 1 shows it games of somebody who guesses at random and takes no notice of the answers. Stage 2 pays a
-game that is won, and the model finds out what the answers are good for. Watch `tools/turns` in
-`covey ui runs/guessing`: the fewer questions, the better it plays.
+Stage 1 shows it games: one in four players halves what is left with each guess, the others guess at random.
+Stage 2 pays a game that is won, and the model finds out whom to follow. Watch the completions of a late step
+in `covey ui runs/guessing`.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def row(secret: int) -> dict[str, object]:
 
 
 def watched(rng: random.Random) -> dict[str, object]:
-    """A worked answer: a game of somebody who hears every other answer and guesses at random what is left."""
-    game, said, left = Game(), list[dict[str, str]](), range(1, NUMBERS + 1)
-    game.reset(secret=rng.choice(left))
+    """A worked answer: a game, one in four of somebody who halves what is left, the others of a guesser."""
+    game, said, low, high = Game(), list[dict[str, str]](), 1, NUMBERS
+    game.reset(secret=rng.randint(low, high))
+    halves = rng.random() < 1 / 4
     while game.guesses < GUESSES and not game.won:
-        number = rng.choice(left)
+        number = (low + high) // 2 if halves else rng.randint(1, NUMBERS)
         call, answer = {"name": "guess", "arguments": {"number": number}}, game.guess(number)
+        low, high = (number + 1, high) if answer == "higher" else (low, number - 1)
         said.append({"role": "assistant", "content": f"<tool_call>{json.dumps(call)}</tool_call>"})
         said.append({"role": "tool", "content": answer})
-        if rng.random() < 0.5:
-            left = range(number + 1, left.stop) if answer == "higher" else range(left.start, number)
     return {**row(game.secret), "completion": [*said, {"role": "assistant", "content": "done"}]}
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         output="runs/guessing",
         rewards=["environment_reward"],
         rollout={
-            "group_size": 32,
+            "group_size": 16,
             "prompts_per_step": NUMBERS,
             "max_tokens": 200,
             "tools": {"environment": "guessing.py:Game", "max_calls": GUESSES, "result_tokens": 4},
@@ -76,14 +76,14 @@ def main() -> None:
             {
                 "method": "sft",
                 "data": {"train": [watched(rng) for _ in range(2000)], "test": problems},
-                "train": {"steps": 150, "lr": 1e-3, "warmup_steps": 10, "betas": [0.9, 0.95]},
+                "train": {"steps": 300, "lr": 1e-3, "warmup_steps": 10, "betas": [0.9, 0.95]},
                 "eval": {"every": 50, "problems": NUMBERS, "samples": 16},
             },
             {
                 "method": "rl",
-                "algorithm": {"name": "dapo", "kl": {"coef": 0.02}},
+                "algorithm": {"name": "dapo", "kl": {"coef": 0.1}},
                 "data": {"train": problems, "test": problems},
-                "train": {"steps": 80, "lr": 1e-4, "warmup_steps": 5, "updates_per_batch": 2},
+                "train": {"steps": 60, "lr": 2e-4, "warmup_steps": 5, "updates_per_batch": 2, "stop_at": 0.9},
                 "eval": {"every": 10, "problems": NUMBERS, "samples": 16},
             },
         ],

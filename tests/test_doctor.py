@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,17 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, monkeypatch) -> None
     tmp_path.chmod(0o500)
     monkeypatch.chdir(tmp_path)
     assert doctor.disk().verdict == "FAIL"
+
+
+@pytest.mark.parametrize(("forward", "said"), [(771.0, True), (120.0, False)])
+def test_bfloat16_is_named_where_its_products_gain_much(monkeypatch, forward: float, said: bool) -> None:
+    found = build.tested_kernels()
+    assert found is not None
+    rates = {
+        "float32": {"decode": (97.0, 72.0), "forward": (100.0, 110.0)},
+        "bfloat16": {"decode": (557.0, 266.0), "forward": (forward, 400.0)},
+    }
+    trial = replace(found.trial, rates=rates)
+    monkeypatch.setattr(build, "tested_kernels", lambda: found._replace(trial=trial))
+    # The kind that gains least: decoding 557 / 97 = 5.7, or the forward pass 120 / 100 = 1.2.
+    assert ("they take 1/5.7 of the time" in doctor.kernels().found) is said

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import pytest
 from covey.calling import turns
 from covey.calling.calls import ToolCall
 from covey.calling.environments import Episode
+from covey.calling.offered import load_tools
 from covey.calling.running import ERROR, Toolbox
 from covey.calling.turns import TurnSampler
 from covey.calling.use import beginning, with_schemas
@@ -132,6 +135,7 @@ def add(first: int) -> int:
         first: One.
     """
 '''
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ROW = Problem("r/1", "count", {"start": 5, "answer": "6"})
 
 
@@ -259,6 +263,23 @@ def test_what_is_no_environment_is_refused_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         toolbox(folder, name)
+
+
+def test_the_example_plays_by_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    guessing = importlib.import_module("guessing")
+    assert list(load_tools(ToolUse(environment="guessing.py:Game"), EXAMPLES)) == ["guess"]
+    game = guessing.Game()
+    for secret in range(1, guessing.NUMBERS + 1):
+        game.reset(secret=secret)
+        low, high = 1, guessing.NUMBERS
+        while not game.won:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if game.guess(middle) == "higher" else (low, middle - 1)
+        assert (game.guesses <= guessing.GUESSES, game.get_reward()) == (True, 1.0)
+    games = [guessing.watched(random.Random(n)) for n in range(400)]
+    won = sum("found" in [turn["content"] for turn in game["completion"]] for game in games)
+    assert 0.4 < won / len(games) < 0.65, "a quarter wins always, the others with 1 - (6/7)^3 = 37 %: 53 %"
 
 
 def test_a_tool_and_a_method_of_one_name_are_refused(folder: Path) -> None:

@@ -32,6 +32,12 @@ class Trial:
         """Whether it may be used."""
         return not self.problem
 
+    @property
+    def bfloat16_gain(self) -> float:
+        """How many times float32's rate our products have in bfloat16, in the kind that gains least."""
+        full, half = self.rates.get("float32", {}), self.rates.get("bfloat16", {})
+        return min((half[kind][0] / own for kind, (own, _) in full.items() if kind in half), default=0.0)
+
     def choice(self) -> dict[str, list[str]]:
         """dtype -> the kinds that torch does."""
         return {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from covey.config.given import GivenRows
 from covey.config.load import Loaded
+from covey.config.schema import Data
 from covey.errors import ConfigError
 from covey.rng import key, permutation
 from covey.tasks import TASKS, gym
@@ -18,6 +19,8 @@ from covey.tasks.files import given_problems, read_problems
 from covey.tasks.generated import problems
 from covey.types import Problem
 
+OF_ROWS = ("prompt", "answer", "columns", "template", "chat", "system", "chat_template_kwargs")
+"""Settings that say how the rows of a file are read."""
 EXAMPLES = "examples.jsonl"
 """What a stage that makes examples leaves in its folder."""
 MOST_HELD_OUT = 512
@@ -91,6 +94,12 @@ def load_problems(loaded: Loaded) -> Source:
     data = loaded.config.data
     if data.task is not None and data.train is not None:
         raise ConfigError("data: give either task or train, not both")
+    vain = [name for name in OF_ROWS if getattr(data, name) != getattr(Data(), name)]
+    if data.task is not None and vain and not data.examples:
+        raise ConfigError(
+            f"data.{vain[0]}: the built-in task {data.task} brings its own prompts and columns; leave "
+            f"{vain[0]} out, or take a file of yours (data.train)"
+        )
     if data.task is not None and data.task.startswith(gym.PREFIX):
         train = gym.gym_problems(data.task, "train", data.train_size)
         return Source(train, gym.gym_problems(data.task, "test", data.test_size), gym.GYM_REWARDS)
