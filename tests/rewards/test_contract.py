@@ -347,7 +347,7 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ({"math_answer": "high"}, "must be a number"),
         ({"math_answer": {"rule": "box"}}, "rewards: math_answer.rule: 'box'"),
         ({"math_answer": {"percent": True}}, "rewards: math_answer.percent: True"),
-        ({"tool_calls": {"compare": {"days": "nmber"}}}, "rewards: tool_calls.compare"),
+        ({"tool_calls": {"compare": {"days": "numeral"}}}, "rewards: tool_calls.compare"),
         ({"code_tests": {"mode": "func"}}, "rewards: code_tests.mode: 'func'"),
         ({"math_answer": None, "rule": "boxed"}, "an entry is one reward"),
         ({"math_answer": True}, "must be a number"),

@@ -176,6 +176,12 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     last["outcome"]["correct"] = [1] * 8
     evals.write_text("".join(json.dumps(e) + "\n" for e in (*before, last)))
     assert "best: train.lr 0.002\n" in "\n".join(sweep_lines(found, {}))
+    for evals in (tmp_path / "out").glob("*/evals.jsonl"):
+        known = [json.loads(line) for line in evals.read_text().splitlines()]
+        for own in known:
+            own["outcome"]["correct"] = [own["samples"]] * 8
+        evals.write_text("".join(json.dumps(e) + "\n" for e in known))
+    assert "all answers were correct from the beginning" in "\n".join(sweep_lines(found, {}))
 
 
 def test_the_interval_of_seeds_and_problems() -> None:

@@ -147,6 +147,8 @@ def _best(sweep: Sweep, rows: Sequence[CellRow]) -> str:
     best = max(rows, key=lambda row: row.found["sampled"].value)
     name = ", ".join(f"{k} {v}" for k, v in zip(sweep.keys, best.cell.values, strict=True))
     began = float(np.mean([run.began for run in best.ended.values()]))
+    if began == best.found["sampled"].value == 1:
+        return "all answers were correct from the beginning: harder problems would tell the cells apart"
     if best.found["sampled"].value <= began:
         return f"none ended above where it began, {began:.1%} sampled: the least harm did {name}"
     if best is rows[0]:
