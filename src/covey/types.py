@@ -43,6 +43,11 @@ class Problem:
     asked_in_text: bool = False
     """Whether the messages are made of a text, by `data.chat` or `data.system`: its rewards get texts."""
 
+    def ends_with(self, text: str) -> bool:
+        """Whether the last thing that the model is told ends so."""
+        last = self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+        return str(last).endswith(text)
+
     @property
     def chat(self) -> bool:
         """Whether its prompt is messages, and so an answer a message."""

@@ -100,8 +100,21 @@ class Broken(Counter):
         raise KeyError("gone")
 
 class Speaks(Counter):
+    def reset(self, start: int):
+        super().reset(start)
+        self.secret = random.random()
+        return f" Begin at {start} with {self.secret}."
+    def luck(self) -> str:
+        """Draw a number."""
+        return str(random.random())
+
+class Moody(Counter):
     def reset(self):
-        return "Welcome!"
+        return f"It is {time.time()}."
+
+class Mumbles(Counter):
+    def reset(self, start: int):
+        return None if start == 5 else "Welcome!"
 
 class NoReset:
     pass
@@ -172,7 +185,7 @@ def test_calls_see_what_earlier_ones_did_and_not_what_others_do(folder: Path) ->
     assert state == {"total": 10, "most": 9, "step": 1, "seen": [0.0, 0.0], "reward": 1.0} | {
         "lucky": state["lucky"]
     }
-    assert theirs["total"] == 6 and theirs["lucky"] != state["lucky"], "each has its own random numbers"
+    assert theirs["total"] == 6 and theirs["lucky"] == state["lucky"], "all of a row begin alike"
     again = episode(box)
     assert again.end() == {**state, "total": 5, "reward": 0.5}, "and the same ones in a run that is repeated"
 
@@ -215,17 +228,42 @@ def test_one_that_hangs_or_dies_costs_its_own_completion(folder: Path, method: s
     assert (other.end() or {})["total"] == 6
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Broken", "reset failed: KeyError: 'gone'"),
-        ("Speaks", "reset returned 'Welcome!', which nobody would"),
-    ],
-)
-def test_a_reset_that_does_not_work_is_said_with_its_row(folder: Path, name: str, words: str) -> None:
-    with pytest.raises(DataError, match=re.escape(words)) as raised:
-        beginning(toolbox(folder, name), ROW)
-    assert "r/1" in str(raised.value)
+def test_a_reset_that_does_not_work_is_said_with_its_row(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"r/1: game\.py:Broken: reset failed: KeyError: 'gone'"):
+        beginning(toolbox(folder, "Broken"), ROW)
+
+
+def test_prompts_end_with_what_reset_returns(folder: Path) -> None:
+    chat = [{"role": "system", "content": "Play."}, {"role": "user", "content": "Go."}]
+    rows = [Problem("r/1", "Go.", {"start": 5}), Problem("r/2", chat, {"start": 7})]
+    box = toolbox(folder, "Speaks")
+    (text, messages), kept = (with_schemas(Source(rows, own), box).train for own in ([], rows))
+    assert isinstance(text.prompt, str) and text.prompt.startswith("Go. Begin at 5 with 0.")
+    assert messages.prompt[0] == chat[0] and messages.prompt[1]["content"].startswith(
+        "Go. Begin at 7 with 0."
+    )
+    assert text.prompt.split()[-1] != messages.prompt[1]["content"].split()[-1], "each row has its own luck"
+    again = with_schemas(Source([text], []), box).train
+    assert again == [text] == kept[:1], "what an earlier stage has kept ends so already"
+
+    siblings = [box.episode(text, seed) for seed in (1, 2)]
+    drawn = [box.result(ToolCall("luck", {}), text, own) for own in siblings]
+    assert drawn[0] != drawn[1], "from then on each completion has its own luck"
+    secrets = {(own.end() or {})["secret"] for own in siblings if own is not None}
+    assert len(secrets) == 1 and text.prompt.endswith(f"{secrets.pop()}.")
+
+
+@pytest.mark.parametrize(("name", "start"), [("Moody", 5), ("Mumbles", 6)])
+def test_a_reset_that_says_something_else_than_the_prompt_is_refused(
+    folder: Path, name: str, start: int
+) -> None:
+    rows = [Problem("r/1", "Go.", {"start": 5}), Problem("r/2", "Go.", {"start": start})]
+    box = toolbox(folder, name)
+    told = with_schemas(Source(rows, []), box).train
+    with pytest.raises(
+        DataError, match=r"r/2: game\.py:\w+: reset returned '.*', with which the prompt does not"
+    ):
+        beginning(box, told[1])
 
 
 def test_a_get_reward_that_raises_is_the_users_mistake(folder: Path) -> None:

@@ -23,7 +23,10 @@ class EnvironmentSetup(TypedDict):
     name: str
     columns: dict[str, object]
     """What ``reset`` gets."""
+    problem_seed: int
+    """Of random numbers until ``reset`` returns: all completions of a problem begin alike."""
     seed: int
+    """Of those afterwards."""
     most: int
     """Characters of an answer."""
 
@@ -37,14 +40,13 @@ def call_tool(place: str, name: str, given: Mapping[str, object], most: int) -> 
 def serve_environment(setup: EnvironmentSetup) -> None:
     """Make an environment, reset it, and call its methods until the other side is gone."""
     most = setup["most"]
-    random.seed(setup["seed"])
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(setup["seed"])
+    _seed(setup["problem_seed"])
     with asyncio.Runner() as loop:
         try:
             environment = getattr(load_module(setup["place"]), setup["name"])()
             said = _awaited(environment.reset(**setup["columns"]), loop)
-            send(CHANNEL, {"value": None if said is None else _text(said)[:most]})
+            send(CHANNEL, {"value": None if said is None else _text(said)})
+            _seed(setup["seed"])
         except BaseException as error:
             send(CHANNEL, failure(error))
             return
@@ -61,6 +63,12 @@ def serve_environment(setup: EnvironmentSetup) -> None:
                     send(CHANNEL, {"value": _state(environment, loop)})
             except BaseException as error:
                 send(CHANNEL, failure(error))
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
 
 
 def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:

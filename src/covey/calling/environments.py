@@ -1,9 +1,9 @@
 """Environments: an object of the user's class for each completion, in a process of its own.
 
     class Game:
-        def reset(self, *, secret: int) -> None: ...      # columns of the row, by name
-        def guess(self, number: int) -> str: ...          # what the model may call
-        def get_reward(self) -> float: ...                # if it has that
+        def reset(self, *, secret: int) -> str | None: ...  # columns of the row, by name; ends the prompt
+        def guess(self, number: int) -> str: ...            # what the model may call
+        def get_reward(self) -> float: ...                  # if it has that
 
 The process is forked from one that has imported the class. One that hangs or dies costs its own completion.
 """
@@ -24,6 +24,7 @@ from covey.calling.child import EnvironmentSetup
 from covey.calling.offered import Environment
 from covey.errors import CoveyError, DataError, RewardError
 from covey.rewards.threads import Call, Executor
+from covey.rng import key
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import GRACE, ChildProcess, ForkServer
 from covey.sandbox.confine import Limits
@@ -109,8 +110,16 @@ class Episode:
         """What a method returns, or how it failed; the object is made and reset before its first call."""
         with self.lock:
             if self.over is None and self.child is None:
-                self._begin()
+                self._expect(self._reset())
             return self.over or self._asked((method, given))
+
+    def opening(self) -> str | None:
+        """What `reset` returns, for whoever writes the prompt. The object is not used again."""
+        try:
+            with self.lock:
+                return self._reset()
+        finally:
+            self.close()
 
     def end(self) -> dict[str, object] | None:
         """The attributes that it ends with; None where it hung or died. Its process ends."""
@@ -137,7 +146,8 @@ class Episode:
     def _name(self) -> str:
         return self.among.environment.spec
 
-    def _begin(self) -> None:
+    def _reset(self) -> str | None:
+        """Make the object and reset it. -> what that returns."""
         environment, server = self.among.environment, self.among.host(self)
         self.child = self.stack.enter_context(server.child("serve", self.among.limits))
         place, name = environment.home
@@ -147,6 +157,7 @@ class Episode:
             "place": place,
             "name": name,
             "columns": columns,
+            "problem_seed": key("reset", self.problem.id) % (1 << 32),
             "seed": self.seed % (1 << 32),
             "most": self.among.most,
         }
@@ -159,10 +170,16 @@ class Episode:
             ) from None
         if outcome.kind != "ok":
             raise DataError(f"{self.problem.id}: {self._name}: reset failed: {outcome.text or outcome.kind}")
-        if outcome.value is not None:
+        return None if outcome.value is None else str(outcome.value)
+
+    def _expect(self, said: str | None) -> None:
+        """Raise DataError if `reset` says what the prompt does not: a group has one prompt."""
+        if said and not self.problem.ends_with(said):
             raise DataError(
-                f"{self.problem.id}: {self._name}: reset returned {outcome.value[:60]!r}, which nobody would "
-                "read: what the model is told first belongs in the row's prompt, the same for a whole group"
+                f"{self.problem.id}: {self._name}: reset returned {said[:60]!r}, with which the prompt does "
+                "not end. It has to return the same for all completions of a row: let it depend on columns, "
+                "and on `random` or numpy, which are seeded. If it returns a text for some rows only, let it "
+                "return '' for the others, not None"
             )
 
     def _asked(self, message: object) -> Outcome:

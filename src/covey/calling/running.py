@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +74,14 @@ class Toolbox:
         if self.environments is None:
             return None
         return Episode(self.environments, self.executor, problem, seed)
+
+    def openings(self, problems: Sequence[Problem]) -> list[str]:
+        """What prompts have to end with. A `reset` that returns None for the first never says anything."""
+        asked = [e for p in problems if (e := self.episode(p, seed=0)) is not None]
+        if not asked or (first := asked[0].opening()) is None:
+            return [""] * len(problems)
+        begun = [episode.submit(episode.opening) for episode in asked[1:]]
+        return [first, *(one.result() or "" for one in begun)]
 
     def begin(self, call: ToolCall, problem: Problem, episode: Episode | None = None) -> Call[str]:
         """Start a call; its result will be text for the model."""

@@ -40,7 +40,8 @@ def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object]
 def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
     """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them.
 
-    Raises DataError where a tool asks for a column that a row lacks.
+    Prompts end with what an environment's `reset` returns. Raises DataError where a tool asks for a column
+    that a row lacks.
     """
     if toolbox is None:
         return source
@@ -50,17 +51,31 @@ def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
         _check_columns(f"the tool {tool.name}", needed, problems)
     if toolbox.environment is not None:
         _check_columns(f"{toolbox.environment.spec}.reset", toolbox.environment.needed, problems)
+    given = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
+    openings = dict(zip(map(id, given), toolbox.openings(given), strict=True))
 
     schemas: Mapping[str, object] = {"tools": toolbox.schemas}
 
     def informed(problem: Problem) -> Problem:
-        return replace(problem, template={**schemas, **problem.template}) if problem.chat else problem
+        whole = _ending_with(problem, openings[id(problem)])
+        return replace(whole, template={**schemas, **problem.template}) if problem.chat else whole
 
     train, test = ([informed(p) for p in own] for own in (source.train, source.test))
     learned, held_out = (
         [replace(e, problem=informed(e.problem)) for e in own] for own in (source.examples, source.held_out)
     )
     return replace(source, train=train, test=test, examples=learned, held_out=held_out)
+
+
+def _ending_with(problem: Problem, text: str) -> Problem:
+    """Kept completions of an earlier stage have prompts that end so already."""
+    if problem.ends_with(text):
+        return problem
+    prompt = problem.prompt
+    if isinstance(prompt, str):
+        return replace(problem, prompt=prompt + text)
+    last = {**prompt[-1], "content": f"{prompt[-1]['content']}{text}"}
+    return replace(problem, prompt=[*prompt[:-1], last])
 
 
 def _check_columns(asking: str, needed: set[str], problems: Sequence[Problem]) -> None:

@@ -68,8 +68,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     toolbox = toolbox_of(loaded)
     if toolbox is not None and toolbox.chosen is not None:
         rewards.sandbox = toolbox.chosen.record()
-    begins = partial(beginning, toolbox)
-    source = with_schemas(usable_problems(source, rewards, loaded, console, begins), toolbox)
+    source = with_schemas(source, toolbox)
+    source = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
     set_process(config)
     follow_products(config)
     policy, learned = begin(loaded, source)
