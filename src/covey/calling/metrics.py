@@ -18,5 +18,5 @@ def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "tools/turns": sum(answered) / len(completions),
         "tools/used": sum(map(bool, answered)) / len(completions),
         "tools/tokens": tokens / len(completions),
-        "tools/failed": sum(f"\n{ERROR}" in f"\n{a}" for a in answers) / max(len(answers), 1),
+        "tools/failed": sum(answer.startswith(ERROR) for answer in answers) / max(len(answers), 1),
     }

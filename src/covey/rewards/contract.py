@@ -204,7 +204,10 @@ class Reward:
         self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, object]:
         """What a call gets: only what the signature accepts. Settings win over columns."""
-        in_text = isinstance(problem.prompt, str) or (problem.asked_in_text and not self.ours)
+        asked = problem.prompt
+        if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
+            asked = str(asked[-1]["content"])
+        in_text = isinstance(asked, str)
         texts = [c.text if in_text else [{"role": "assistant", "content": c.text}] for c in completions]
         if self.per_sample:
             row = problem.columns
@@ -214,14 +217,14 @@ class Reward:
                 "extra_info": {},
                 **row,
                 # A column named completion (the worked answer) must not stand in for what was sampled.
-                "prompt": problem.prompt,
+                "prompt": asked,
                 "completion": texts[0],
                 "solution_str": completions[0].text,
             }
         else:
             available = {
                 **{k: [v] * len(texts) for k, v in problem.columns.items()},
-                "prompts": [problem.prompt] * len(texts),
+                "prompts": [asked] * len(texts),
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
