@@ -31,7 +31,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     """Measure a config's model on its held-out problems."""
     config = loaded.config
     toolbox = toolbox_of(loaded)
-    source = with_schemas(load_source(loaded), toolbox)
+    source = with_schemas(load_source(loaded), toolbox, console.say)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
     named = config.rewards or source.rewards

@@ -8,13 +8,14 @@ import random
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from covey.calling import turns
+from covey.calling import running, turns
 from covey.calling.calls import ToolCall
 from covey.calling.environments import Episode
 from covey.calling.offered import load_tools
@@ -243,6 +244,10 @@ def test_prompts_end_with_what_reset_returns(folder: Path) -> None:
         "Go. Begin at 7 with 0."
     )
     assert text.prompt.split()[-1] != messages.prompt[1]["content"].split()[-1], "each row has its own luck"
+    heard: list[str] = []
+    many = [replace(rows[0], id=f"r/{n}") for n in range(running.AT_ONCE + 1)]
+    assert len({p.prompt for p in with_schemas(Source(many, []), box, heard.append).train}) == len(many)
+    assert heard == ["game.py:Speaks: reset is called for each of 501 prompts"]
     again = with_schemas(Source([text], []), box).train
     assert again == [text] == kept[:1], "what an earlier stage has kept ends so already"
 

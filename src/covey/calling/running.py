@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,8 @@ ERROR = "error: "
 """How a result begins that reports one. The model reads it and may try again."""
 LONGEST_TOKEN = 128
 """Characters; Qwen and Llama 3 have tokens of so many spaces."""
+AT_ONCE = 500
+"""Prompts whose beginnings nobody waits for: they take a second or two."""
 ESCAPED = 12
 """Bytes that a character may take on its way out of a process."""
 
@@ -75,11 +77,13 @@ class Toolbox:
             return None
         return Episode(self.environments, self.executor, problem, seed)
 
-    def openings(self, problems: Sequence[Problem]) -> list[str]:
+    def openings(self, problems: Sequence[Problem], say: Callable[[str], object]) -> list[str]:
         """What prompts have to end with. A `reset` that returns None for the first never says anything."""
         asked = [e for p in problems if (e := self.episode(p, seed=0)) is not None]
         if not asked or (first := asked[0].opening()) is None:
             return [""] * len(problems)
+        if len(asked) > AT_ONCE:
+            say(f"{self.tools.environment}: reset is called for each of {len(asked):,} prompts")
         begun = [episode.submit(episode.opening) for episode in asked[1:]]
         return [first, *(one.result() or "" for one in begun)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from covey.calling.calls import ToolCall
@@ -37,7 +37,9 @@ def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object]
     return None if episode is None else episode.end()
 
 
-def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
+def with_schemas(
+    source: Source, toolbox: Toolbox | None, say: Callable[[str], object] = lambda _: None
+) -> Source:
     """Problems whose chats tell the model of its tools; a row that has `tools` of its own keeps them.
 
     Prompts end with what an environment's `reset` returns. Raises DataError where a tool asks for a column
@@ -52,7 +54,7 @@ def with_schemas(source: Source, toolbox: Toolbox | None) -> Source:
     if toolbox.environment is not None:
         _check_columns(f"{toolbox.environment.spec}.reset", toolbox.environment.needed, problems)
     given = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
-    openings = dict(zip(map(id, given), toolbox.openings(given), strict=True))
+    openings = dict(zip(map(id, given), toolbox.openings(given, say), strict=True))
 
     schemas: Mapping[str, object] = {"tools": toolbox.schemas}
 

@@ -68,7 +68,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     toolbox = toolbox_of(loaded)
     if toolbox is not None and toolbox.chosen is not None:
         rewards.sandbox = toolbox.chosen.record()
-    source = with_schemas(source, toolbox)
+    source = with_schemas(source, toolbox, console.say)
     source = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
     set_process(config)
     follow_products(config)
