@@ -143,10 +143,10 @@ class GRPOTrainer:
     ) -> None:
         if refused := [name for name, value in others.items() if value not in (None, (None, None))]:
             raise ConfigError(f"GRPOTrainer: {refused[0]} has no counterpart in `covey.train`; leave it out")
-        if train_dataset is None:
-            raise ConfigError("GRPOTrainer: train_dataset is missing; rows with a `prompt` are expected")
         self.model, self.args = model, args or GRPOConfig()
         self.result: Result | None = None
+        if train_dataset is None:
+            train_dataset = self._empty_prompts(environment_factory)
         data = {"train": list(train_dataset)}
         if eval_dataset is not None:
             data["test"] = list(eval_dataset)
@@ -170,6 +170,18 @@ class GRPOTrainer:
             self._settings["rollout.tools"] = {"functions": functions, "environment": made, "max_calls": most}
         if peft_config is not None:
             self._settings["lora"] = _lora(peft_config)
+
+    def _empty_prompts(self, environment: Callable[[], object] | None) -> list[Mapping[str, object]]:
+        """A row for each prompt of the run, which is what the environment's `reset` returns."""
+        steps = self.args.names.get("max_steps")
+        if environment is None or not isinstance(steps, int) or steps < 1:
+            raise ConfigError(
+                "GRPOTrainer: train_dataset is missing; rows with a `prompt` are expected, or an "
+                "environment_factory whose `reset` returns prompts, and `max_steps`"
+            )
+        run = self.args.settings(0)
+        count = int(str(run["train.steps"])) * int(str(run["rollout.prompts_per_step"]))
+        return [{"prompt": [{"role": "user", "content": ""}]}] * count
 
     def train(self, resume_from_checkpoint: object = None) -> Result:
         """Train, or continue what an earlier try has left in `output_dir`."""

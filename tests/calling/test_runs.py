@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from covey.insight.usage import sample_command
 from covey.models.policy import save_policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.rewards.base import load_rewards
+from covey.runs.rollouts import read_rollouts
 from covey.signals import Stopped
 from covey.trl import GRPOConfig, GRPOTrainer
 from tests.conftest import policy_of
@@ -172,8 +174,17 @@ class Game:
         return "42"
 
 
-def right(completions: list[str], **_: object) -> list[float]:
-    return [float(len(c) % 2) for c in completions]
+class Puzzle(Game):
+    """Tells what it is about."""
+
+    def reset(self, **columns: object) -> str:  # type: ignore[override]
+        """Begin with the question."""
+        super().reset(**columns)
+        return f"Which number? {random.random()}"
+
+
+def right(completions: list[list[dict[str, str]]], **_: object) -> list[float]:
+    return [float(sum(map(ord, c[0]["content"]))) for c in completions]
 
 
 def test_tools_of_a_script_for_trl(tmp_path: Path) -> None:
@@ -197,6 +208,27 @@ def test_tools_of_a_script_for_trl(tmp_path: Path) -> None:
         GRPOTrainer(reward_funcs=right, args=arguments, tools=[lambda number: number], **given)
     playing = GRPOTrainer(reward_funcs=right, args=arguments, environment_factory=Game, **given)
     assert playing._settings["rollout.tools"]["environment"].endswith(":Game")
+    with pytest.raises(ConfigError, match="whose `reset` returns prompts, and `max_steps`"):
+        GRPOTrainer(reward_funcs=right, environment_factory=Game, **given | {"train_dataset": None})
+
+
+def test_an_environment_may_bring_the_prompts(tmp_path: Path) -> None:
+    """As in TRL: without a dataset each prompt of the run is what `reset` returns."""
+    tokenizer = build_tokenizer(["1+2=3"], vocab_size=300)
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path / "run"), max_steps=3, per_device_train_batch_size=4, num_generations=2,
+        max_completion_length=8, use_cpu=True,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=build_model(tokenizer, 0), processing_class=tokenizer, reward_funcs=right, args=arguments,
+        environment_factory=Puzzle,
+    )  # fmt: skip
+    trainer.train()
+    logs = [read_rollouts(tmp_path / "run", step).rows for step in range(3)]
+    asked = {(r["group"], step): r["prompt"][0]["content"] for step, rows in enumerate(logs) for r in rows}
+    assert len(asked) == 6
+    assert len(set(asked.values())) == 6
+    assert all(prompt.startswith("Which number? 0.") for prompt in asked.values())
 
 
 def test_a_model_is_tried_with_its_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
