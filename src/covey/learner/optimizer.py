@@ -56,8 +56,8 @@ class Optimizer:
         self.gradient_bytes = 0
         """Of the gradient when a step was taken."""
         self.moved = False
-        """Whether the last step was applied to more than a head: not to a weight without a gradient, while one
-        of 0 lets AdamW's memory of others move it.
+        """Whether the last step was applied to more than a head: not to weights without a gradient, while one
+        of 0 lets AdamW's memory of others move them.
         """
 
     def accumulate(self) -> None:

@@ -146,7 +146,7 @@ def updates(
 
 
 def refresh(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
-    """Move the reference to the policy where a step begun after ``before`` updates passes ``refresh_every``."""
+    """Move the reference to the policy where a step, begun after ``before`` updates, passes refresh_every."""
     kl, reference = algorithm.kl, learner.reference
     if kl is None or kl.refresh_every is None or reference is None:
         return
