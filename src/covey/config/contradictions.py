@@ -174,7 +174,7 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         return
     settings = chosen.all_settings
     if chosen.function is not pass_rate_band:
-        if group_size == 1 and algorithm.credit == "completion":
+        if group_size == 1 and algorithm.credit in ("completion", "component"):
             yield f"rollout.group_size 1: a single completion is never {chosen.name}; use filter: null"
     elif settings["low"] == 0 and settings["high"] == 1:
         yield "algorithm.filter pass_rate_band from 0 to 1 keeps every group; use filter: null, or narrow it"
