@@ -55,6 +55,11 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"algorithm.critic.warmup {algorithm.critic.warmup}: the policy never learns in "
             f"{train.steps} steps (train.steps); use fewer"
         )
+    if algorithm.values_on_policy and train.lr == 0:
+        yield (
+            "train.lr 0: a critic on the policy's trunk learns on its schedule, so never; use trunk own to "
+            "train a critic alone"
+        )
     if rollout.temperature < COLDEST:
         yield (
             f"rollout.temperature {rollout.temperature:g}: completions of a prompt would all be the same, so "
