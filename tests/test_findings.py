@@ -27,6 +27,7 @@ from covey.insight.findings import (
     table,
     unknown,
 )
+from covey.insight.remedies import verified
 from covey.insight.rules import RULES, explain, no_signal
 from covey.insight.watch import Watch
 from covey.runs.folder import RunFolder
@@ -241,6 +242,15 @@ def test_an_own_estimator_is_named_where_the_policy_got_worse(tmp_path: Path) ->
     assert first.sentence.endswith("with your own estimator mine.py:bold")
 
 
+def test_only_the_own_function_that_says_what_is_correct_gives_way_to_the_tested_one() -> None:
+    ours = {"math_answer": {"rule": "answer_tag"}}
+    assert verified(["mine.py:right", {"mine.py:style": 0.5}]) == [ours, {"mine.py:style": 0.5}]
+    declared = [{"mine.py:style": 0.5}, {"mine.py:right": {"verdict": True}}]
+    assert verified(declared) == [declared[0], {"math_answer": {"rule": "answer_tag", "verdict": True}}]
+    tested = [{"mine.py:style": 0.5}, {"exact_answer": {"verdict": True}}]
+    assert verified(tested) == tested
+
+
 ALL = {
     "groups/dead": 1.0,
     "groups/dead_correct": 0.0,
@@ -251,6 +261,8 @@ STILL = {"groups/dead": 0.0, "optimizer/grad_norm": 0.0, "optimizer/skipped": 0.
 LEFT_OUT = {**STILL, "groups/count": 8.0, "rollout/filtered": 8.0}
 UNSCORED = {"groups/dead_unscored": 1.0, "reward/unscored": 1.0}
 LONG = {"groups/dead_incorrect": 1.0, "length/truncated": 0.9}
+CUT = {"length/truncated": 1.0}
+FOOLED = {"accuracy": 0.5, "reward/paid_elsewhere": 1.0}
 COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
 
 
@@ -265,6 +277,7 @@ COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
         ("algorithm: grpo", STILL, "it is algorithm.advantage that gives"),
         ("algorithm: {name: grpo, filter: informative}", LEFT_OUT, "algorithm.filter leaves every group out"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **LONG}, "rollout.max_tokens: 18"),
+        ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **CUT, **FOOLED}, "max_tokens: 18"),
         ("rollout: {temperature: 0.05}", COPIES, "little to choose. Try: rollout.temperature: 1.0"),
     ],
 )

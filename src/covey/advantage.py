@@ -175,7 +175,7 @@ def _token_rewards(group: Group, rewards: Tensor, mask: Tensor, cost: Tensor) ->
     A KL by token is paid token by token.
     """
     paid, rest = cost[:, : mask.shape[1]].clone(), rewards.clone()
-    for name, steps in group.steps.items() if group.credit != "completion" else ():
+    for name, steps in group.steps.items() if group.credit in ("step", "token") else ():
         own = [s for s, known in zip(steps, group.scorable, strict=True) if known]
         for row, given in enumerate(own):
             for value, end in zip(given.values, given.ends, strict=True):

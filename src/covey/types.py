@@ -18,7 +18,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 OpenShare = Annotated[float, Gt(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
 
-Credit = Literal["completion", "step", "token"]
+Credit = Literal["completion", "component", "step", "token"]
 
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 """A chat: ``[{"role": "user", "content": "..."}, ...]``."""
@@ -299,7 +299,8 @@ class Group:
     def dead(self) -> bool:
         """Whether all rewards are equal, compared one by one, so that the group teaches nothing.
 
-        By step, these are the step rewards of each function that gives any and the values of each other one.
+        By component, these are the values of each function: their sum may tie where they do not. By step they
+        are the step rewards of each function that gives any and the values of each other one.
         By token a completion is compared with a critic's values, so that whatever is scored teaches.
         """
         if self.credit == "completion":
@@ -312,5 +313,6 @@ class Group:
     def compared(self, i: int) -> dict[str, set[float]]:
         """name -> what the function paid completion i: for its steps, where it gives any."""
         values = {name: set(own[[i]][~np.isnan(own[[i]])].tolist()) for name, own in self.components.items()}
-        paid = values | {name: set(own[i].values) for name, own in self.steps.items()}
-        return {name: own for name, own in paid.items() if self.weights.get(name, 1.0)}
+        if self.credit != "component":
+            values |= {name: set(own[i].values) for name, own in self.steps.items()}
+        return {name: own for name, own in values.items() if self.weights.get(name, 1.0)}

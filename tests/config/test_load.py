@@ -42,6 +42,7 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
             "run.yaml:2: train.lerning_rate is not a setting; did you mean train.lr?",
         ),
         ("train: {lr: -1}\n", "run.yaml:1: train.lr = -1: input should be greater than or equal to 0"),
+        ("train: {betas: [0.9, 1.5]}\n", "run.yaml:1: train.betas.1 = 1.5: input should be less than 1"),
         ("rollout: {group_size: two}\n", "rollout.group_size = 'two'"),
         ("seed: 010\n", "seed: YAML reads 010 as the number 8: write 10"),
         ("train:\n  steps: 1:30\n", ":2: train.steps: YAML reads 1:30 as the number 90"),

@@ -127,7 +127,10 @@ def test_every_form_of_an_axis() -> None:
         ({"kl": {"target": 0}}, "greater than 0"),
         ({"kl": {"refresh_every": 0}}, "greater than or equal to 1"),
         ({"kl": {"refresh_mix": 2}}, "less than or equal to 1"),
-        ({"kl": {"estimator": "k4"}}, "k1, k2, k3"),
+        (
+            {"kl": {"estimator": "k4"}},
+            "algorithm.kl.estimator: 'k4' is unknown; known: absolute, full, k1, k2, k3",
+        ),
         ({"old": "nobody"}, "'trainer' or 'sampler'"),
         ({"token_weights": 3}, "not a list"),
         ({"token_weights": [None]}, "neither a name nor a mapping"),

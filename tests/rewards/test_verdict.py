@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.fakes import ScriptedSampler, completion, prompted
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
 from covey.errors import ConfigError
 from covey.evaluation import evaluate
+from covey.objective.advantages import component_zscore
+from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import reward
@@ -199,6 +202,28 @@ def test_by_step_a_group_is_dead_only_where_no_step_differs() -> None:
     loads = load_rewards([{lines: 0.0}, {mine: {"verdict": True}}], Path())
     unpaid = loads.score_group(Problem("p", "?"), np.array([1]), [completion("4"), completion("4")])
     assert credited(unpaid, "step").dead  # what differs weighs nothing
+
+
+def test_by_component_a_group_is_dead_only_where_each_reward_ties() -> None:
+    """What is normalised reward by reward differs where two sums are the same: GDPO's very case."""
+
+    def first(completion: str) -> float:
+        return 1.0 if completion == "4" else 0.0
+
+    def second(completion: str) -> float:
+        return 0.0 if completion == "4" else 2.0
+
+    loads = load_rewards([{first: {"weight": 2.0, "verdict": True}}, {second: 1.0}], Path())
+    problem, both = Problem("p", "?"), [completion("4"), completion("5")]
+    group = credited(loads.score_group(problem, np.array([1]), both), PRESETS["gdpo"].credit)
+    assert group.rewards.tolist() == [2.0, 2.0]
+    assert not group.dead
+    assert (
+        component_zscore(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([2.0, 1.0])).abs().min() > 0.7
+    )
+    assert credited(group, PRESETS["grpo"].credit).dead
+    again = loads.score_group(problem, np.array([1]), [completion("4"), completion("4")])
+    assert credited(again, PRESETS["gdpo"].credit).dead
 
 
 ANSWER_NAME = "exact_answer"

@@ -145,6 +145,13 @@ def test_what_cannot_work_is_refused(algorithm: dict[str, Any], says: str) -> No
         load_config(values={"algorithm": algorithm, "data": {"task": "sums"}})
 
 
+def test_a_critic_on_the_trunk_is_refused_where_its_schedule_is_0() -> None:
+    settings: dict[str, Any] = {"data": {"task": "sums"}, "train": {"lr": 0}}
+    with pytest.raises(ConfigError, match=r"train.lr 0: a critic on the policy's trunk .* so never"):
+        load_config(values={"algorithm": {"name": "ppo", "critic": {"trunk": "policy"}}, **settings})
+    load_config(values={"algorithm": "ppo", **settings})
+
+
 def test_a_critic_that_diverges_is_announced_once_until_it_recovers() -> None:
     memory, said = GuardMemory(), []
     for step, explained in enumerate([0.1, *[-3.0] * 8, 0.2, *[-1.0] * 5]):

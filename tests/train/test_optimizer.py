@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.conftest import CONFIGS, sharpened
 from tests.train.test_runs import start
 from torch import nn
 
+from covey.batching import MicroBatch, given_batch
 from covey.config.schema import Train
 from covey.errors import ConfigError
+from covey.learner.learner import Learner
 from covey.learner.optimizer import Optimizer
 from covey.learner.schedule import learning_rate
+from covey.models.logprobs import TokenScores
+from covey.models.policy import Policy
+from covey.models.tiny import build_tokenizer
+from covey.prompts import GivenAnswer, Prompted
+from covey.types import Problem
 
 EIGHT_BIT = pytest.param(
     "adamw_8bit",
@@ -59,6 +69,37 @@ def test_what_has_never_learned_waits_whether_its_gradient_is_none_or_zero(
             assert not torch.equal(head, head_before)
         ends.append((body.detach(), head.detach()))
     assert all(map(torch.equal, *ends))
+
+
+@dataclass(frozen=True)
+class Times:
+    """The mean log-prob of given answers, times a factor."""
+
+    factor: float
+    temperature: float = 1.0
+    max_tokens: int = 1
+    skips_idle: bool = False
+    whole_groups: bool = False
+    needs_reference: bool = False
+
+    def __call__(self, micro: MicroBatch, scores: TokenScores) -> tuple[torch.Tensor, str]:
+        return self.factor * scores.logprobs.mean(), "seen"
+
+
+def test_an_update_counts_where_what_the_optimizer_remembers_moves_the_weights() -> None:
+    """Who samples elsewhere asks by the count of updates whether there are new weights."""
+    tokenizer = build_tokenizer(["1+2=3"] * 3, vocab_size=300)
+    policy = Policy(sharpened(CONFIGS["qwen3"]), tokenizer)
+    learner = Learner(policy, Train(lr=1e-2))
+    answer = GivenAnswer(np.array([7, 8]), np.ones(2, dtype=bool))
+    batch = given_batch([Prompted(Problem("p", "p"), np.array([5, 6]), (answer,), (1.0,))])
+    for factor, version in ((0.0, 0), (1.0, 1), (0.0, 2), (None, 2)):
+        before = policy.parameters[0].detach().clone()
+        if factor is not None:
+            learner.forward_backward(batch, Times(factor))
+        learner.step(1e-2)
+        assert learner.version == version
+        assert torch.equal(before, policy.parameters[0]) == (version == 0 or factor is None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

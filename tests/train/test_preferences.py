@@ -20,7 +20,7 @@ from covey.batching import Batch, given_batch
 from covey.cli import main
 from covey.config.load import load_config
 from covey.config.schema import Data, Train
-from covey.errors import CheckpointError, ConfigError, DataError, Stopped
+from covey.errors import CheckpointError, ConfigError, DataError, GuardStop, Stopped
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
@@ -322,6 +322,19 @@ def run(tmp_path: Path, name: str, method: str, **settings: Any) -> Path:
     values = {"method": method, "rewards": (), "data": data, "train": train, "eval": {"every": 2}, **settings}
     start(tmp_path / name, **values)
     return tmp_path / name
+
+
+def test_a_loss_without_a_gradient_is_named_not_the_groups_that_there_are_none_of(tmp_path: Path) -> None:
+    data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None, "held_out": 0}
+    loss = {"desirable_weight": 0, "undesirable_weight": 0}
+    with pytest.raises(GuardStop, match="changed a weight: every gradient was 0; look at the settings of `l"):
+        start(tmp_path / "run", method="kto", loss=loss, data=data, train={"steps": 1}, rewards=())
+
+
+@pytest.mark.parametrize("method", ["dpo", "robust_dpo"])
+def test_pairs_half_of_which_are_the_wrong_way_round_are_refused(method: str) -> None:
+    with pytest.raises(ConfigError, match=r"loss.label_smoothing: 0.5: .* less than 0.5"):
+        load_config(values={"method": method, "loss": {"label_smoothing": 0.5}})
 
 
 @pytest.mark.parametrize("method", list(PREFERENCES))

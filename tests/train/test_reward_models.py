@@ -223,6 +223,21 @@ def test_heads_of_labels_and_of_steps(tmp_path: Path, kind: str) -> None:
         assert np.sign(next(iter(group.steps.values()))[0].values).tolist() == [1, -1, 1]
 
 
+def test_held_out_steps_count_alike_however_many_a_row_has(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}=", "completions": ["yes", "no"], "labels": [1, 0]} for n in range(4)]
+    held_out = [
+        {"prompt": "5=", "completions": ["no"], "labels": [0]},
+        {"prompt": "6=", "completions": ["yes", "yes", "no", "yes"], "labels": [1, 1, 0, 1]},
+    ]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    data = {"task": None, "train": tmp_path / "rows.jsonl", "test": tmp_path / "held_out.jsonl"}
+    # At a rate of 0 the head stays 0, which says incorrect of every step: of two of five that is right.
+    run = trained(tmp_path, rows, data=data, train={"steps": 1, "lr": 0.0, "batch_size": 1})
+    assert metrics_of(run)[-1]["held_out/reward_model/accuracy"] == pytest.approx(2 / 5)
+    assert metrics_of(run)[-1]["held_out/reward_model/good"] == pytest.approx(3 / 5)
+    assert "Of 5 held-out steps judged as they are labelled: 40 %" in (run / "final/README.md").read_text()
+
+
 def test_a_stopped_run_ends_with_the_same_bits_and_goes_on_later(tmp_path: Path) -> None:
     whole = trained(tmp_path, pair_rows(), "whole")
     for at in (2, 3):

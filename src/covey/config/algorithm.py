@@ -110,17 +110,17 @@ def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Framewo
 def _choice(
     axis: str, current: AnyBound | None, value: object, folder: Path, dialect: Framework | None = None
 ) -> AnyBound:
-    settings = _mapping(f"algorithm.{axis}", value)
+    settings = _mapping(_place(axis), value)
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
-        raise ConfigError(f"algorithm.{axis}: needs a name, one of {', '.join(_names(axis))}")
+        raise ConfigError(f"{_place(axis)}: needs a name, one of {', '.join(_names(axis))}")
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
     function = _function(axis, name, folder)
     if dialect and (current is None or name != current.name):
         said = dialect.conventions.get(function)
         settings = {**(said.settings if said and said.function is function else {}), **settings}
-    return Bound(function, checked_settings(f"algorithm.{axis}", function, settings))
+    return Bound(function, checked_settings(_place(axis), function, settings))
 
 
 def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
@@ -129,18 +129,18 @@ def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Ca
         return named
     if isinstance(named, str) and ":" not in named:
         if named not in known:
-            raise ConfigError(f"algorithm.{axis}: {named!r} is unknown{hint(named, known)}")
+            raise ConfigError(f"{_place(axis)}: {named!r} is unknown{hint(named, known)}")
         return known[named]
     function = load_function(named, folder) if isinstance(named, str) else _own(named, folder)
     name = named if isinstance(named, str) else name_of(named)
     try:
         names = data_names(function)
     except (TypeError, ValueError):
-        raise ConfigError(f"algorithm.{axis}: {name} does not say what data it asks for") from None
+        raise ConfigError(f"{_place(axis)}: {name} does not say what data it asks for") from None
     for asked in names:
         if asked not in OFFERED[axis]:
             raise ConfigError(
-                f"algorithm.{axis}: {name} asks for {asked!r}, which is no data of this axis"
+                f"{_place(axis)}: {name} asks for {asked!r}, which is no data of this axis"
                 f"{hint(asked, OFFERED[axis])}; settings come after a * in its signature"
             )
     return function
@@ -151,6 +151,11 @@ def _own(function: Callable[..., object], folder: Path) -> Callable[..., object]
     named = function if isfunction(function) else partial(function)
     vars(named).update(__name__=name_of(function), __covey_name__=recorded_name(function, folder))
     return named
+
+
+def _place(axis: str) -> str:
+    """Where a config names an axis."""
+    return "algorithm.kl.estimator" if axis == "estimator" else f"algorithm.{axis}"
 
 
 def _names(axis: str) -> dict[str, Callable[..., object]]:
@@ -239,7 +244,7 @@ def _spelled(value: object) -> object:
 def algorithm_settings() -> Iterator[tuple[str, str, inspect.Parameter]]:
     """(dotted key, function or record it belongs to, parameter) of all settings below `algorithm`."""
     for axis, functions in AXES.items():
-        place = "algorithm.kl.estimator" if axis == "estimator" else f"algorithm.{axis}"
+        place = _place(axis)
         for function in functions:
             for parameter in parameters_of(function).values():
                 yield f"{place}.{parameter.name}", function.__name__, parameter

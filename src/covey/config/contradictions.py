@@ -55,6 +55,11 @@ def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"algorithm.critic.warmup {algorithm.critic.warmup}: the policy never learns in "
             f"{train.steps} steps (train.steps); use fewer"
         )
+    if algorithm.values_on_policy and train.lr == 0:
+        yield (
+            "train.lr 0: a critic on the policy's trunk learns on its schedule, so never; use trunk own to "
+            "train a critic alone"
+        )
     if rollout.temperature < COLDEST:
         yield (
             f"rollout.temperature {rollout.temperature:g}: completions of a prompt would all be the same, so "
@@ -174,7 +179,7 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
         return
     settings = chosen.all_settings
     if chosen.function is not pass_rate_band:
-        if group_size == 1 and algorithm.credit == "completion":
+        if group_size == 1 and algorithm.credit in ("completion", "component"):
             yield f"rollout.group_size 1: a single completion is never {chosen.name}; use filter: null"
     elif settings["low"] == 0 and settings["high"] == 1:
         yield "algorithm.filter pass_rate_band from 0 to 1 keeps every group; use filter: null, or narrow it"

@@ -16,6 +16,8 @@ Method = Literal[
     "rejection_sampling", "filter",
 ]  # fmt: skip
 
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Data(Section):
     """Where problems come from: a built-in task, or files with one problem per row."""
@@ -86,7 +88,7 @@ class Train(Section):
         "constant", description="What the learning rate does after the warm-up."
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW moment decay rates.")
+    betas: tuple[BelowOne, BelowOne] = Field((0.9, 0.99), description="AdamW moment decay rates.")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     inner_epochs: int = Field(1, ge=1, le=1_000, description="Passes over each rollout batch.")
     updates_per_batch: int = Field(1, ge=1, le=65_536, description="Optimizer steps per pass.")

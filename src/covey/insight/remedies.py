@@ -85,8 +85,13 @@ def gated(specs: Sequence[object]) -> list[object]:
 
 
 def verified(specs: Sequence[object]) -> list[object]:
-    """The verifier that is tested in place of functions of one's own."""
-    return [{"math_answer": {"rule": "answer_tag"}} if ":" in spec_name(s) else s for s in specs]
+    """The verifier that is tested in place of a function of one's own that says what is correct."""
+    declared = [s for s in specs if spec_settings(s).get("verdict")]
+    judge = (declared or [s for s in specs if ":" in spec_name(s)] or [None])[0]
+    if judge is None or ":" not in spec_name(judge):
+        return list(specs)
+    ours = {"math_answer": {"rule": "answer_tag", **({"verdict": True} if declared else {})}}
+    return [ours if s is judge else s for s in specs]
 
 
 def room(seen: Seen) -> str:

@@ -31,7 +31,10 @@ def no_signal(metrics: Records, setting: SettingOf) -> str:
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
     correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
     rules = [rule for rule in RULES if rule.id not in CANNOT_SAY]
-    if mean_of(metrics, "groups/dead") < 0.5 and setting("rollout.mask_truncated") is not True:
+    masked = setting("rollout.mask_truncated") is True
+    if masked and mean_of(metrics, "length/truncated") > 0.99:  # no token is left to train, whatever was paid
+        rules = [rule for rule in rules if rule.id == "truncated"]
+    elif mean_of(metrics, "groups/dead") < 0.5 and not masked:
         # Rewards differ and all advantages are 0: nothing but the estimator can be why.
         rules = [rule for rule in rules if rule.id == "zero_advantage"]
     found = find(rules, Seen(metrics, (), setting, patient=False), (), 0)

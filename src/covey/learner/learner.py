@@ -200,7 +200,7 @@ class Learner(Generic[M]):
         with self._threads_lent():
             norm = self.optimizer.step(lr)
         if math.isfinite(norm):
-            self.version += norm > 0
+            self.version += self.optimizer.moved
             self._settle()
         return norm
 

@@ -55,6 +55,10 @@ class Optimizer:
         self.adam = build_optimizer([{"params": part} for part, _ in self.groups], train)
         self.gradient_bytes = 0
         """Of the gradient when a step was taken."""
+        self.moved = False
+        """Whether the last step was applied to more than a head: not to weights without a gradient, while one
+        of 0 lets AdamW's memory of others move them.
+        """
 
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch, in float32."""
@@ -77,9 +81,11 @@ class Optimizer:
         self.gradient_bytes = max(self.gradient_bytes, alive_bytes(m.grad for m in self.masters))
         clip = self.train.grad_clip
         norms = [float(whole(torch.nn.utils.clip_grad_norm_(part, clip))) for part, _ in self.groups]
+        self.moved = False
         if not math.isfinite(sum(norms)):
             return math.nan
         self._let_wait(norms)
+        self.moved = any(master.grad is not None for master in self.groups[0][0])
         for group, (_, pace) in zip(self.adam.param_groups, self.groups, strict=True):
             group["lr"] = lr * pace
         self.adam.step()

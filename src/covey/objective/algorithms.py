@@ -122,10 +122,12 @@ class Algorithm:
 
     @property
     def credit(self) -> Credit:
-        """Whether steps are what is compared, or what each token is paid, or only each completion's sum."""
+        """Whether what each token is paid is compared, or steps, each reward, or only a completion's sum."""
         if {"values", "token_rewards"} & self.needs:
             return "token"
-        return "step" if "steps" in self.needs else "completion"
+        if "steps" in self.needs:
+            return "step"
+        return "component" if "components" in self.needs else "completion"
 
     @property
     def values_on_policy(self) -> bool:

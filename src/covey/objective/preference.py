@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Lt
 
-from covey.types import NonNegative, Positive, Share
+from covey.types import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LessThanHalf = Annotated[float, Ge(0), Lt(0.5)]
+"""A fraction of pairs that are the wrong way round: of half of them nothing can be learned."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def dpo(
     ref_rejected: Tensor,
     *,
     beta: Positive = 0.1,
-    label_smoothing: Share = 0.0,
+    label_smoothing: LessThanHalf = 0.0,
 ) -> Tensor:
     """-(1 - e) log sig(beta D) - e log sig(-beta D), D = log-ratio margin. (B,) -> (B,).
 

@@ -58,7 +58,7 @@ class Trainer:
     applied: int = 0
     """Optimizer steps that AdamW has made."""
     updates: int = 0
-    """Those of them whose gradient was not 0."""
+    """Of them those made before the present step."""
 
 
 @dataclass(frozen=True)
@@ -415,7 +415,7 @@ def steer(trainer: Trainer, setting: ShadowConfig, done: Done, groups: int) -> N
     """The coefficients and the reference follow what a step has shown; ``groups`` were sampled."""
     kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
     before, every = trainer.updates, kl["refresh_every"] if kl else None
-    trainer.updates += sum(norm > 0 for norm in done.norms)
+    trainer.updates = trainer.applied
     if every and trainer.updates // every > before // every:
         mix = kl["refresh_mix"]
         for name, w in used(trainer.weights, setting).items():

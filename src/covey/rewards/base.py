@@ -145,11 +145,10 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     reward = replace(reward, weight=float(weight), gated_by=gate, verdict=verdict, settings=settings)
     if wrong := _signature_fault(reward):
         raise ConfigError(f"rewards: {target if home else reward.name} {wrong}")
-    unknown = [s for s in settings if s not in reward.parameters or s in PROVIDED]
+    taken = [n for n, p in reward.parameters.items() if n not in PROVIDED and p.kind is not p.VAR_KEYWORD]
+    unknown = [s for s in settings if s not in taken]
     if unknown:
-        raise ConfigError(
-            f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], reward.parameters)}"
-        )
+        raise ConfigError(f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], taken)}")
     if reward.ours:
         known = parameters_of(reward.function)
         typed = {name: value for name, value in settings.items() if name in known}

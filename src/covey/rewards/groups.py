@@ -80,7 +80,7 @@ def credited(group: Group, credit: Credit) -> Group:
     """The group as an algorithm trains on it: by step, a function that gives steps is worth their sum."""
     sums = {name: np.array([s.total for s in own]) for name, own in group.steps.items()}
     values = {n: np.where(np.isnan(v), v, sums.get(n, v)) for n, v in group.components.items()}
-    counts = credit != "completion" and bool(sums)
+    counts = credit in ("step", "token") and bool(sums)
     return replace(group, credit=credit, rewards=combine(values, group.weights) if counts else group.rewards)
 
 

@@ -73,15 +73,11 @@ def measures_after(step: int, run: Run) -> bool:
 
 
 def held_out(run: Run, lesson: Lesson) -> dict[str, float]:
-    """What the held-out examples say now, each metric's mean."""
-    size, count, first = run.loaded.config.train.batch_size, len(run.held_out), len(run.train_set)
-    found: list[Shares] = []
+    """What the held-out examples say now, each metric's mean: of one batch, so that each counts alike."""
+    first = len(run.train_set)
     with run.journal.clock("eval"):
-        for start in range(0, count, size):
-            rows = range(first + start, first + min(start + size, count))
-            means = added(run.learner.measure(*lesson(rows)))
-            found.append({name: mean * len(rows) / count for name, mean in means.items()})
-    return {f"held_out/{name}": value for name, value in added(found).items()}
+        seen = run.learner.measure(*lesson(range(first, first + len(run.held_out))))
+    return {f"held_out/{name}": value for name, value in added(seen).items()}
 
 
 def imitate(run: Run) -> None:

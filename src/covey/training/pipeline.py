@@ -317,20 +317,22 @@ def ranked(run: Run) -> str:
     if not run.held_out or not seen:
         return ""
     shares = [v for k, v in seen[-1].items() if ACCURACY.fullmatch(k) and isinstance(v, float)]
-    asked = sum(len(p.answers) for p in run.held_out)
+    asked = sum(1 if a.said is None else int(a.trained.sum()) for p in run.held_out for a in p.answers)
     paired = len(run.held_out[0].answers) == 2
     count = len(run.held_out) if paired else asked
-    what = "pairs with the chosen above the rejected" if paired else "answers judged as they are labelled"
+    said = "answers" if asked == len(run.held_out) else "steps"
+    what = "pairs with the chosen above the rejected" if paired else f"{said} judged as they are labelled"
     return f"Of {count} held-out {what}: {wilson(round(shares[0] * count), count)}"
 
 
 def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     if not run.state.updates:
-        raise GuardStop(
-            f"{run.state.step} steps were done and not one changed a weight: no group had anything to teach: "
-            f"{no_signal(run.journal.folder.read('metrics.jsonl'), settings_of(run.loaded))}"
-        )
+        why = "every gradient was 0; look at the settings of `loss`"
+        if run.loaded.config.method == "rl":
+            found = no_signal(run.journal.folder.read("metrics.jsonl"), settings_of(run.loaded))
+            why = f"no group had anything to teach: {found}"
+        raise GuardStop(f"{run.state.step} steps were done and not one changed a weight: {why}")
     run.learner.check_finite(str(run.journal.folder.path / "final"))
     critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
     return by_first(lambda: _write_final(run, evaluations, critic))

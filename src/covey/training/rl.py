@@ -44,14 +44,14 @@ def train(run: Run) -> None:
             with journal.clock("prepare"):
                 batch = prepare(rollout.groups, run.learner, algorithm, config, old, now, step, run.critic)
             with journal.clock("update"):
-                done = update(run, batch, old, step)
+                before, done = run.learner.version, update(run, batch, old, step)
             run.sampler.sync(run.learner)
             run.advance(step + 1, rollout.position)
             metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
             report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
             groups = [*rollout.groups, *rollout.filtered]
             run.follow(step, metrics, groups, signal=bool(batch.advantages.any()))
-            refresh(run.learner, algorithm, updates=sum(norm > 0 for norm in done.norms))
+            refresh(run.learner, algorithm, before)
             if run.evaluate_and_save():
                 break
 
@@ -145,10 +145,10 @@ def updates(
             unmoved = False
 
 
-def refresh(learner: Learner[Policy], algorithm: Algorithm, updates: int) -> None:
-    """Move the reference to the policy when a multiple of ``kl.refresh_every`` updates has been passed."""
-    kl, reference, done = algorithm.kl, learner.reference, learner.version
+def refresh(learner: Learner[Policy], algorithm: Algorithm, before: int) -> None:
+    """Move the reference to the policy where a step, begun after ``before`` updates, passes refresh_every."""
+    kl, reference = algorithm.kl, learner.reference
     if kl is None or kl.refresh_every is None or reference is None:
         return
-    if done // kl.refresh_every > (done - updates) // kl.refresh_every:
+    if learner.version // kl.refresh_every > before // kl.refresh_every:
         reference.refresh(learner.policy, kl.refresh_mix)
