@@ -23,6 +23,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "zeros": lambda b: bytes(len(b)),
     "half": lambda b: b[: len(b) // 2],
     "flipped": lambda b: b[: len(b) // 2] + bytes([b[len(b) // 2] ^ 1]) + b[len(b) // 2 + 1 :],
+    "zeros at the end": lambda b: b[:-9] + bytes(9),
     "not text": lambda b: b[: len(b) // 2] + b"\xff" + b[len(b) // 2 + 1 :],
 }
 STATE = ("config.yaml", "env.json", "start.json", "metrics.jsonl", "evals.jsonl", "timings.jsonl")
@@ -86,7 +87,7 @@ def test_every_damage_to_a_run_that_has_ended_is_named(runs: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timings.jsonl", "events.jsonl"])
-@pytest.mark.parametrize("how", ["zeros", "flipped", "not text"])
+@pytest.mark.parametrize("how", ["zeros", "zeros at the end", "flipped", "not text"])
 def test_a_run_goes_on_over_a_damaged_log_and_says_so(
     runs: Path, tmp_path: Path, capsys, file: str, how: str
 ) -> None:

@@ -266,4 +266,4 @@ def _blanked(content: bytes) -> bytes:
     """A stream whose unreadable lines are blank. No byte moves: what checkpoints know of it still fits."""
     lines = content.removesuffix(b"\n").split(b"\n")
     readable = [line if stream_record(line) is not None else b" " * len(line) for line in lines]
-    return (b"\n".join(readable) + b"\n")[-len(content) :] if content else b""
+    return b"\n".join(readable)[: len(content) - 1] + b"\n" if content else b""
