@@ -136,3 +136,30 @@ def test_a_run_is_measured_or_its_damaged_record_is_named(runs: Path, tmp_path: 
             assert "a bug in covey" not in said
             assert code in (0, 2, 3, 4)
             assert code == 0 or "error" in said
+
+
+def test_a_log_that_lost_its_end_costs_one_checkpoint_not_the_run(runs: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "killed", run)
+    path = run / "timings.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert main(["resume", str(run)]) == 4
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    assert f"or remove {newest} to resume" in capsys.readouterr().err
+    shutil.rmtree(newest)
+    assert main(["resume", str(run)]) in (0, 1)
+
+
+@pytest.mark.parametrize("file", ["step_000003.jsonl", "step_000003.npz"])
+def test_a_damaged_step_can_be_left_out(runs: Path, tmp_path: Path, capsys, file: str) -> None:
+    run, other = tmp_path / "run", str(runs / "done")
+    shutil.copytree(runs / "done", run)
+    path = run / "rollouts" / file
+    path.write_bytes(b"")
+    looks = [["diff", str(run), other], ["report", str(run), "-o", str(tmp_path / "report.html")]]
+    looks = [*looks, ["rescore", str(run), str(runs / "rewards.py:varied")]]
+    refused = {look[0]: capsys.readouterr().err for look in looks if main(look) == 4}
+    assert refused.keys() == ({"rescore"} if path.suffix == ".npz" else {"diff", "report", "rescore"})
+    assert all("move step_000003.jsonl elsewhere" in said for said in refused.values())
+    path.with_suffix(".jsonl").rename(tmp_path / "elsewhere")
+    assert [main(look) for look in looks] == [0, 0, 0]

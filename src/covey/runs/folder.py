@@ -106,22 +106,20 @@ class RunFolder:
         Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
         rests.
         """
-        complaints = []
+        complaints, newest = [], self.path / "checkpoints" / f"step_{step:06d}"
+        remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
             content = path.read_bytes()[:size] if path.exists() else b""
             if len(content) < size:
                 raise CheckpointError(
                     f"{path} has {len(content):,} bytes and had {size:,} when the checkpoint of step {step} "
-                    "was written. Put the file back, or remove the run folder to begin again"
+                    f"was written. {remedy}"
                 )
             if hashlib.sha256(content).hexdigest() != expected:
                 complaints.append(f"{path} is not as it was written")
                 if name == "evals.jsonl":
-                    raise CheckpointError(
-                        f"{complaints[-1]}, and the verdict rests on it. Put the file back, or remove the "
-                        "run folder to begin again"
-                    )
+                    raise CheckpointError(f"{complaints[-1]}, and the verdict rests on it. {remedy}")
         return complaints
 
     def rewind(self, logged: Logged, step: int) -> int:
