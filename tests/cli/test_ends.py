@@ -177,6 +177,21 @@ def test_a_second_command_in_the_same_folder_is_refused(project: Path, capsys) -
     folder.close()
 
 
+@pytest.mark.parametrize("theirs", ["metrics.jsonl", "final/weights.bin", "examples.jsonl"])
+def test_files_that_no_run_has_left_are_not_overwritten(project: Path, capsys, theirs: str) -> None:
+    file = project / "run" / theirs
+    file.parent.mkdir(parents=True)
+    file.write_text("precious")
+    assert train(project) == 2
+    assert f"{theirs.partition('/')[0]} and no record of a run" in capsys.readouterr().err
+    assert [p for p in (project / "run").rglob("*") if p.is_file()] == [file]
+    assert file.read_text() == "precious"
+    file.rename(project / "run" / "notes.txt")
+    if file.parent.name == "final":
+        file.parent.rmdir()
+    assert train(project) in (0, 1)
+
+
 def spawn(project: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "covey", "train", str(project / "run.yaml"), *options]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
