@@ -169,6 +169,7 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         (tmp_path / "sync" / "link").symlink_to(outside)
         for folder in (outside, tmp_path / "sync" / ".." / "outside", tmp_path / "sync" / "link", "/etc"):
             assert refused(f"{url}/weights", {"folder": str(folder), "version": 4})[0] == 403
+        assert refused(f"{url}/weights", {"folder": "\0", "version": 4})[0] == 400
         (tmp_path / "sync" / "none").mkdir()
         status, _ = refused(f"{url}/weights", {"folder": str(tmp_path / "sync" / "none"), "version": 4})
         assert status >= 400
