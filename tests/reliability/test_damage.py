@@ -144,7 +144,7 @@ def test_a_log_that_lost_its_end_costs_one_checkpoint_not_the_run(runs: Path, tm
     path = run / "timings.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
     assert main(["resume", str(run)]) == 4
-    newest = sorted((run / "checkpoints").iterdir())[-1]
+    newest = max((run / "checkpoints").iterdir())
     assert f"or remove {newest} to resume" in capsys.readouterr().err
     shutil.rmtree(newest)
     assert main(["resume", str(run)]) in (0, 1)

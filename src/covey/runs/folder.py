@@ -30,6 +30,8 @@ STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "fin
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = "trainer.json"
 """A file that every checkpoint has, besides those of the model and the optimizer's."""
+INEXACT = "no longer exact"
+"""An event that outlives what was logged after a checkpoint: the next resume finds nothing changed."""
 MOST_DIGITS = 18
 """Of a whole number in a stream."""
 
@@ -128,14 +130,15 @@ class RunFolder:
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
-            content = b""
-            if path.exists():
+            whole = path.read_bytes() if path.exists() else b""
+            readable = _blanked(whole[:size])
+            later = whole[size:].splitlines(keepends=True) if logged.streams else []
+            lasting = b"".join(line for line in later if _lasts(line))
+            if lasting or readable != whole[:size]:
+                write_file(path, readable + lasting)
+            elif whole:
                 os.truncate(path, size)
-                content = path.read_bytes()
-                if (readable := _blanked(content)) != content:
-                    write_file(path, readable)
-                    content = readable
-            self._digests[name] = (size, hashlib.sha256(content))
+            self._digests[name] = (size, hashlib.sha256(readable))
         for path, number in self._rollouts().items():
             if number >= step:
                 path.unlink()
@@ -251,6 +254,11 @@ def stream_record(line: bytes) -> dict[str, object] | None:
         return None
     finite = all(math.isfinite(v) for v in record.values() if isinstance(v, float))
     return record if finite else None  # nobody writes what is not: see ``append``
+
+
+def _lasts(line: bytes) -> bool:
+    record = stream_record(line)
+    return record is not None and record.get("event") == INEXACT
 
 
 def _bounded(digits: str) -> int:
