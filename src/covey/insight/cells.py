@@ -20,7 +20,7 @@ from covey.runs.reader import RESULT, read_environment, seconds_of, stages_in
 
 RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
 COMPARED = ("greedy", "sampled")
-CODE = (".py", "own code")
+CODE_FILES = (".py", "own code")
 """How the names of files end in a run's record that no setting changes, as it may the model or the data."""
 
 
@@ -109,7 +109,7 @@ def changed_between(rows: Sequence[CellRow]) -> list[str]:
     for run in (run for row in rows for run in row.ended.values()):
         for name, digest in (read_environment(run.stage) or {}).get("files", {}).items():
             contents.setdefault(name, set()).add(digest)
-    return [name for name, found in contents.items() if len(found) > 1 and name.endswith(CODE)]
+    return [name for name, found in contents.items() if len(found) > 1 and name.endswith(CODE_FILES)]
 
 
 def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
