@@ -166,6 +166,16 @@ def test_another_machine_is_noticed(project: Path, capsys) -> None:
     assert "torch is 1.0 there" in capsys.readouterr().out
 
 
+def test_what_is_no_longer_exact_stays_said_where_the_next_checkpoint_was_not_reached(project: Path) -> None:
+    assert train(project, "--inject", "step.sigterm@3") == 75
+    (project / "rewards.py").write_text(REWARDS.replace("% 7", "% 5"))
+    assert main(["resume", str(project / "run"), "--inject", "step.sigterm@1"]) == 75
+    assert main(["resume", str(project / "run")]) in (0, 1)
+    events = [json.loads(line) for line in (project / "run" / "events.jsonl").read_text().splitlines()]
+    because = [e["because"] for e in events if e["event"] == "no longer exact"]
+    assert because == [["rewards.py changed since the run began (breaks exactness)"]]
+
+
 def test_a_second_command_in_the_same_folder_is_refused(project: Path, capsys) -> None:
     from covey.runs.folder import RunFolder
 
@@ -175,6 +185,21 @@ def test_a_second_command_in_the_same_folder_is_refused(project: Path, capsys) -
     assert "works in this folder" in capsys.readouterr().err
     assert last(project)["exit_code"] == 75  # the other's record is left alone
     folder.close()
+
+
+@pytest.mark.parametrize("theirs", ["metrics.jsonl", "final/weights.bin", "examples.jsonl"])
+def test_files_that_no_run_has_left_are_not_overwritten(project: Path, capsys, theirs: str) -> None:
+    file = project / "run" / theirs
+    file.parent.mkdir(parents=True)
+    file.write_text("precious")
+    assert train(project) == 2
+    assert f"{theirs.partition('/')[0]} and no record of a run" in capsys.readouterr().err
+    assert [p for p in (project / "run").rglob("*") if p.is_file()] == [file]
+    assert file.read_text() == "precious"
+    file.rename(project / "run" / "notes.txt")
+    if file.parent.name == "final":
+        file.parent.rmdir()
+    assert train(project) in (0, 1)
 
 
 def spawn(project: Path, *options: str) -> subprocess.Popen[str]:

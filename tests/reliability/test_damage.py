@@ -23,6 +23,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "zeros": lambda b: bytes(len(b)),
     "half": lambda b: b[: len(b) // 2],
     "flipped": lambda b: b[: len(b) // 2] + bytes([b[len(b) // 2] ^ 1]) + b[len(b) // 2 + 1 :],
+    "zeros at the end": lambda b: b[:-9] + bytes(9),
     "not text": lambda b: b[: len(b) // 2] + b"\xff" + b[len(b) // 2 + 1 :],
 }
 STATE = ("config.yaml", "env.json", "start.json", "metrics.jsonl", "evals.jsonl", "timings.jsonl")
@@ -86,7 +87,7 @@ def test_every_damage_to_a_run_that_has_ended_is_named(runs: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timings.jsonl", "events.jsonl"])
-@pytest.mark.parametrize("how", ["zeros", "flipped", "not text"])
+@pytest.mark.parametrize("how", ["zeros", "zeros at the end", "flipped", "not text"])
 def test_a_run_goes_on_over_a_damaged_log_and_says_so(
     runs: Path, tmp_path: Path, capsys, file: str, how: str
 ) -> None:
@@ -135,3 +136,30 @@ def test_a_run_is_measured_or_its_damaged_record_is_named(runs: Path, tmp_path: 
             assert "a bug in covey" not in said
             assert code in (0, 2, 3, 4)
             assert code == 0 or "error" in said
+
+
+def test_a_log_that_lost_its_end_costs_one_checkpoint_not_the_run(runs: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "killed", run)
+    path = run / "timings.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    assert main(["resume", str(run)]) == 4
+    newest = max((run / "checkpoints").iterdir())
+    assert f"or remove {newest} to resume" in capsys.readouterr().err
+    shutil.rmtree(newest)
+    assert main(["resume", str(run)]) in (0, 1)
+
+
+@pytest.mark.parametrize("file", ["step_000003.jsonl", "step_000003.npz"])
+def test_a_damaged_step_can_be_left_out(runs: Path, tmp_path: Path, capsys, file: str) -> None:
+    run, other = tmp_path / "run", str(runs / "done")
+    shutil.copytree(runs / "done", run)
+    path = run / "rollouts" / file
+    path.write_bytes(b"")
+    looks = [["diff", str(run), other], ["report", str(run), "-o", str(tmp_path / "report.html")]]
+    looks = [*looks, ["rescore", str(run), str(runs / "rewards.py:varied")]]
+    refused = {look[0]: capsys.readouterr().err for look in looks if main(look) == 4}
+    assert refused.keys() == ({"rescore"} if path.suffix == ".npz" else {"diff", "report", "rescore"})
+    assert all("move step_000003.jsonl elsewhere" in said for said in refused.values())
+    path.with_suffix(".jsonl").rename(tmp_path / "elsewhere")
+    assert [main(look) for look in looks] == [0, 0, 0]

@@ -21,7 +21,7 @@ import pytest
 import uvicorn
 
 from covey.config.sampling import Servers
-from covey.errors import ConfigError
+from covey.errors import ConfigError, SamplersLost
 from covey.models.policy import Policy, save_policy
 from covey.sampling import remote
 from covey.sampling.base import Request, Sampled, SamplingParams
@@ -72,7 +72,7 @@ def policy() -> Policy:
 def test_a_server_draws_what_the_local_sampler_draws(
     policy: Policy, tmp_path: Path, params: SamplingParams
 ) -> None:
-    with serving(copied(policy)) as url, serving(copied(policy)) as other:
+    with serving(copied(policy), tmp_path) as url, serving(copied(policy), tmp_path) as other:
         made = RemoteSampler(
             policy, Servers(url=(url, other)), tmp_path, random_prompts(4), params.temperature, 6
         )
@@ -121,12 +121,26 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
     assert "started anew" in made.said[0]
 
 
+def test_a_server_that_takes_no_weights_is_refused_before_the_first_step(
+    policy: Policy, tmp_path: Path
+) -> None:
+    with serving(copied(policy)) as url:
+        for restart in (None, "true"):  # a command that restarts it may bring weights
+            servers = Servers(url=(url,), patience=0.1, restart=restart)
+            made = RemoteSampler(policy, servers, tmp_path, random_prompts(4), 1.0, 6)
+            if restart:
+                assert len(list(made.sample(asked(1), SamplingParams(4)))) == 3
+            else:
+                with pytest.raises(SamplersLost, match="start it with --weights FOLDER"):
+                    list(made.sample(asked(1), SamplingParams(4)))
+
+
 def test_a_completion_in_segments_is_the_one_that_is_drawn_at_once(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SEGMENT", 3)
     params = SamplingParams(10, top_k=20)
-    with serving(copied(policy)) as url:
+    with serving(copied(policy), tmp_path) as url:
         made = RemoteSampler(policy, Servers(url=(url,)), tmp_path, random_prompts(4), 1.0, 6, lags=True)
         theirs = {(x.request, x.sample): x.completion for x in made.sample(asked(), params)}
     for request, sample, ours in LocalSampler(policy).sample(asked(), params):
@@ -155,6 +169,7 @@ def test_weights_by_version_from_one_folder_only(policy: Policy, tmp_path: Path)
         (tmp_path / "sync" / "link").symlink_to(outside)
         for folder in (outside, tmp_path / "sync" / ".." / "outside", tmp_path / "sync" / "link", "/etc"):
             assert refused(f"{url}/weights", {"folder": str(folder), "version": 4})[0] == 403
+        assert refused(f"{url}/weights", {"folder": "\0", "version": 4})[0] == 400
         (tmp_path / "sync" / "none").mkdir()
         status, _ = refused(f"{url}/weights", {"folder": str(tmp_path / "sync" / "none"), "version": 4})
         assert status >= 400

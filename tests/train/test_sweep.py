@@ -149,6 +149,23 @@ def test_temperature_group_size_and_rate_are_swept_with_their_held_out_effect(
     assert all(f">{key}<" in drawn for key in values)
 
 
+def test_runs_before_and_after_a_change_of_the_reward_are_not_called_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reward = tmp_path / "mine.py"
+    reward.write_text("def mine(completion):\n    return sum(map(ord, completion)) % 7 / 7\n")
+    rl = {"method": "rl", "algorithm": "grpo", "rewards": ["mine.py:mine"]}
+    rollout = {"prompts_per_step": 2, "group_size": 2, "max_tokens": 4}
+    command = ["sweep", str(written(tmp_path, **rl, rollout=rollout, train={"steps": 1})), "--set"]
+    assert main([*command, "train.lr=1e-3,1e-4"]) == 0
+    assert "changed between" not in capsys.readouterr().out
+    reward.write_text(reward.read_text().replace("% 7 / 7", "% 5 / 5"))
+    assert main([*command, "train.lr=1e-3,1e-4,1e-5"]) == 0
+    assert "mine.py changed between these runs" in capsys.readouterr().out
+    record = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert record["changed_between"] == ["mine.py"]
+
+
 def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) -> None:
     plan, quiet = grid(tmp_path, "train.lr=1e-3,2e-3"), RunConsole(quiet=True)
     counter = StopAt()

@@ -20,6 +20,8 @@ from covey.runs.reader import RESULT, read_environment, seconds_of, stages_in
 
 RECORD_NAME, CHART_NAME = "sweep.json", "sweep.svg"
 COMPARED = ("greedy", "sampled")
+CODE_FILES = (".py", "own code")
+"""How the names of files end in a run's record that no setting changes, as it may the model or the data."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,18 @@ def _ended(folder: Path) -> Ended | None:
     )
 
 
+def changed_between(rows: Sequence[CellRow]) -> list[str]:
+    """The code that some runs have read with other content than others."""
+    contents = dict[str, set[str]]()
+    for run in (run for row in rows for run in row.ended.values()):
+        for name, digest in (read_environment(run.stage) or {}).get("files", {}).items():
+            contents.setdefault(name, set()).add(digest)
+    return [name for name, found in contents.items() if len(found) > 1 and name.endswith(CODE_FILES)]
+
+
 def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
     """A sweep as JSON."""
+    rows = rows_of(sweep)
     return {
         "folder": str(sweep.home),
         "settings": list(sweep.keys),
@@ -115,8 +127,9 @@ def sweep_record(sweep: Sweep, failed: Mapping[Path, str]) -> dict[str, object]:
                 "less_first": {name: asdict(estimate) for name, estimate in row.change.items()} or None,
                 "seconds": float(np.mean([run.seconds for run in row.ended.values()])),
             }
-            for row in rows_of(sweep)
+            for row in rows
         ],
+        "changed_between": changed_between(rows),
         "failed": {str(folder): why for folder, why in failed.items()},
     }
 
@@ -136,6 +149,11 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
     yield from in_columns(table) if rows else ()
     if len(rows) > 1:
         yield _best(sweep, rows)
+    if changed := changed_between(rows):
+        yield (
+            f"{', '.join(changed)} changed between these runs, so they are not alike: remove the folders of "
+            "those made before and give the same command again"
+        )
     if any(len(row.ended) == 1 for row in rows):
         yield "of one seed: another may differ by more than these intervals say (--seeds 3)"
     for folder, why in failed.items():

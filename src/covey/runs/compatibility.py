@@ -7,20 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import transformers
 
 from covey.config.load import Loaded, flatten, resolved
-from covey.errors import ConfigError
+from covey.errors import START, ConfigError
 from covey.kernels.build import processor, tested_kernels
 from covey.kernels.calls import available, products
 from covey.machine import available_threads
 from covey.models.load import pick_device
 from covey.processes import on_this_machine, size
+from covey.runs.folder import IN_CHECKPOINT, STREAMS
 from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
+from covey.tasks.source import EXAMPLES
 from covey.types import VERSION
 
 Safety = Literal["safe", "breaks exactness", "refused"]
@@ -134,8 +137,22 @@ def changed_settings(loaded: Loaded) -> list[Difference]:
     return [kinds[k](k, before.get(k), now.get(k), verdict(k, schedule)) for k in keys]
 
 
+def refuse_foreign(folder: Path) -> None:
+    """Raise ConfigError if a run would overwrite files of its folder that no run has left there."""
+    records = [folder / name for name in (".lock", "config.yaml", "env.json", START)]
+    if any(p.exists() for p in (*records, *folder.glob(f"checkpoints/*/{IN_CHECKPOINT}"))):
+        return
+    theirs = [name for name in (*STREAMS, EXAMPLES, "final", "curve.svg") if (folder / name).exists()]
+    if theirs:
+        raise ConfigError(
+            f"{folder} has {', '.join(theirs)} and no record of a run (no config.yaml): a run there would "
+            "overwrite what may be somebody else's. Choose another --output"
+        )
+
+
 def refuse_other_config(loaded: Loaded, changes: bool) -> None:
     """Raise ConfigError if the output folder's run cannot, or without ``changes`` should not, continue."""
+    refuse_foreign(loaded.config.output)
     found = changed_settings(loaded)
     refused = [d for d in found if d.verdict == "refused"]
     harmful = [d for d in found if d.verdict != "safe"]

@@ -30,6 +30,8 @@ STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "fin
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = "trainer.json"
 """A file that every checkpoint has, besides those of the model and the optimizer's."""
+INEXACT = "no longer exact"
+"""An event that outlives what was logged after a checkpoint: the next resume finds nothing changed."""
 MOST_DIGITS = 18
 """Of a whole number in a stream."""
 
@@ -106,22 +108,20 @@ class RunFolder:
         Raises CheckpointError if one lacks some of that, or if it is the evaluations, on which the verdict
         rests.
         """
-        complaints = []
+        complaints, newest = [], self.path / "checkpoints" / f"step_{step:06d}"
+        remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
             content = path.read_bytes()[:size] if path.exists() else b""
             if len(content) < size:
                 raise CheckpointError(
                     f"{path} has {len(content):,} bytes and had {size:,} when the checkpoint of step {step} "
-                    "was written. Put the file back, or remove the run folder to begin again"
+                    f"was written. {remedy}"
                 )
             if hashlib.sha256(content).hexdigest() != expected:
                 complaints.append(f"{path} is not as it was written")
                 if name == "evals.jsonl":
-                    raise CheckpointError(
-                        f"{complaints[-1]}, and the verdict rests on it. Put the file back, or remove the "
-                        "run folder to begin again"
-                    )
+                    raise CheckpointError(f"{complaints[-1]}, and the verdict rests on it. {remedy}")
         return complaints
 
     def rewind(self, logged: Logged, step: int) -> int:
@@ -130,14 +130,15 @@ class RunFolder:
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
-            content = b""
-            if path.exists():
+            whole = path.read_bytes() if path.exists() else b""
+            readable = _blanked(whole[:size])
+            later = whole[size:].splitlines(keepends=True) if logged.streams else []
+            lasting = b"".join(line for line in later if _lasts(line))
+            if lasting or readable != whole[:size]:
+                write_file(path, readable + lasting)
+            elif whole:
                 os.truncate(path, size)
-                content = path.read_bytes()
-                if (readable := _blanked(content)) != content:
-                    write_file(path, readable)
-                    content = readable
-            self._digests[name] = (size, hashlib.sha256(content))
+            self._digests[name] = (size, hashlib.sha256(readable))
         for path, number in self._rollouts().items():
             if number >= step:
                 path.unlink()
@@ -255,6 +256,11 @@ def stream_record(line: bytes) -> dict[str, object] | None:
     return record if finite else None  # nobody writes what is not: see ``append``
 
 
+def _lasts(line: bytes) -> bool:
+    record = stream_record(line)
+    return record is not None and record.get("event") == INEXACT
+
+
 def _bounded(digits: str) -> int:
     """A whole number that is also a float: no record has another."""
     if len(digits) > MOST_DIGITS:
@@ -266,4 +272,4 @@ def _blanked(content: bytes) -> bytes:
     """A stream whose unreadable lines are blank. No byte moves: what checkpoints know of it still fits."""
     lines = content.removesuffix(b"\n").split(b"\n")
     readable = [line if stream_record(line) is not None else b" " * len(line) for line in lines]
-    return (b"\n".join(readable) + b"\n")[-len(content) :] if content else b""
+    return b"\n".join(readable)[: len(content) - 1] + b"\n" if content else b""

@@ -71,7 +71,7 @@ class RolloutLog:
                 found = dict(archive)
             self._check(found)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}). Put the file back") from None
+            raise CheckpointError(f"{path}: cannot be read ({error}). {_remedy(self.path)}") from None
         return found
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -119,12 +119,16 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
             if place in places:
                 raise ValueError("a completion twice")
         except (ValueError, RecursionError, ValidationError):
-            raise CheckpointError(f"{path}:{number}: damaged. Put the file back") from None
+            raise CheckpointError(f"{path}:{number}: damaged. {_remedy(path)}") from None
         places.add(place)
         rows.append(row)
     if not rows:
-        raise CheckpointError(f"{path}: empty. Put the file back")
+        raise CheckpointError(f"{path}: empty. {_remedy(path)}")
     return RolloutLog(path, tuple(rows))
+
+
+def _remedy(path: Path) -> str:
+    return f"Put the file back, or move {path.name} elsewhere: this step is then left out"
 
 
 # --- writing ----------------------------------------------------------------------------------------

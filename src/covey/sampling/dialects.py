@@ -228,10 +228,15 @@ VLLM = Dialect("vLLM", "/v1/completions", _vllm_body, _read_choices, _vllm_load)
 SGLANG = Dialect("SGLang", "/generate", _sglang_body, _read_generated, _sglang_load, _sglang_stamp)
 
 
-def recognize(ask: AskServer) -> tuple[Dialect, str]:
-    """What a server speaks, and its name of the model. Raises Misbehaved if it is none that is known."""
+def recognize(ask: AskServer, follows: bool) -> tuple[Dialect, str]:
+    """What a server speaks, and its name of the model; ``follows``: it has to take weights.
+
+    Raises Misbehaved if it is none that is known, or says that it takes none.
+    """
     info = _there(ask, "/info")
     if isinstance(info, Mapping) and info.get("server") == "covey":
+        if follows and info.get("takes_weights") is not True:
+            raise Misbehaved("this server takes no weights: start it with --weights FOLDER")
         return COVEY, str(info.get("model"))
     info = _there(ask, "/get_model_info")
     if isinstance(info, Mapping) and "model_path" in info:

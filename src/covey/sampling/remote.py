@@ -323,7 +323,7 @@ class RemoteSampler:
         """Give a server the present weights and let it prove that it has them."""
         new = server.dialect is None or bool(server.lost)
         if new:
-            server.dialect, server.model = recognize(partial(self._ask, server))
+            self._recognize(server)
             if not self._wrong(server):
                 server.version = self.version
                 return
@@ -338,11 +338,15 @@ class RemoteSampler:
         if wrong and self.settings.restart:
             self.say(f"{server.url}: {wrong}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
-            server.dialect, server.model = recognize(partial(self._ask, server))
+            self._recognize(server)
             wrong = self._wrong(server)
         if wrong:
             raise Misbehaved(wrong)
         server.version = self.version
+
+    def _recognize(self, server: RemoteServer) -> None:
+        follows = not self.settings.restart
+        server.dialect, server.model = recognize(partial(self._ask, server), follows)
 
     def _allowed(self, server: RemoteServer) -> float:
         """Largest mean difference of log-probs, nats."""

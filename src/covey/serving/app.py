@@ -96,7 +96,7 @@ class NewWeights(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    folder: str
+    folder: str = Field(pattern=r"^[^\x00]+$")
     version: int = Field(ge=0)
 
 

@@ -35,7 +35,7 @@ from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
 from covey.runs.compatibility import environment, found_differences
-from covey.runs.folder import RunFolder
+from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.kept import forget_kept
@@ -239,7 +239,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         for difference in differences:
             journal.say(f"  {difference}", "yellow" if difference in harmful else "")
         if harmful:
-            journal.event(run.state.step, "no longer exact", because=[str(d) for d in harmful])
+            journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
     if first():
         write_file(folder.path / "config.yaml", resolved_yaml(loaded))
         write_file(folder.path / "env.json", sealed(now))
