@@ -20,7 +20,14 @@ from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
 from covey.insight.verdict import judge_run
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, read_ending, read_environment, recorded_settings, seconds_of, stages_in
+from covey.runs.reader import (
+    last_stage,
+    read_ending,
+    read_environment,
+    recorded_settings,
+    seconds_of,
+    stages_in,
+)
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.types import VERSION
 

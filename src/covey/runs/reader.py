@@ -164,7 +164,7 @@ def read_verdict(stage: Path) -> str:
 
 
 def read_ending(stage: Path) -> str:
-    """Why a run ended early and how it continues, of a damaged record its text; empty where neither is known."""
+    """Why a run ended early and how it continues, of a damaged record its text; empty where it did not."""
     path = next((p for p in (stage / RECORD, stage.parent / RECORD) if p.is_file()), None)
     if path is None or (stage / RESULT).exists():
         return ""
