@@ -274,6 +274,12 @@ def test_each_call_has_a_row_of_its_own() -> None:
     assert problem.columns["answer"] == ["a", {"b": [1]}]
 
 
+def test_a_function_of_a_file_has_the_name_that_the_config_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("a = lambda completion: 1.0\nb = lambda completion: 0.0\n")
+    rewards = load_rewards(["mine.py:a", {"mine.py:b": {"gated_by": "a"}}], tmp_path)
+    assert [r.name for r in rewards] == ["a", "b"]
+
+
 def test_an_object_is_named_by_its_class() -> None:
     class Brief:
         def __call__(self, completion):
