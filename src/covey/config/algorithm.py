@@ -108,39 +108,47 @@ def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Framewo
 
 
 def _choice(
-    axis: str, current: AnyBound | None, value: object, folder: Path, dialect: Framework | None = None
+    axis: str,
+    current: AnyBound | None,
+    value: object,
+    folder: Path,
+    dialect: Framework | None = None,
+    place: str = "",
 ) -> AnyBound:
-    settings = _mapping(f"algorithm.{axis}", value)
+    place = f"algorithm.{place or axis}"
+    settings = _mapping(place, value)
     name = settings.pop("name", current.name if current else None)
     if not (isinstance(name, str) or callable(name)):
-        raise ConfigError(f"algorithm.{axis}: needs a name, one of {', '.join(_names(axis))}")
+        raise ConfigError(f"{place}: needs a name, one of {', '.join(_names(axis))}")
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
-    function = _function(axis, name, folder)
+    function = _function(axis, name, folder, place)
     if dialect and (current is None or name != current.name):
         said = dialect.conventions.get(function)
         settings = {**(said.settings if said and said.function is function else {}), **settings}
-    return Bound(function, checked_settings(f"algorithm.{axis}", function, settings))
+    return Bound(function, checked_settings(place, function, settings))
 
 
-def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Callable[..., object]:
+def _function(
+    axis: str, named: str | Callable[..., object], folder: Path, place: str
+) -> Callable[..., object]:
     known = _names(axis)
     if callable(named) and named in known.values():
         return named
     if isinstance(named, str) and ":" not in named:
         if named not in known:
-            raise ConfigError(f"algorithm.{axis}: {named!r} is unknown{hint(named, known)}")
+            raise ConfigError(f"{place}: {named!r} is unknown{hint(named, known)}")
         return known[named]
     function = load_function(named, folder) if isinstance(named, str) else _own(named, folder)
     name = named if isinstance(named, str) else name_of(named)
     try:
         names = data_names(function)
     except (TypeError, ValueError):
-        raise ConfigError(f"algorithm.{axis}: {name} does not say what data it asks for") from None
+        raise ConfigError(f"{place}: {name} does not say what data it asks for") from None
     for asked in names:
         if asked not in OFFERED[axis]:
             raise ConfigError(
-                f"algorithm.{axis}: {name} asks for {asked!r}, which is no data of this axis"
+                f"{place}: {name} asks for {asked!r}, which is no data of this axis"
                 f"{hint(asked, OFFERED[axis])}; settings come after a * in its signature"
             )
     return function
@@ -167,7 +175,7 @@ def _record(axis: str, kind: type, current: Any, value: object, folder: Path) ->
         if key not in known:
             raise ConfigError(f"algorithm.{axis}.{key}: no such setting{hint(key, known)}")
         if key == "estimator":
-            settings[key] = _choice(key, record.estimator, given, folder)
+            settings[key] = _choice(key, record.estimator, given, folder, place=f"{axis}.{key}")
         else:
             settings[key] = _validated(f"algorithm.{axis}.{key}", known[key].annotation, given)
     return replace(record, **settings)
