@@ -81,6 +81,7 @@ def test_a_run_that_ended_early_says_why_wherever_it_is_looked_at(project: Path,
         said = capsys.readouterr().out
         assert "not one changed a weight" in said
         assert "Continue with: covey resume" in said
+        assert "nothing stands out" not in said
     assert main(["report", run, "-o", str(report)]) == 0
     assert "not one changed a weight" in report.read_text()
 

@@ -88,6 +88,12 @@ def findings(stage: Path) -> list[str]:
     return list(finding_lines(stage, explain_run(stage)[-1]))
 
 
+def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:
+    """The findings in words; that there are none, unless why it ended early says enough."""
+    nothing = [] if read_ending(stage) else [f"nothing stands out in the metrics of {stage}"]
+    return [*finding_lines(stage, found)] or nothing
+
+
 def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
     """Steps as the console counts them, from 1, and the command that shows the evidence."""
     logged = set(recorded_steps(stage))
