@@ -235,7 +235,7 @@ def test_a_wrong_function_is_refused_when_the_config_is_read(
         ([{**ROWS[0], "prompts": 1}], "data.train: row 1: column 'prompts' is a name that rewards use"),
         ([{"prompt": "half a pair: \ud83d"}], "data.train: row 1: half of a surrogate pair"),
         ({"task": "sums", "train": ROWS}, "give either task or train"),
-        ({"task": "sums", "chat": True}, "data.chat: the built-in task sums brings its prompts"),
+        ({"task": "sums", "chat": True}, "data.chat: the built-in task sums brings its own prompts"),
     ],
 )
 def test_rows_are_checked_as_a_files_are(tmp_path: Path, data: object, said: str) -> None:
