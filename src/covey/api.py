@@ -105,7 +105,7 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
     refuse_while_importing()
     from covey.console import RunConsole
     from covey.signals import StopSignal
-    from covey.training.pipeline import run_pipeline
+    from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
     loaded = start.changed(("--output", str(resumed)) if resumed is not None else ()).load()
@@ -123,4 +123,4 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
         console.say(f"note: {note}")
     config = loaded.config
     with StopSignal().listening() as stop, joined(config.guards.stall_minutes, config.device):
-        return run_pipeline(loaded, console, stop, session)[-1]
+        return run_in_folder(loaded, console, stop, session)[-1]

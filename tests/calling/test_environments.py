@@ -245,7 +245,7 @@ def test_prompts_end_with_what_reset_returns(folder: Path) -> None:
     )
     assert text.prompt.split()[-1] != messages.prompt[1]["content"].split()[-1], "each row has its own luck"
     heard: list[str] = []
-    many = [replace(rows[0], id=f"r/{n}") for n in range(running.AT_ONCE + 1)]
+    many = [replace(rows[0], id=f"r/{n}") for n in range(running.MANY_RESETS + 1)]
     assert len({p.prompt for p in with_schemas(Source(many, []), box, heard.append).train}) == len(many)
     assert heard == ["game.py:Speaks: reset is called for each of 501 prompts"]
     again = with_schemas(Source([text], []), box).train

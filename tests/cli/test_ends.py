@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+import covey
 from covey.cli import main
+from covey.errors import GuardStop
 from covey.integrity import SEAL, sealed
 
 REWARDS = """
 import os
 import time
+
+def nothing(completion):
+    return 0.0
 
 def varied(completion):
     return len(completion) + sum(map(ord, completion)) % 7
@@ -64,6 +69,30 @@ def train(project: Path, *options: str) -> int:
 
 def last(project: Path) -> dict:
     return json.loads((project / "run" / "exit.json").read_text())
+
+
+def test_a_run_that_ended_early_says_why_wherever_it_is_looked_at(project: Path, capsys) -> None:
+    write(project, "nothing", steps=2)
+    assert train(project) == 6
+    run, report = str(project / "run"), project / "report.html"
+    for words in (["explain", run], ["show", run], ["explain", run, "--json"], ["show", run, "--json"]):
+        capsys.readouterr()
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert "not one changed a weight" in said
+        assert "Continue with: covey resume" in said
+        assert "nothing stands out" not in said
+    assert main(["report", run, "-o", str(report)]) == 0
+    assert "not one changed a weight" in report.read_text()
+
+
+def test_a_run_from_python_leaves_its_end_too(project: Path) -> None:
+    write(project, "nothing", steps=2)
+    with pytest.raises(GuardStop):
+        covey.train(project / "run.yaml", quiet=True)
+    assert last(project)["exit_code"] == 6
+    covey.resume(project / "run", quiet=True, rewards=["rewards.py:varied"], train={"steps": 3})
+    assert not (project / "run" / "exit.json").exists()
 
 
 def test_a_reward_that_ends_its_interpreter_does_not_end_the_run(project: Path, capsys) -> None:

@@ -61,6 +61,8 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("algorithm: {surrogate: {clip_hihg: 1}}\n", "did you mean clip_high?"),
         ("algorithm: {surrogate: {clip_high: -1}}\n", "algorithm.surrogate.clip_high: -1"),
         ("algorithm: {advantage: null}\n", "algorithm.advantage: cannot be empty"),
+        ("algorithm: {name: grpo, kl: {estimator: k9}}\n", "algorithm.kl.estimator: 'k9' is unknown"),
+        ("rollout: {stop: ['']}\n", "rollout.stop.0 = ''"),
         ("rollout: {group_size: 1}\n", "compares siblings"),
         (
             "stages: [{train: {lrr: 1}}]\n",

@@ -87,6 +87,11 @@ def test_the_demo_ends_with_what_the_model_writes_before_and_after(tmp_path: Pat
     assert "before it: covey show" in out(capsys, "show", tmp_path / "demo")
 
 
+def test_a_run_that_is_taken_for_a_model_is_answered_with_its_model(runs, capsys) -> None:
+    assert main(["sample", str(runs[0]), "1+1="]) == 2
+    assert f"did you mean {runs[0] / 'final'}?" in capsys.readouterr().err
+
+
 def test_what_is_not_there_is_said(runs, tmp_path: Path, capsys) -> None:
     for words in (
         ["sample", runs[0] / "final", "1+1=", "--max-tokens", 0],

@@ -274,6 +274,12 @@ def test_each_call_has_a_row_of_its_own() -> None:
     assert problem.columns["answer"] == ["a", {"b": [1]}]
 
 
+def test_a_function_of_a_file_has_the_name_that_the_config_says(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("a = lambda completion: 1.0\nb = lambda completion: 0.0\n")
+    rewards = load_rewards(["mine.py:a", {"mine.py:b": {"gated_by": "a"}}], tmp_path)
+    assert [r.name for r in rewards] == ["a", "b"]
+
+
 def test_an_object_is_named_by_its_class() -> None:
     class Brief:
         def __call__(self, completion):
@@ -347,6 +353,12 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ({"math_answer": "high"}, "must be a number"),
         ({"math_answer": {"rule": "box"}}, "rewards: math_answer.rule: 'box'"),
         ({"math_answer": {"percent": True}}, "rewards: math_answer.percent: True"),
+        ({"code_tests": {"seconds": -1}}, "rewards: code_tests.seconds: -1"),
+        ({"code_tests": {"total_seconds": 900.0}}, "rewards: code_tests.total_seconds: 900"),
+        ({"code_tests": {"memory_mb": 0}}, "rewards: code_tests.memory_mb: 0"),
+        ({"proves": {"seconds": 0}}, "rewards: proves.seconds: 0"),
+        ({"regex_match": {"pattern": "("}}, "missing ), unterminated subpattern"),
+        ({"json_schema": {"schema": {"type": "objct"}}}, "'objct' is not valid"),
         ({"tool_calls": {"compare": {"days": "numeral"}}}, "rewards: tool_calls.compare"),
         ({"code_tests": {"mode": "func"}}, "rewards: code_tests.mode: 'func'"),
         ({"math_answer": None, "rule": "boxed"}, "an entry is one reward"),
@@ -362,6 +374,14 @@ def test_a_function_used_twice_needs_two_names() -> None:
 def test_mistakes_in_a_config_are_explained(spec, says) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         load_rewards([spec], Path())
+
+
+def test_a_column_is_no_setting_of_a_built_in_reward() -> None:
+    row = {"answer": "50", "percent": "hundredths", "rule": "addition", "points": 500.0}
+    rewards = load_rewards(["math_answer"], Path())
+    problem = Problem("p1", "half of 100=", row)
+    group = rewards.score_group(problem, np.array([1]), [completion("\\boxed{50\\%}")], strict=True)
+    assert group.scores["math_answer"][0].value == 1.0
 
 
 def test_a_missing_column_or_module_is_found_before_training() -> None:

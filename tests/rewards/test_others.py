@@ -18,7 +18,7 @@ from covey.rewards.formats import answer_format, regex_match, think_format
 from covey.rewards.isolated import strict_json
 from covey.rewards.language import identifier, language_consistency
 from covey.rewards.length import majority_vote
-from covey.rewards.structured import bad_calls, json_schema, tool_calls
+from covey.rewards.structured import bad_calls, bad_schemas, json_schema, tool_calls
 from covey.types import Problem
 
 
@@ -145,6 +145,15 @@ def test_a_schema_that_backtracks_is_ended_and_a_broken_one_is_the_users(impatie
         with pytest.raises(ValueError, match="the schema cannot be used"):
             json_schema("{}", schema=broken)
     assert json_schema("{}", schema=False).value == 0.0  # the schema that nothing fits
+
+
+def test_a_row_whose_schema_is_none_is_found_before_training() -> None:
+    pytest.importorskip("jsonschema")
+    rows: list[dict[str, object]] = [{"schema": {"type": "object"}}, {"schema": '{"type": "objct"}'}, {}]
+    fine, broken, absent = bad_schemas(rows)
+    assert (fine, absent) == (None, None)
+    assert "'objct' is not valid" in str(broken)
+    assert bad_schemas(rows, schema={"type": "number"}) == [None, None, None]
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -10,7 +10,7 @@ import pytest
 
 from covey.config.schema import Data
 from covey.errors import DataError
-from covey.tasks.files import read_problems
+from covey.tasks.files import read_problems, rows
 
 
 def read(file: Path, content: str | bytes, **settings: Any):
@@ -72,6 +72,13 @@ def test_errors_name_file_and_line(tmp_path: Path, name: str, content: Any, says
     with pytest.raises(DataError) as caught:
         read(tmp_path / name, content)
     assert says in str(caught.value)
+
+
+def test_a_folder_of_datasets_is_answered_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text("{}")
+    with pytest.raises(DataError, match="to_json"):
+        list(rows(tmp_path / "examples.jsonl"))  # which a folder means
+    assert read(tmp_path / "a.jsonl", '{"prompt": "a"}')
 
 
 def test_columns_get_the_names_that_rewards_ask_for(tmp_path: Path) -> None:

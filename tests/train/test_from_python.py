@@ -121,6 +121,15 @@ def test_resume_from_python_changes_settings_and_keeps_the_rest(tmp_path: Path) 
     assert load_function(reward, Path.cwd()) is plain_function
 
 
+def test_a_function_that_was_edited_is_loaded_anew(tmp_path: Path) -> None:
+    file = tmp_path / "edited.py"
+    file.write_text("def mine(completion):\n    return 0.25\n")
+    before = load_function("edited.py:mine", tmp_path)
+    assert load_function("edited.py:mine", tmp_path) is before
+    file.write_text("def mine(completion, answer):\n    return 0.5\n")
+    assert load_function("edited.py:mine", tmp_path)("x", "y") == 0.5
+
+
 def test_a_pipeline_from_python_goes_on_from_the_command_line(tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
     stages = [{"method": "sft"}, {"method": "rl", "rewards": [plain_function]}]

@@ -26,7 +26,7 @@ ERROR = "error: "
 """How a result begins that reports one. The model reads it and may try again."""
 LONGEST_TOKEN = 128
 """Characters; Qwen and Llama 3 have tokens of so many spaces."""
-AT_ONCE = 500
+MANY_RESETS = 500
 """Prompts whose beginnings nobody waits for: they take a second or two."""
 ESCAPED = 12
 """Bytes that a character may take on its way out of a process."""
@@ -82,7 +82,7 @@ class Toolbox:
         asked = [e for p in problems if (e := self.episode(p, seed=0)) is not None]
         if not asked or (first := asked[0].opening()) is None:
             return [""] * len(problems)
-        if len(asked) > AT_ONCE:
+        if len(asked) > MANY_RESETS:
             say(f"{self.tools.environment}: reset is called for each of {len(asked):,} prompts")
         begun = [episode.submit(episode.opening) for episode in asked[1:]]
         return [first, *(one.result() or "" for one in begun)]

@@ -198,11 +198,11 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """
     if what and Path(what).is_dir():
         from covey.insight.recorded import explain_run
-        from covey.insight.show import finding_lines
+        from covey.insight.show import what_stands_out
 
         stage, verdict, findings = explain_run(Path(what))
         found: object = {"verdict": verdict, "findings": [f.record() for f in findings]}
-        said = [*finding_lines(stage, findings)] or [f"nothing stands out in the metrics of {stage}"]
+        said = what_stands_out(stage, findings)
         lines: Iterable[str] = [verdict, *said] if verdict else said
     else:
         from covey.cli.settings import settings, show

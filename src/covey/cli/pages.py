@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from covey.cli.commands import Json, app
+from covey.cli.commands import Json, _print, app
 
 Open = Annotated[
     bool, Parameter(name="--open", negative="--no-open", help="Open a browser, where there is one.")
@@ -48,7 +48,7 @@ def command_lab(
         from covey.ui.copy import write_copy
 
         page = write_copy(static)
-        print(f'{{"page": "{page}"}}' if as_json else page)
+        _print(as_json, {"page": str(page)}, [str(page)])
         return 0
     from covey.ui.server import serve_pages
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from annotated_types import MinLen
 from pydantic import Field, field_validator, model_validator
 
 from covey.config.section import MANY, Names, Section
@@ -94,7 +95,7 @@ class Rollout(Section):
     )
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus: keep this much probability.")
     top_k: int = Field(0, ge=0, le=MANY, description="Keep the k likeliest tokens; 0 keeps all.")
-    stop: tuple[str, ...] = Field((), description="Strings that end a completion.")
+    stop: tuple[Annotated[str, MinLen(1)], ...] = Field((), description="Strings that end a completion.")
     curriculum: Literal["off", "frontier"] = Field(
         "off", description="`frontier` draws problems by how close their pass rate is to one half."
     )

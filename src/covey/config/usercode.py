@@ -11,6 +11,8 @@ from types import ModuleType
 
 from covey.errors import ConfigError
 
+SOURCE = "__covey_source__"
+"""Attribute of a module that was loaded here: what its file said then."""
 IMPORTING: list[Path] = []
 """Files of the user that are being executed for their functions."""
 
@@ -89,16 +91,21 @@ def _imported(spec: str, module: str, folder: Path) -> ModuleType:
 
 
 def _load(path: Path) -> ModuleType:
+    source = path.read_bytes()
     for known in tuple(sys.modules.values()):
-        # What the program itself has imported, or is, shall not run a second time.
-        file = getattr(known, "__dict__", {}).get("__file__")
-        if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
+        # What the program itself has imported, or is, shall not run a second time; what was loaded here and
+        # has been edited since, as between two runs of a notebook, shall.
+        about = getattr(known, "__dict__", {})
+        file = about.get("__file__")
+        same = isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
+        if same and about.get(SOURCE, source) == source:
             return known
     name = f"covey_user_{path.stem}_{abs(hash(str(path))):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    setattr(module, SOURCE, source)
     IMPORTING.append(path)
     try:
         spec.loader.exec_module(module)

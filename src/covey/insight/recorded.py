@@ -8,27 +8,28 @@ from covey.errors import ConfigError
 from covey.insight.findings import STREAM, Finding, SettingOf, settings_of, unknown
 from covey.insight.rules import explain
 from covey.runs.folder import read_numbers, read_stream, readable_stream
-from covey.runs.reader import last_stage, load_recorded, read_verdict
+from covey.runs.reader import last_stage, load_recorded, read_ending, read_verdict
 
 
 def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
-    """The last stage of a run, its verdict if it has ended, and its findings.
+    """The last stage of a run, its verdict if it has ended or why it ended early, and its findings.
 
     Of a run that wrote none, those that its records give. What cannot be read is a finding too.
     """
     stage = last_stage(folder)
-    records, unread = readable_stream(stage, STREAM)
+    said = read_verdict(stage) or read_ending(stage)
+    records, lost = readable_stream(stage, STREAM)
     read = [Finding.from_record(r) for r in records]
-    found, damaged = [f for f in read if f], unread + read.count(None)
+    found, damaged = [f for f in read if f], lost + read.count(None)
     note = f"{stage / STREAM}: damaged, {damaged} of its lines cannot be read"
     notes = [Finding("unread_findings", 0, "note", note)] if damaged else []
     if found:
-        return stage, read_verdict(stage), found + notes
+        return stage, said, found + notes
     setting: SettingOf = unknown
     try:
         setting = settings_of(load_recorded(stage))
     except ConfigError as error:
-        said = f"the config cannot be read, so remedies may name what is set already: {error}"
-        notes.append(Finding("unread_config", 0, "note", said))
+        unread = f"the config cannot be read, so remedies may name what is set already: {error}"
+        notes.append(Finding("unread_config", 0, "note", unread))
     metrics, evals = read_numbers(stage, "metrics.jsonl"), read_stream(stage, "evals.jsonl")
-    return stage, read_verdict(stage), explain(metrics, evals, setting) + notes
+    return stage, said, explain(metrics, evals, setting) + notes

@@ -20,7 +20,14 @@ from covey.insight.show import NumberRecords, findings, said_of, spoken_prompt
 from covey.insight.verdict import judge_run
 from covey.runs.atomic import write_file
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, read_environment, recorded_settings, seconds_of, stages_in
+from covey.runs.reader import (
+    last_stage,
+    read_ending,
+    read_environment,
+    recorded_settings,
+    seconds_of,
+    stages_in,
+)
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.types import VERSION
 
@@ -63,7 +70,7 @@ def _stage(stage: Path) -> dict[str, object]:
     moods = {"learned": "learned", "got worse": "worse", "did not learn": "worse"}
     return {
         "title": f"{stage.name}: {settings['method']}, {steps} steps in {duration(seconds)}",
-        "verdict": verdict.sentence if verdict else "",
+        "verdict": " ".join(said for said in (verdict and verdict.sentence, read_ending(stage)) if said),
         "mood": moods.get(verdict.word, "") if verdict else "",
         "chart": Markup(_charts(metrics, evals, timings)),  # noqa: S704 - our own SVG, escaped where it is made
         "findings": [inert(f) for f in findings(stage)],

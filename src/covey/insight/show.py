@@ -19,7 +19,7 @@ from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, recorded_settings, seconds_of, stages_in
+from covey.runs.reader import last_stage, read_ending, recorded_settings, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import EXAMPLES
 
@@ -53,6 +53,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     seconds = seconds_of(stage, timings)
     measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
     verdict = judge_run(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
+    ending = read_ending(stage)
     found, steps = findings(stage), recorded_steps(stage)
     done, wanted = len(metrics), settings["train"]["steps"]
     examples = stage / EXAMPLES
@@ -64,6 +65,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
         "of": wanted,
         "seconds": seconds,
         "verdict": verdict,
+        "ending": ending or None,
         "metrics": metrics[-1] if metrics else None,
         "findings": found,
         "steps_with_completions": steps,
@@ -73,7 +75,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     lines = [f"{stage} ({settings['method']})" + (f": {course}" if settings["method"] != "filter" else "")]
     lines += [f"{made} examples in {examples}"] if made is not None else []
     lines += [f"before it: covey show {other}" for other in stages_in(folder) if other != stage]
-    lines += [verdict] if verdict else []
+    lines += [said for said in (verdict, ending) if said]
     lines += ["", *_curves(metrics, evals), "", *_table(metrics)] if metrics or evals else []
     lines += ["", *found] if found else []
     if steps:
@@ -84,6 +86,12 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
 def findings(stage: Path) -> list[str]:
     """What the run has found, in words; of one that wrote nothing down, what its records give."""
     return list(finding_lines(stage, explain_run(stage)[-1]))
+
+
+def what_stands_out(stage: Path, found: Sequence[Finding]) -> list[str]:
+    """The findings in words; that there are none, unless why it ended early says enough."""
+    nothing = [] if read_ending(stage) else [f"nothing stands out in the metrics of {stage}"]
+    return [*finding_lines(stage, found)] or nothing
 
 
 def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:

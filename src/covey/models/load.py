@@ -99,7 +99,9 @@ def source_of(name: str, folder: Path) -> str:
     local = folder / name if (folder / name).is_dir() else Path(name)
     looks_local = local.is_dir() or name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not (local / "config.json").is_file():
-        raise ConfigError(f"model: {local} is no model folder (it has no config.json)")
+        finals = [p.parent for where in ("", "*/") for p in sorted(local.glob(f"{where}final/config.json"))]
+        meant = f"; did you mean {finals[-1]}?" if finals else ""
+        raise ConfigError(f"model: {local} is no model folder (it has no config.json){meant}")
     return str(local) if local.is_dir() else name
 
 

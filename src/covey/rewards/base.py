@@ -132,7 +132,9 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     settings = dict(options) if isinstance(options, Mapping) else {"weight": options}
     function = _function(target, folder, learned)
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
-    reward = Reward(str(settings.pop("name", name_of(function))), function, home=home)
+    # The name that the config says: a lambda, a partial or an object has another or none of its own.
+    called = str(target).rpartition(":")[2] if home else name_of(function)
+    reward = Reward(str(settings.pop("name", called)), function, home=home)
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST_REWARD:
         raise ConfigError(

@@ -15,9 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from covey.errors import ConfigError, SandboxUnavailable
+from annotated_types import Ge, Gt, Le
+
+from covey.errors import SandboxUnavailable
 from covey.rewards.contract import fault, in_subprocess, reward
 from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, text_of
 from covey.sandbox.base import Outcome, SandboxBackend, too_long
@@ -33,6 +35,8 @@ SUSPICIOUS = re.compile(
     r"os\._exit|sys\.exit|_getframe|\batexit\b|unittest|__eq__|excepthook|\bgc\.|settrace"
 )
 """Signs of a program that plays with its tester. Logged, never paid or punished."""
+MOST_SECONDS = 300.0
+"""Of a check: well below the reward's own limit, so that a program that hangs is 0 and never None."""
 NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
 """Comments of C, and lines for its preprocessor."""
 
@@ -129,10 +133,10 @@ def code_tests(
     mode: Mode = "function",
     points: Points = "all",
     form: Form = "block",
-    tolerance: float = 1e-9,
-    seconds: float = 6.0,
-    total_seconds: float = 30.0,
-    memory_mb: int = 1024,
+    tolerance: Annotated[float, Ge(0)] = 1e-9,
+    seconds: Annotated[float, Gt(0)] = 6.0,
+    total_seconds: Annotated[float, Gt(0), Le(MOST_SECONDS)] = 30.0,
+    memory_mb: Annotated[int, Gt(0)] = 1024,
 ) -> Score:
     """1 if the program passes all tests (``points``: or a fraction of them), 0 otherwise.
 
@@ -141,10 +145,6 @@ def code_tests(
     count, and what the visible ones say beyond them is logged as `gap`. The whole check takes at most
     ``total_seconds``; tests that it does not come to are not passed.
     """
-    if total_seconds > MOST_SECONDS:
-        raise ConfigError(
-            f"code_tests: total_seconds {total_seconds:g}: at most {MOST_SECONDS:g} are allowed"
-        )
     code = setup + text_of(completion) if form == "continue" else program(completion, "python")
     if code is None:
         return Score(0.0, "no_answer")
@@ -184,10 +184,6 @@ def program(completion: TextOrMessages, language: str) -> str | None:
     """The last complete fenced block after the reasoning."""
     answer = after_reasoning(text_of(completion))
     return None if answer is None else code_block(answer, language)
-
-
-MOST_SECONDS = 300.0
-"""Of a check: well below the reward's own limit, so that a program that hangs is 0 and never None."""
 
 
 def _calls(

@@ -174,6 +174,12 @@ class Reward:
         """Of the function's signature."""
         return inspect.signature(self.function).parameters
 
+    @cached_property
+    def set_only(self) -> set[str]:
+        """Settings with a value of their own, which of a built-in reward no column replaces."""
+        own = {n: p.default for n, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        return {n for n, default in own.items() if default not in (inspect.Parameter.empty, None, "")}
+
     @property
     def per_sample(self) -> bool:
         """Whether it is called with one completion at a time."""
@@ -240,6 +246,8 @@ class Reward:
             states = [c.environment and Attributes(**c.environment) for c in completions]
             if any(states) or name not in available:  # a column of that name, where there are none
                 available[name] = states[0] if self.per_sample else states
+        if self.ours:  # a column that happens to be called points, or percent, is no setting
+            available = {n: v for n, v in available.items() if n not in self.set_only}
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
         given = {**available, **self.settings}

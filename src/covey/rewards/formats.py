@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from covey.rewards.contract import in_subprocess, reward, unfinished
 from covey.rewards.extract import (
@@ -16,6 +20,18 @@ from covey.rewards.extract import (
     visible,
 )
 from covey.types import Score
+
+
+def _compiled(pattern: str) -> str:
+    """A pattern that can be compiled. Raises ValueError."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"no pattern: {error}") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiled)]
 
 
 def _think(*_: object, **__: object) -> str:
@@ -57,7 +73,9 @@ def answer_format(completion: TextOrMessages, turns: Turns = ()) -> float:
 
 
 @reward(concurrent=True, format_only=True)
-def regex_match(completion: TextOrMessages, turns: Turns = (), *, pattern: str, whole: bool = False) -> Score:
+def regex_match(
+    completion: TextOrMessages, turns: Turns = (), *, pattern: Pattern, whole: bool = False
+) -> Score:
     """1 if ``pattern`` is found (or matches the ``whole`` answer) after the reasoning, else 0.
 
     Matching happens in a killable subprocess: a pattern that backtracks without end is a `timeout`.

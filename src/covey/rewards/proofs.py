@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt, Le
 
 from covey.errors import ConfigError, SandboxUnavailable
 from covey.machine import available_cpus
@@ -105,16 +107,14 @@ def proves(
     prover: Literal["coq", "lean"] = "coq",
     axioms: Sequence[str] = (),
     form: Form = "block",
-    seconds: float = 20.0,
-    memory_mb: int = 2048,
+    seconds: Annotated[float, Gt(0), Le(MOST_PROOF_SECONDS)] = 20.0,
+    memory_mb: Annotated[int, Gt(0)] = 2048,
 ) -> Score:
     """1 if the last code block is a proof of ``theorem``, as tactics for Coq or Lean 4, 0 otherwise.
 
     ``header`` comes before the theorem: imports, definitions, notations. ``axioms`` names those that a proof
     may use; what the theorem itself speaks of, and the axioms of Lean's logic, need no permission.
     """
-    if not 0 < seconds <= MOST_PROOF_SECONDS:
-        raise ConfigError(f"proves: seconds {seconds:g} is not between 0 and {MOST_PROOF_SECONDS:g}")
     kind, place = _kind(prover, axioms), _place(sandbox)
     proof = text_of(completion) if form == "continue" else program(completion, prover)
     if proof is None or not proof.strip():

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from covey.rewards.contract import in_subprocess, reward, unfinished
 from covey.rewards.extract import (
@@ -29,12 +31,41 @@ UNUSABLE = ("ModuleNotFound", "UnknownType", "SchemaError", "_WrappedReferencing
 """How a validator says that it is the schema that is wrong."""
 
 
-@reward(concurrent=True, format_only=True)
+def bad_schemas(rows: Sequence[Mapping[str, object]], **settings: object) -> list[str | None]:
+    """Rows whose own schema is none."""
+    return [_schema_fault({**row, **settings}.get("schema")) for row in rows]
+
+
+def _schema_fault(schema: object) -> str | None:
+    if schema is None:
+        return None
+    try:
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import validator_for
+    except ImportError:
+        return "a schema needs jsonschema: pip install 'covey[schema]'"
+    try:
+        wanted = json.loads(schema) if isinstance(schema, str) else schema
+        validator_for(wanted).check_schema(wanted)
+    except SchemaError as error:
+        return f"the schema cannot be used: {error.message[:200]}"
+    except (ValueError, RecursionError) as error:
+        return f"the schema cannot be used: {str(error)[:200]}"
+    return None
+
+
+def _usable(schema: Mapping[str, object] | str | None) -> Mapping[str, object] | str | None:
+    if fault := _schema_fault(schema):
+        raise ValueError(fault)
+    return schema
+
+
+@reward(concurrent=True, format_only=True, check_references=bad_schemas)
 def json_schema(
     completion: TextOrMessages,
     turns: Turns = (),
     *,
-    schema: Mapping[str, object] | str | None = None,
+    schema: Annotated[Mapping[str, object] | str | None, AfterValidator(_usable)] = None,
     where: Literal["whole", "block", "answer_tag"] = "whole",
 ) -> Score:
     """1 if what follows the reasoning is JSON (and fits ``schema``, a setting or a column), else 0.

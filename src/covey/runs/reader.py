@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from covey.config.load import Loaded, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import read_yaml
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import RECORD, CheckpointError, ConfigError
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint
 
@@ -160,6 +161,19 @@ def read_verdict(stage: Path) -> str:
     """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
     verdict = _end(stage).get("verdict")
     return str(verdict.get("sentence", "")) if isinstance(verdict, Mapping) else ""
+
+
+def read_ending(stage: Path) -> str:
+    """Why a run ended early and how it continues, of a damaged record its text; empty where it did not."""
+    path = next((p for p in (stage / RECORD, stage.parent / RECORD) if p.is_file()), None)
+    if path is None or (stage / RESULT).exists():
+        return ""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        record = json.loads(text)
+        return f"{record['error']}. Continue with: {record['go_on']}"
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return text
 
 
 def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:

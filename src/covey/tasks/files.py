@@ -25,6 +25,8 @@ RESERVED = {
     *("trainer_state", "log_extra", "log_metric"),
 }
 """Names the reward functions already use."""
+SAVED = ("dataset_dict.json", "dataset_info.json")
+"""One of them is in every folder that `datasets` has saved."""
 TEMPLATE_COLUMNS = ("tools", "documents")
 """Columns that are arguments of the chat template, each a list of objects."""
 
@@ -56,10 +58,20 @@ def rows(file: Path) -> NumberedRows:
     """(line or row number from 1, row) of a .jsonl, .json, .csv or .parquet file."""
     readers = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
     if not file.is_file():
-        raise DataError(f"{file}: {'this is no file' if file.exists() else 'no such file'}")
+        raise DataError(absence(file))
     if file.suffix not in readers:
         raise DataError(f"{file}: unknown kind of file; use {', '.join(readers)}")
     yield from readers[file.suffix](file)
+
+
+def absence(file: Path) -> str:
+    """What to say of a file that is none."""
+    if any((file.parent / name).is_file() for name in SAVED):
+        return (
+            f"{file.parent}: a folder of `datasets`; write a file with its to_json('train.jsonl'), or give "
+            "the dataset from Python"
+        )
+    return f"{file}: {'this is no file' if file.exists() else 'no such file'}"
 
 
 def _jsonl(file: Path) -> NumberedRows:

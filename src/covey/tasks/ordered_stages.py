@@ -10,6 +10,7 @@ from covey.config.load import Loaded
 from covey.config.schema import Method
 from covey.errors import ConfigError, DataError
 from covey.tasks.examples import WANTED, Kind
+from covey.tasks.files import absence
 from covey.tasks.source import data_files
 
 STAGE = re.compile(rf"\d+-(?:{'|'.join(get_args(Method))})")
@@ -37,7 +38,7 @@ def refuse_missing(stages: Sequence[Loaded]) -> None:
         for file in () if begun else data_files(stage):
             if not STAGE.fullmatch(file.name) and not file.is_file():
                 where = f"stage {own}: " if len(stages) > 1 else ""
-                raise DataError(f"{where}{file}: no such file")
+                raise DataError(f"{where}{absence(file)}")
         before[own] = stage.config.method
 
 

@@ -138,7 +138,9 @@ def run_in_folder(loaded: Loaded, console: RunConsole, stop: StopSignal, options
         known = as_error(error)
         if home.is_dir() and not isinstance(known, ConfigError | FolderBusy) and not said_by_another(known):
             record_exit(home, known)
-        raise known from None
+        if known is error:
+            raise
+        raise known from error
     if environment_rank() == 0 and (home / RECORD).exists():  # else nothing may be writable there
         (home / RECORD).unlink()
     return results

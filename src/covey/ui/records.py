@@ -16,14 +16,14 @@ from covey.config.algorithm import describe
 from covey.config.schema import Config
 from covey.config.sources import fields_of, read_yaml
 from covey.console import duration
-from covey.errors import RECORD, ConfigError, CoveyError
+from covey.errors import ConfigError, CoveyError
 from covey.estimates import Evaluation
 from covey.insight.recorded import explain_run
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.runs.folder import latest_checkpoint, stream_record
-from covey.runs.reader import RESULT, seconds_of
+from covey.runs.reader import RESULT, read_ending, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = dict[str, Any]
@@ -192,10 +192,9 @@ def run_page(name: str, folder: Path) -> Record:
         remarks = [vars(r) for r in explain_run(folder)[-1]]
     except CoveyError as error:
         notes.append(str(error))
-    ended = folder / RECORD if (folder / RECORD).is_file() else folder.parent / RECORD
     now = run_state(folder)
-    if now == "interrupted" and ended.is_file():
-        notes.append(_ending(ended))
+    if now == "interrupted" and (ending := read_ending(folder)):
+        notes.append(ending)
     return {
         "run": name,
         "folder": str(folder),
@@ -208,16 +207,6 @@ def run_page(name: str, folder: Path) -> Record:
         "at": {kind: tail.at for kind, tail in streams.items()},
         **news(folder, read),
     }
-
-
-def _ending(path: Path) -> str:
-    """Why a run has ended early and how it continues, from its record; of a damaged one its text."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        record = json.loads(text)
-        return f"{record['error']}. Continue with: {record['go_on']}"
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return text
 
 
 def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:

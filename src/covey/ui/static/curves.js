@@ -54,6 +54,9 @@ function palette(host) {
   return found;
 }
 
+// A curve that never moved is drawn from 0, so that the axis of a share does not end at 200 %.
+const spread = (low, high) => (low < high ? [low, high] : [Math.min(low, 0), Math.max(low, 0) || (low ? 0 : 1)]);
+
 export function curves(source) {
   const runs = source.compare ?? [source];
   const grid = h("div", { class: "charts" });
@@ -94,7 +97,7 @@ export function curves(source) {
       grid.append(host);
       plots.push(new window.uPlot({
         width: host.clientWidth - 2, height: 176, cursor: { sync: { key: sync.key }, y: false, points: { size: 6 } },
-        scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(low ?? 0, high === low || high === null ? (low ?? 0) + 1 : high, 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
+        scales: { x: { time: false }, y: { range: (_, low, high) => window.uPlot.rangeNum(...spread(low ?? 0, high ?? low ?? 0), 0.06, true) } }, legend: { live: true, markers: { dash: (u, k) => (u.series[k].dash ? "dashed" : "solid") } },
         axes: [axis(colours, (v) => (Number.isInteger(v) ? fmt(v, 0) : ""), 30), axis(colours, show ? (v, step) => percent(v, places(100 * step)) : (v, step) => fmt(v, places(step)), 56)],
         series: [{ label: "step" }, ...made],
       }, values, host));
