@@ -301,8 +301,8 @@ def finish_examples(run: Run) -> Result:
     """Write the examples of a stage that makes some, and its result."""
     folder = run.journal.folder.path
     by_first(lambda: kept(run))
-    seconds, example = run.journal.clock.total(), example_of([p.problem for p in run.train_set])
-    result = Result(folder, run.state.step, round(seconds, 1), example.prompt, None, example.template)
+    seconds, example = round(run.journal.clock.total(), 1), example_of([p.problem for p in run.train_set])
+    result = Result(folder, run.state.step, seconds, example.prompt, None, example.template)
     by_first(lambda: _conclude(run, result))
     return result
 
@@ -342,7 +342,7 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
 
 def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mapping[str, Tensor]) -> Result:
     folder, config = run.journal.folder.path, run.loaded.config
-    seconds = run.journal.clock.total()
+    seconds = round(run.journal.clock.total(), 1)  # as it is recorded: said once more it is the same
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
     example = example_of([p.problem for p in run.test_set or run.train_set])
     besides = ranked(run) or Trained.besides
@@ -358,7 +358,7 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
     write_curve(folder / "curve.svg", title, *streams)
     forget_kept(folder)
-    result = Result(folder, run.state.step, round(seconds, 1), example.prompt, verdict, example.template)
+    result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     told = "" if verdict and not run.held_out else f". {besides}"
