@@ -84,8 +84,14 @@ def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     assert [r["reward"] for r in result["rows"]] == [1.0, 0.0, None]
     assert result["means"]["math_answer"] == 0.5
     file.write_text('{"completion": "\\\\boxed{7}", "answer": "see the figure"}\n')
-    assert main(["score", str(file), "math_answer", "--json"]) == 0
+    assert main(["score", str(file), "math_answer", "--json"]) == 1, "no row could be judged"
     assert '"means": {"math_answer": null, "reward": null}' in capsys.readouterr().out, "NaN is no JSON"
+
+
+def test_a_prompt_given_twice_keeps_all_its_completions(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("covey.api.sample", lambda *_, **__: [["a", "b"], ["c"], ["d"]])
+    assert main(["sample", "model", "1+1=", "2+2=", "1+1=", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"1+1=": ["a", "b", "d"], "2+2=": ["c"]}
 
 
 @pytest.mark.parametrize(

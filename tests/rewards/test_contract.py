@@ -358,7 +358,7 @@ def test_a_function_used_twice_needs_two_names() -> None:
         ({"code_tests": {"memory_mb": 0}}, "rewards: code_tests.memory_mb: 0"),
         ({"proves": {"seconds": 0}}, "rewards: proves.seconds: 0"),
         ({"regex_match": {"pattern": "("}}, "missing ), unterminated subpattern"),
-        ({"json_schema": {"schema": {"type": "objct"}}}, "'objct' is not valid"),
+        ({"json_schema": {"schema": {"type": "thing"}}}, "'thing' is not valid"),
         ({"tool_calls": {"compare": {"days": "numeral"}}}, "rewards: tool_calls.compare"),
         ({"code_tests": {"mode": "func"}}, "rewards: code_tests.mode: 'func'"),
         ({"math_answer": None, "rule": "boxed"}, "an entry is one reward"),

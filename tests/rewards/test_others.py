@@ -149,10 +149,10 @@ def test_a_schema_that_backtracks_is_ended_and_a_broken_one_is_the_users(impatie
 
 def test_a_row_whose_schema_is_none_is_found_before_training() -> None:
     pytest.importorskip("jsonschema")
-    rows: list[dict[str, object]] = [{"schema": {"type": "object"}}, {"schema": '{"type": "objct"}'}, {}]
+    rows: list[dict[str, object]] = [{"schema": {"type": "object"}}, {"schema": '{"type": "thing"}'}, {}]
     fine, broken, absent = bad_schemas(rows)
     assert (fine, absent) == (None, None)
-    assert "'objct' is not valid" in str(broken)
+    assert "'thing' is not valid" in str(broken)
     assert bad_schemas(rows, schema={"type": "number"}) == [None, None, None]
 
 

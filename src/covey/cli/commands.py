@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -243,9 +244,9 @@ def command_sample(
     arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
     called = [name.strip() for name in tools.split(",") if name.strip()]
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
-    completions = api.sample(model, prompts, *manner, tools=called)
-    by_prompt = list(zip(prompts, completions, strict=True))
-    _print(as_json, dict(by_prompt), (f"{prompt}{text}" for prompt, texts in by_prompt for text in texts))
+    said = list(zip(prompts, api.sample(model, prompts, *manner, tools=called), strict=True))
+    by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
+    _print(as_json, by_prompt, (f"{p}{text}" for p, texts in by_prompt.items() for text in texts))
     return 0
 
 
@@ -274,7 +275,7 @@ def command_serve(
 
 @app.command(name="score")
 def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int:
-    """Apply rewards to a JSONL file of completions: one row each, other columns go to the rewards.
+    """Apply rewards to a JSONL file of completions, a row each. Exit code 1 if one of them judged no row.
 
     :param file: Rows with a `completion` and whatever columns the rewards ask for.
     """
@@ -283,7 +284,7 @@ def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int
     rows, means = score_file(file, rewards)
     _print(as_json, {"means": means, "rows": rows}, map(as_line, rows))
     _tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
-    return 0
+    return int(any(map(math.isnan, means.values())))
 
 
 @app.command(name="pairs")
