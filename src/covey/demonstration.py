@@ -11,8 +11,7 @@ from rich.text import Text
 from covey.config.load import Loaded
 from covey.console import RunConsole, inert
 from covey.inference import greedy
-from covey.learned import LEARNED
-from covey.rewards.base import load_rewards
+from covey.learned import rewards_of
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import load_run, stages_in
 from covey.tasks.source import load_problems
@@ -42,8 +41,7 @@ def greedy_answers(
     loaded: Loaded, problems: Sequence[Problem], named: Sequence[object]
 ) -> list[tuple[list[str], bool]]:
     """The tokens of each greedy answer, and whether it is correct."""
-    config = loaded.config
-    rewards = load_rewards(config.rewards or named, loaded.folder, config.scoring, config.sandbox, LEARNED)
+    rewards = rewards_of(loaded, loaded.config.rewards or named)
     scorer, found = Scorer(rewards), []
     for problem, tokens in zip(problems, greedy(loaded, problems), strict=True):
         score = scorer.score(rewards.verdict, problem, "".join(tokens))

@@ -13,12 +13,11 @@ from covey.console import RunConsole
 from covey.errors import ConfigError, DataError
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
-from covey.learned import LEARNED
+from covey.learned import rewards_of
 from covey.models.given import lent
 from covey.models.load import load_policy
 from covey.prompts import Prompted, encode, texts_of, unseen_by_model
 from covey.rewards.audit import check_columns
-from covey.rewards.base import load_rewards
 from covey.rng import key
 from covey.rollout import sampling_params
 from covey.sampling.base import SamplingParams
@@ -34,8 +33,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     source = with_schemas(load_source(loaded), toolbox, console.say)
     if not source.test:
         raise DataError("data.test: there are no held-out problems to measure on")
-    named = config.rewards or source.rewards
-    rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED)
+    rewards = rewards_of(loaded, config.rewards or source.rewards)
     console.say(rewards.criterion)
     check_columns(source.test, rewards)
     with lent(config.model):

@@ -12,7 +12,7 @@ import numpy as np
 from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.errors import ConfigError, DataError
-from covey.learned import LEARNED
+from covey.learned import LEARNED, rewards_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
@@ -66,9 +66,7 @@ def named_rewards(words: Sequence[str]) -> Rewards:
     place = configs[0]
     loaded = load_recorded(last_stage(place), settings) if place.is_dir() else load_config(place, settings)
     stage = next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
-    config = stage.config
-    named_there = config.rewards or load_problems(stage).rewards
-    return load_rewards(named_there, stage.folder, config.scoring, config.sandbox, LEARNED)
+    return rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
 
 
 def _all_in(file: str) -> list[str]:
@@ -107,9 +105,8 @@ def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Re
     if file.suffix in (".yaml", ".yml"):
         loaded = load_config(file)
         source = load_problems(loaded)
-        config, folder = loaded.config, loaded.folder
-        problems, specs = source.train, names or config.rewards or source.rewards
-        rewards = load_rewards(specs, folder, config.scoring, config.sandbox, LEARNED)
+        problems, specs = source.train, names or loaded.config.rewards or source.rewards
+        rewards = rewards_of(loaded, specs)
     else:
         problems = read_problems(file, Data())
         rewards = load_rewards(names, Path.cwd(), learned=LEARNED)

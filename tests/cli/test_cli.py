@@ -88,6 +88,17 @@ def test_score_applies_rewards_to_a_file(tmp_path: Path, capsys) -> None:
     assert '"means": {"math_answer": null, "reward": null}' in capsys.readouterr().out, "NaN is no JSON"
 
 
+def test_a_mistake_in_the_rewards_of_a_config_has_its_line(tmp_path: Path, capsys) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("model: tiny\ndata: {task: sums}\nrewards: [math_anser]\n")
+    for words in (["train"], ["train", "--rewards", "[math_anser]"], ["eval"], ["stress"]):
+        assert main([words[0], str(config), *words[1:]]) == 2
+        place = "on the command line, --rewards" if words[1:] else f"{config}:3"
+        assert f"error: {place}: rewards: 'math_anser' is unknown" in capsys.readouterr().err
+    assert main(["stress", str(config), "math_anse"]) == 2
+    assert "error: rewards: 'math_anse' is unknown" in capsys.readouterr().err
+
+
 def test_a_prompt_given_twice_keeps_all_its_completions(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr("covey.api.sample", lambda *_, **__: [["a", "b"], ["c"], ["d"]])
     assert main(["sample", "model", "1+1=", "2+2=", "1+1=", "--json"]) == 0

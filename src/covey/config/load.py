@@ -56,6 +56,10 @@ class Loaded:
         """The stages of a pipeline, each a full config; the run itself if it has none."""
         return list(self.of_stages) or [self]
 
+    def placed(self, problem: str) -> str:
+        """A problem that begins with a key, with the file and the line where that was set."""
+        return _placed(problem, self.origins)
+
 
 def load_config(
     file: Path | None = None,

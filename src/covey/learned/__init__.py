@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
+from covey.config.load import Loaded
+from covey.errors import ConfigError
+from covey.rewards.base import Function, Rewards, load_rewards
 from covey.rewards.contract import Reward
 
 
@@ -29,3 +32,15 @@ def reward_model_bytes(rewards: Iterable[Reward]) -> int:
     from covey.models.alive import alive_bytes
 
     return alive_bytes(w for r in learned for w in weights_of(r.function.__name__, r.settings))
+
+
+def rewards_of(
+    loaded: Loaded, named: Sequence[object], wrap: Callable[[Function], Function] = lambda function: function
+) -> Rewards:
+    """Rewards under a config's settings. Raises ConfigError with the line that names them."""
+    config = loaded.config
+    try:
+        return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
+    except ConfigError as error:
+        said = str(error)
+        raise ConfigError(loaded.placed(said) if named == config.rewards else said) from None

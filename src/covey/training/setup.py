@@ -20,7 +20,7 @@ from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
 from covey.kernels.build import processor
 from covey.kernels.calls import follow
-from covey.learned import LEARNED
+from covey.learned import rewards_of
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
 from covey.models.load import load_policy, slower
@@ -30,7 +30,7 @@ from covey.models.value_head import ValueModel, add_value_head, begun_from, load
 from covey.objective.controllers import first_coefficients
 from covey.processes import by_first, first, together
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
-from covey.rewards.base import Rewards, load_rewards
+from covey.rewards.base import Rewards
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -141,8 +141,7 @@ def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
     named = config.rewards or source.rewards
     if source.examples and (not named or config.method == "reward_model"):
         return Rewards(())
-    around = options.faults.around
-    rewards = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, around)
+    rewards = rewards_of(loaded, named, options.faults.around)
     if config.launch.ray is not None:
         rewards.link = partial(placed_link, config.launch.ray)
     return rewards
