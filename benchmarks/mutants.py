@@ -340,7 +340,8 @@ MUTANTS = [
         ("idle completions never pull", "skips, whole, most = objective.skips_idle,", "skips, whole, most = True,"),
         ("gradients of the last micro-batch alone", "            (loss * 0.0 if seen", "            self.clear()\n            (loss * 0.0 if seen"),
         ("half a gradient kept when memory ran out", "            self.clear()\n            self._halve()\n", "            self._halve()\n"),
-        ("an update of norm 0 counted", "self.version += norm > 0", "self.version += 1"),
+        ("an update of nothing counted", "self.version += self.optimizer.moved", "self.version += 1"),
+        ("an update by what AdamW remembers not counted", "self.version += self.optimizer.moved", "self.version += norm > 0"),
     ),
     *of(
         "training/rl.py",
@@ -348,7 +349,7 @@ MUTANTS = [
         ("minibatches alike in every epoch", '"minibatches", step, epoch)', '"minibatches", step, 0)'),
         ("noise alike in every step", '"noise", step)', '"noise", 0)'),
         ("every update starts at ratio 1", "            unmoved = False\n", ""),
-        ("reference refreshed one step late", "if done // kl.refresh_every > (done - updates) // kl.refresh_every", "if done > updates and (done - updates) // kl.refresh_every > (done - 2 * updates) // kl.refresh_every"),
+        ("reference refreshed one step late", "if learner.version // kl.refresh_every > before // kl.refresh_every", "if before // kl.refresh_every > (2 * before - learner.version) // kl.refresh_every"),
         ("inner epochs forgotten", "range(config.train.inner_epochs)", "range(1)"),
         ("steered KL coefficient not in the reward", "algorithm, kl_coef=coefficients.kl)", "algorithm)"),
         ("reference copied where it should be mixed", "refresh(learner.policy, kl.refresh_mix)", "refresh(learner.policy, 1.0)"),
