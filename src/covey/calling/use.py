@@ -53,6 +53,7 @@ def with_schemas(
         _check_columns(f"the tool {tool.name}", needed, problems)
     if toolbox.environment is not None:
         _check_columns(f"{toolbox.environment.spec}.reset", toolbox.environment.needed, problems)
+        _refuse_taken(problems)
     given = [*problems, *(e.problem for e in (*source.examples, *source.held_out))]
     openings = dict(zip(map(id, given), toolbox.openings(given, say), strict=True))
 
@@ -86,6 +87,15 @@ def _check_columns(asking: str, needed: set[str], problems: Sequence[Problem]) -
             raise DataError(
                 f"{problem.id}: no column {min(lacks)!r}, which {asking} asks for: add it to the data, or "
                 "give the argument a default"
+            )
+
+
+def _refuse_taken(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        if taken := {"environment", "environments"} & set(problem.columns):
+            raise DataError(
+                f"{problem.id}: column {min(taken)!r} has the name by which rewards get a completion's "
+                "environment: rename it"
             )
 
 

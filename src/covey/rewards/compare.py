@@ -134,8 +134,9 @@ def _region(node: Node) -> Node:
     both = _between(ranges)
     if node.marks == ("and",):
         return both or node
-    ends = [value(end.text) for end in both.parts] if both else []
-    if node.marks == ("or",) or (len(ends) == 2 and None not in ends and ends[0] >= ends[1]):  # type: ignore[operator]
+    low, high = (value(end.text) for end in both.parts) if both else (None, None)
+    empty = low is not None and high is not None and low >= high
+    if node.marks == ("or",) or empty:
         return Node("union", node.text, tuple(ranges))
     return both or node
 

@@ -17,7 +17,7 @@ import math
 import numbers
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -234,24 +234,28 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
-        if "sampled_ids" in self.parameters:
-            available["sampled_ids"] = [c.tokens[c.drawn].tolist() for c in completions]
-        if "token_ends" in self.parameters:
-            ends = [drawn_ends(c, context.decode) for c in completions]
-            available["token_ends"] = ends[0] if self.per_sample else ends
-        if "turns" in self.parameters:
-            turns = [turns_of(c) for c in completions]
-            available["turns"] = turns[0] if self.per_sample else turns
-        if (name := "environment" if self.per_sample else "environments") in self.parameters:
-            states = [c.environment and Attributes(**c.environment) for c in completions]
-            if any(states) or name not in available:  # a column of that name, where there are none
-                available[name] = states[0] if self.per_sample else states
+        available |= self._made_of(completions, context, available)
         if self.ours:  # a column that happens to be called points, or percent, is no setting
             available = {n: v for n, v in available.items() if n not in self.set_only}
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
             available = {n: v for n, v in available.items() if n in self.parameters}
         given = {**available, **self.settings}
         return {**(given if self.ours else own_copy(given)), **context.provided(self)}
+
+    def _made_of(
+        self, completions: Sequence[Completion], context: Context, columns: Container[str]
+    ) -> dict[str, object]:
+        """What is made of each completion only where the signature asks for it."""
+        made: dict[str, Callable[[Completion], object]] = {
+            "sampled_ids": lambda c: c.tokens[c.drawn].tolist(),
+            "token_ends": lambda c: drawn_ends(c, context.decode),
+            "turns": turns_of,
+        }
+        state = "environment" if self.per_sample else "environments"
+        if state not in columns:  # a run whose completions have environments has no such column
+            made[state] = lambda c: None if c.environment is None else Attributes(**c.environment)
+        asked = {n: [make(c) for c in completions] for n, make in made.items() if n in self.parameters}
+        return {n: found[0] if self.per_sample else found for n, found in asked.items()}
 
     def scores(self, problem: Problem, returned: Any, count: int) -> list[Score]:
         """What a call returned, as one Score per completion. Raises RewardError."""

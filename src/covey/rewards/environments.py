@@ -7,7 +7,10 @@ from covey.sandbox.wire import Attributes
 from covey.types import Score
 
 
-def environment_reward(completion: str, environment: Attributes | None) -> Score:  # noqa: ARG001
+def environment_reward(
+    completion: str,  # noqa: ARG001 - who asks for it is called with one at a time
+    environment: Attributes | None,
+) -> Score:
     """What the environment's `get_reward()` returned at the end, or its attribute `reward`.
 
     0 where it hung or died, as it is the model's call that it stumbled over. Raises RewardError where it has

@@ -60,8 +60,10 @@ def _installed(program: str, install: str) -> str:
 
 def _asked(*command: str) -> str:
     """What an installed program says of itself. Raises ConfigError."""
-    try:  # its name is fixed and its path the user's own
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout  # noqa: S603
+    try:
+        return subprocess.run(  # noqa: S603 - its name is fixed and its path the user's own
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"rewards: proves: `{' '.join(command)}` does not work: {error}") from None
 

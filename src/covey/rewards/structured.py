@@ -155,12 +155,17 @@ def tool_calls(
 def _expected(column: object) -> list[JsonCall]:
     try:
         calls = json.loads(column) if isinstance(column, str) else column
-        read = [named_call(c.get("function", c)) for c in calls]  # type: ignore[union-attr]
-    except (ValueError, TypeError, AttributeError):
+        read = [named_call(_function_of(call)) for call in calls] if isinstance(calls, Sequence) else None
+    except ValueError:
         read = None
     if read is None or not all(isinstance(call["arguments"], Mapping) for call in read):
         raise ValueError("column 'tool_calls' has to be a list of {name, arguments}")
     return read
+
+
+def _function_of(call: object) -> object:
+    """A call as chats have them is {"type": "function", "function": {name, arguments}}."""
+    return call.get("function", call) if isinstance(call, Mapping) else call
 
 
 def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | None]:
@@ -180,7 +185,7 @@ def _made(completion: TextOrMessages) -> list[JsonCall] | None:
     """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
     found: list[object] = []
     for message in completion if isinstance(completion, list) else ():
-        found += [c.get("function", c) for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
+        found += [_function_of(c) for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
     answer = extract(completion, "whole") if text_of(completion).strip() else ""
     if answer is None and not found:
         return None

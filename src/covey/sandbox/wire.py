@@ -29,7 +29,7 @@ class Attributes:
     (3, True, False)
     """
 
-    def __init__(self, **values: object) -> None:
+    def __init__(self, /, **values: object) -> None:
         vars(self).update(values)
 
     def __getattr__(self, name: str) -> object:
@@ -38,6 +38,7 @@ class Attributes:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Attributes) and vars(self) == vars(other)
 
+    # Values may be changed; mypy has no word for a class without a hash.
     __hash__ = None  # type: ignore[assignment]
 
 
