@@ -207,7 +207,8 @@ def report(rows: Sequence[Row], best: Mapping[str, Sequence[float]], threads: in
     for row in rows:
         cell, size, _, dtype = row.cell.split()
         done = row.tokens_per_second * work_per_token(cell, size)
-        torch_share, share = (f"{100 * done / top:.0f} %" for top in (best[dtype][0], best[dtype][-1]))
+        top = best["bf16" if dtype == "mixed" else dtype]
+        torch_share, share = (f"{100 * done / most:.0f} %" for most in (top[0], top[-1]))
         lines.append(
             f"| {row.cell} | {row.side} | {row.tokens_per_second:,.0f} | {row.cpu_per_kilotoken:.3f} | "
             f"{row.peak_mib:,.0f} ({row.base_mib:,.0f}) | {row.ratio} | {torch_share} | {share} |"

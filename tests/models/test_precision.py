@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 def rounded(name: str) -> Policy:
     whole = policy_of(name)
-    return Policy(whole.model, whole.tokenizer, precision=torch.bfloat16)
+    return Policy(whole.model, whole.tokenizer, rounds=True)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "granite"])
@@ -63,7 +63,7 @@ def test_the_reference_rounds_as_the_policy_does() -> None:
 @pytest.mark.parametrize("other", [{}, {"lora": {"rank": 2}}])
 def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch, other: dict, tmp_path) -> None:
     if not other:
-        monkeypatch.setattr("covey.models.forward.available", lambda *_: False)
+        monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
     loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16", **other})
     with pytest.raises(ConfigError, match="precision"):
         load_policy(loaded, ["1+1=2"] * 5)

@@ -51,13 +51,13 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         model, tokenizer = _pretrained(config.model, loaded.folder)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
-    precision = torch.bfloat16 if config.precision == "bfloat16" else None
-    if precision is not None and (config.lora or not supported(model)):
+    rounds = config.precision == "bfloat16"
+    if rounds and (config.lora or not supported(model)):
         raise ConfigError("precision: bfloat16 is for full weights of the families in our own forward")
     policy = (
         with_lora(model, tokenizer, config.lora)
         if config.lora
-        else Policy(model, tokenizer, precision=precision)
+        else Policy(model, tokenizer, rounds=rounds)
     )
     if not policy.end_ids:
         raise ConfigError(

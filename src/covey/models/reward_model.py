@@ -51,7 +51,9 @@ class TrainedRewardModel(Policy):
     one token more behind it.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges, rounds: bool = False
+    ) -> None:
         if tokenizer.pad_token_id is None:
             raise ConfigError(
                 "model: a reward model needs a tokenizer with a pad_token; set one in its folder"
@@ -61,6 +63,9 @@ class TrainedRewardModel(Policy):
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
+        self.rounds = rounds
+        if rounds and self.decoder is not None:
+            self.decoder.round_products()
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
         self.value = None
         self.around, self.whole = unsplit, self
@@ -82,7 +87,7 @@ class TrainedRewardModel(Policy):
 
     def copied(self) -> TrainedRewardModel:
         """Another of the same weights."""
-        return TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind)
+        return TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind, self.rounds)
 
     def _score(self, packed: Packed, *_: object) -> TokenScores:
         """The values (M,) in the place of the log-probs; all else is 0."""
@@ -105,7 +110,7 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
             if not name.startswith(f"{model.base_model_prefix}."):
                 parameter.zero_()
     model.to(policy.device)
-    return TrainedRewardModel(model, policy.tokenizer, kind)
+    return TrainedRewardModel(model, policy.tokenizer, kind, policy.rounds)
 
 
 def is_reward_model(folder: Path) -> bool:
