@@ -105,7 +105,8 @@ def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds
     """Covey and its peers, taking turns."""
     peers = [p for p in PEERS[cell] if p != "trl" or importlib.util.find_spec("trl")]
     peers = peers[:1] if lengths == LONG else peers
-    sides = ["covey", *(p for p in peers if p != "covey:torch" or subject.device() == "cpu")]
+    plain = subject.device() == "cpu" and dtype != "mixed"  # torch's operations have no such products
+    sides = ["covey", *(p for p in peers if p != "covey:torch" or plain)]
     samples: dict[str, list[Sample]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         subject.build(size, lengths, dtype, Path(folder))
