@@ -11,8 +11,8 @@
 #include <stdint.h>
 #include <time.h>
 
-enum { SHARE = 400000, SPINS = 1000 };
-#define LONG 50e-6 /* seconds: of a block in which help should have come, and of a wait */
+enum { SHARE = 400000, SPINS = 10000 };
+#define LONG 300e-6 /* seconds: of a block in which help should have come, and of a wait */
 #define SHORTEST_ALONE 1e-3
 #define LONGEST_ALONE 1.0
 
