@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.build import library, tested_kernels
-from covey.kernels.choice import FEW_ROWS
+from covey.kernels.choice import FEW_ROWS, MUCH_FASTER
 from covey.kernels.known import first_incorrect
 
 LANES = 16
@@ -90,14 +90,23 @@ def products() -> Mapping[str, Sequence[str]]:
     return _followed or {}
 
 
-def follow(recorded: Mapping[str, Sequence[str]] | None) -> None:
-    """Take the choice that a run began with, so that its bits stay the same; None: what was measured."""
-    global _followed  # noqa: PLW0603 - like the number of threads it is the process's
-    _followed = recorded
+def rounding_pays() -> bool:
+    """Whether products round to bfloat16 where nobody says how precise they are to be."""
+    if _rounding is not None:
+        return _rounding
+    found = tested_kernels()
+    return found is not None and found.trial.rounding_gain > MUCH_FASTER
+
+
+def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:
+    """Take the choices that a run began with, so that its bits stay the same; None: what was measured."""
+    global _followed, _rounding
+    _followed, _rounding = recorded, rounding
     _kinds_of_torch.cache_clear()
 
 
 _followed: Mapping[str, Sequence[str]] | None = None
+_rounding: bool | None = None
 
 
 def packed_size(outputs: int, inputs: int, numbers: Numbers) -> int:

@@ -34,7 +34,7 @@ class Trial:
 
     @property
     def rounding_gain(self) -> float:
-        """How many times float32's rate products have that round to bfloat16, in the kind that gains least."""
+        """How many times float32's rate rounded products have, in the kind that gains least."""
         full, mixed = self.rates.get("float32", {}), self.rates.get("mixed", {})
         return min((mixed[kind][0] / max(pair) for kind, pair in full.items() if kind in mixed), default=0.0)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
@@ -56,13 +56,22 @@ class Policy:
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
         self._head = FusedLinear(model.get_output_embeddings())
-        self.rounds = self._head.rounds = rounds
-        if rounds and self.decoder is not None:
-            self.decoder.round_products()
+        self.rounds = False
+        if rounds:
+            self.round_products()
         self.end_ids = end_ids(model, tokenizer)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
         self.around, self.whole = unsplit, self
+
+    def round_products(self) -> None:
+        """Round the products' factors to bfloat16 from now on. Raises ConfigError where that cannot be."""
+        if self.decoder is None:
+            raise ConfigError(
+                "precision: bfloat16 is for families of models in our own forward (docs/performance.md)"
+            )
+        self.decoder.round_products()
+        self.rounds = self._head.rounds = True
 
     @property
     def device(self) -> torch.device:

@@ -51,9 +51,7 @@ class TrainedRewardModel(Policy):
     one token more behind it.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges, rounds: bool = False
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Judges) -> None:
         if tokenizer.pad_token_id is None:
             raise ConfigError(
                 "model: a reward model needs a tokenizer with a pad_token; set one in its folder"
@@ -63,9 +61,7 @@ class TrainedRewardModel(Policy):
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
-        self.rounds = rounds
-        if rounds and self.decoder is not None:
-            self.decoder.round_products()
+        self.rounds = False
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
         self.value = None
         self.around, self.whole = unsplit, self
@@ -77,6 +73,12 @@ class TrainedRewardModel(Policy):
         """Nothing is sampled from it."""
         return False
 
+    def round_products(self) -> None:
+        """Round the trunk's factors; the head's stay as they are."""
+        if self.decoder is not None and self.decoder.can_round:
+            self.decoder.round_products()
+            self.rounds = True
+
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         return pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()
 
@@ -87,7 +89,10 @@ class TrainedRewardModel(Policy):
 
     def copied(self) -> TrainedRewardModel:
         """Another of the same weights."""
-        return TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind, self.rounds)
+        made = TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind)
+        if self.rounds:
+            made.round_products()
+        return made
 
     def _score(self, packed: Packed, *_: object) -> TokenScores:
         """The values (M,) in the place of the log-probs; all else is 0."""
@@ -110,7 +115,10 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
             if not name.startswith(f"{model.base_model_prefix}."):
                 parameter.zero_()
     model.to(policy.device)
-    return TrainedRewardModel(model, policy.tokenizer, kind, policy.rounds)
+    made = TrainedRewardModel(model, policy.tokenizer, kind)
+    if policy.rounds:
+        made.round_products()
+    return made
 
 
 def is_reward_model(folder: Path) -> bool:

@@ -36,7 +36,7 @@ class ValueModel:
         self.model = model.eval()
         embed_every_token(model)
         self.decoder = Decoder(model) if supported(model) else None
-        if rounds and self.decoder is not None:
+        if rounds and self.decoder is not None and self.decoder.can_round:
             self.decoder.round_products()
         self.head = scalar_head(model)
         self.head.float()
