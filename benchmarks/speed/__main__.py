@@ -123,12 +123,18 @@ def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds
 
 
 def turns(cell: str, lengths: str, peer: str) -> list[list[Sample]] | None:
-    """Covey and one peer with one thread: a round to warm up, then one that counts. None: no such peer."""
+    """Covey and one peer with one thread: a round to warm up, then one that counts. None: no such peer.
+
+    Where covey rounds products unless it is told not to, both sides multiply in bfloat16.
+    """
+    from covey.kernels.calls import rounding_pays
+
     if peer == "trl" and not importlib.util.find_spec("trl"):
         return None
+    dtype = "mixed" if rounding_pays() else "fp32"
     with tempfile.TemporaryDirectory() as folder:
-        subject.build("5M", lengths, "fp32", Path(folder))
-        workers = [Worker(cell, side, lengths, "fp32", 1, folder) for side in ("covey", peer)]
+        subject.build("5M", lengths, dtype, Path(folder))
+        workers = [Worker(cell, side, lengths, dtype, 1, folder) for side in ("covey", peer)]
         rounds = [[worker.run() for worker in workers] for _ in range(2)]
         for worker in workers:
             worker.close()

@@ -19,10 +19,10 @@ from covey.kernels.choice import FEW_ROWS, MUCH_FASTER
 from covey.kernels.known import first_incorrect
 
 LANES = 16
-MIXED: Literal["mixed"] = "mixed"
+MIXED_PRODUCTS: Literal["mixed"] = "mixed"
 """Products of float32 whose factors are rounded to bfloat16 on the way; sums and results are float32."""
 Numbers = torch.dtype | Literal["mixed"]
-DTYPES: Mapping[Numbers, str] = {torch.float32: "f32", torch.bfloat16: "bf16", MIXED: "mixed"}
+DTYPES: Mapping[Numbers, str] = {torch.float32: "f32", torch.bfloat16: "bf16", MIXED_PRODUCTS: "mixed"}
 WIDEST_HEAD = 1024
 PANEL = 64
 """Outputs that the matrix product computes side by side; packed weights are padded to it."""

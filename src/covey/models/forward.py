@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.errors import ConfigError
-from covey.kernels.calls import MIXED, correct, products, same_bits
+from covey.kernels.calls import MIXED_PRODUCTS, correct, products, same_bits
 from covey.models.compiled import CompiledOps, pick_ops
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
@@ -248,8 +248,8 @@ class Decoder(nn.Module):
     def can_round(self) -> bool:
         """Whether its products can round their factors to bfloat16: the compiled operations of a CPU do."""
         ops = self.ops
-        compiled = isinstance(ops, CompiledOps) and ops.dtype == torch.float32 and correct(MIXED)
-        return compiled and same_bits(MIXED) and all(m.plain for m in self.linears)
+        compiled = isinstance(ops, CompiledOps) and ops.dtype == torch.float32 and correct(MIXED_PRODUCTS)
+        return compiled and same_bits(MIXED_PRODUCTS) and all(m.plain for m in self.linears)
 
     def round_products(self) -> None:
         """Round inputs and weights to bfloat16 where they are multiplied; all else stays float32.
@@ -261,7 +261,7 @@ class Decoder(nn.Module):
                 "precision: products are rounded by the compiled operations of a CPU (`covey doctor`), for "
                 "all weights, in float32, not for adapters; on a GPU take dtype: bfloat16"
             )
-        self.ops.products = MIXED
+        self.ops.products = MIXED_PRODUCTS
         for linear in self.linears:
             linear.rounds = True
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.kernels.calls import MIXED, PANEL, Numbers, by_torch, call, forward_kind, packed_size
+from covey.kernels.calls import MIXED_PRODUCTS, PANEL, Numbers, by_torch, call, forward_kind, packed_size
 
 
 class ValueHead(nn.Linear):
@@ -59,7 +59,7 @@ class FusedLinear:
         return [len(m.weight) for m in self.modules]
 
     def _numbers(self, x: Tensor) -> Numbers:
-        return MIXED if self.rounds else x.dtype
+        return MIXED_PRODUCTS if self.rounds else x.dtype
 
     @property
     def packed(self) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
@@ -29,6 +30,7 @@ from covey.models.reward_model import is_reward_model
 from covey.models.tiny import build_model, build_tokenizer
 
 transformers.utils.logging.disable_progress_bar()
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
@@ -52,7 +54,7 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
     policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
-    set_precision(policy, config)
+    policy = with_precision(policy, config)
     if not policy.end_ids:
         raise ConfigError(
             f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
@@ -70,11 +72,12 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
     return policy
 
 
-def set_precision(policy: Policy, config: Config) -> None:
-    """Let products round where the config wants it, or leaves it open and it pays. Raises ConfigError."""
+def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
+    """Its products round where the config wants it, or leaves it open and it pays. Raises ConfigError."""
     can = policy.decoder is not None and policy.decoder.can_round
     if config.precision == "bfloat16" or (config.precision == "auto" and can and rounding_pays()):
         policy.round_products()
+    return policy
 
 
 def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
