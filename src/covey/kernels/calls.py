@@ -57,7 +57,7 @@ def memory_of(numbers: Numbers) -> torch.dtype:
     return numbers if isinstance(numbers, torch.dtype) else torch.float32
 
 
-def recorded_name(numbers: Numbers) -> str:
+def key_of(numbers: Numbers) -> str:
     """As in records."""
     return str(numbers).removeprefix("torch.")
 
@@ -69,13 +69,13 @@ def by_torch(kind: str, numbers: Numbers) -> bool:
 
 @cache
 def _kinds_of_torch(numbers: Numbers) -> Sequence[str]:
-    return products().get(recorded_name(numbers), ())
+    return products().get(key_of(numbers), ())
 
 
 def same_bits(numbers: Numbers) -> bool:
     """Whether sampling and training compute a token's result to the same bits."""
     found = tested_kernels()
-    return found is None or not found.trial.differs[recorded_name(numbers)]
+    return found is None or not found.trial.differs[key_of(numbers)]
 
 
 def forward_kind(rows: int) -> str:

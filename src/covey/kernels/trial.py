@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from covey.kernels.bits import first_difference
-from covey.kernels.calls import DTYPES, Numbers, call, memory_of, packed_size, recorded_name
+from covey.kernels.calls import DTYPES, Numbers, call, key_of, memory_of, packed_size
 from covey.kernels.choice import PRODUCT_KINDS
 from covey.kernels.known import first_incorrect
 
@@ -35,8 +35,8 @@ def print_trial() -> None:
             print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
             return
     with torch.no_grad():
-        rates = {recorded_name(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
-        differs = {recorded_name(d): first_difference(d) for d in DTYPES}
+        rates = {key_of(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
+        differs = {key_of(d): first_difference(d) for d in DTYPES}
     print(json.dumps({"rates": rates, "differs": differs}))
 
 
