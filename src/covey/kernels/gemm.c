@@ -100,13 +100,14 @@ static inline void prepare(const real *x, operand *into, long m, long M, long K)
 }
 #elif defined(MIXED) && DOT == 2
 typedef uint16_t operand;
-#elif defined(MIXED)
+#elif defined(MIXED) || defined(BFLOAT16) && DOT == 1
 typedef float operand;
 #else
 typedef real operand; /* nothing to prepare */
+#define READY
 #endif
 
-#if defined(MIXED) && !defined(TILES)
+#if !defined(TILES) && !defined(READY)
 #define ROOM(M, K) ((M) * (K))
 static inline void prepare(const real *x, operand *into, long m, long M, long K) {
     for (long i = m * K; i < least(m + ROWS, M) * K; i++, into++)
@@ -155,11 +156,7 @@ static inline void product_rows(const operand *x, const unit *panel, const float
 static inline unit at(const operand *x) { return *(const uint32_t __attribute__((aligned(2), may_alias)) *)x; }
 static inline unit behind(const operand *x) { return *x; } /* what pairs with nothing */
 #else
-#ifdef MIXED
 static inline unit at(const operand *x) { return *x; }
-#else
-static inline unit at(const operand *x) { return get(x); }
-#endif
 static inline unit behind(const operand *x) { return 0; }
 #endif
 
