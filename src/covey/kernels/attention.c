@@ -34,9 +34,6 @@ static inline queries queries_of(const span *s, long first, long window, long E)
 /* Floats whose lines of the cache hold whole vectors: n is a multiple of 16. */
 static inline float *scratch(long n) { return aligned_alloc(64, n * sizeof(float)); }
 
-static inline long least(long a, long b) { return a < b ? a : b; }
-static inline long most(long a, long b) { return a > b ? a : b; }
-
 /* A head's keys or values of a span as floats side by side, (n, E). */
 static void NAME(gather)(const real *from, const span *s, long n, long K, long head, float *out, long E) {
     for (long j = 0; j < n; j++) {

@@ -31,8 +31,6 @@ static inline void tiles_end(void) {}
 #define PANELS (ACROSS / PANEL) /* that a thread takes at once */
 #define ONCE 1024               /* tokens for which a thread packs them */
 
-static inline long least(long a, long b) { return a < b ? a : b; }
-
 /* Bytes of a packed weight. */
 long NAME(packed_size)(long N, long K) { return (N + PANEL - 1) / PANEL * PANEL * UNITS(K) * sizeof(unit); }
 
@@ -86,6 +84,7 @@ static inline void write_sums(vec sum, const float *bias, real *c, long at, long
 
 /* --- the rows that a weight is multiplied with -------------------------------------------------------- */
 
+/* An operand is prepared once for all panels: in tiles, rounded, or widened; or it is X as it is. */
 #if defined(TILES)
 typedef unit operand; /* tiles, [M / 16][K / 32][16][16] units */
 #define ROOM(M, K) (((M) + TILES - 1) / TILES * TILES * UNITS(K))
@@ -317,6 +316,7 @@ static inline void gradient_rows(const unit *g, const unit *x, float *w, long ws
     case 1: gradient_tile(g, x, w, ws, steps, rows, 1); break;
     }
 }
+
 /* gp [width / ROWS][STEP / DOT][ROWS] from (tokens, width) elements of G. */
 static inline void copy_strip(const real *g, long gs, unit *gp, long tokens, long width) {
     for (long s = 0; s < UNITS(tokens); s++) {

@@ -38,6 +38,9 @@ int team(long work);
         for (long i = i##_first; i < i##_end && i < i##_first + i##_chunk; i++)
 #define ROWS_OF(count) ((count) / 32 + 1) /* a chunk of short parts: few enough to take, even for a few threads */
 
+static inline long least(long a, long b) { return a < b ? a : b; }
+static inline long most(long a, long b) { return a > b ? a : b; }
+
 static inline ivec lanes(void) {
     static const int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return *(const ivec *)numbers;
