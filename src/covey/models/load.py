@@ -200,7 +200,7 @@ def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
     if policy.rounds and config.precision == "auto":
         yield (
             "products round to bfloat16, which is much faster on this processor and learns as well "
-            "(docs/performance.md); precision: float32 is as exact as other machines"
+            "(docs/performance.md); precision: float32 computes as other processors do"
         )
     if policy.decoder is None:
         yield (
