@@ -199,7 +199,7 @@ def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
     """What makes a model faster or slower here than its user may expect."""
     if policy.rounds and config.precision == "auto":
         yield (
-            "products round to bfloat16, which is much faster on this processor and learns as well "
+            "products round to bfloat16, which is much faster on this processor "
             "(docs/performance.md); precision: float32 computes as other processors do"
         )
     if policy.decoder is None:
