@@ -63,7 +63,7 @@ def train(name: str, settings: dict[str, Any]) -> Path:
 def pair(task: str, seed: int) -> list[Path]:
     """A cold start, and from it a run in either precision."""
     name = f"{Path(TASKS[task]).stem}-{seed}"
-    start = train(f"{name}-start", {**stage(task, 0), "seed": seed})
+    start = train(f"{name}-start", {**stage(task, 0), "seed": seed, "precision": "float32"})
     settings = merged(stage(task, 1), RL)
     settings |= {"seed": seed, "model": str(start / "final")}
     return [train(f"{name}-{precision}", {**settings, "precision": precision}) for precision in PRECISIONS]

@@ -33,6 +33,7 @@ from transformers import (
 )
 
 from covey.errors import SandboxUnavailable
+from covey.kernels.calls import follow
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
@@ -168,8 +169,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def own_process() -> Iterator[None]:
-    """Threads, seed and determinism are the whole process's; no test shall depend on the one before."""
+    """Threads, seed and determinism are the whole process's; no test shall depend on the one before.
+
+    Nor on the processor: `precision: auto` is float32 here, also where rounding products would pay.
+    """
     torch.set_num_threads(1)
+    follow(None, rounding=False)
     with caller_restored():
         yield
 

@@ -105,7 +105,8 @@ def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds
     """Covey and its peers, taking turns."""
     peers = [p for p in PEERS[cell] if p != "trl" or importlib.util.find_spec("trl")]
     peers = peers[:1] if lengths == LONG else peers
-    sides = ["covey", *(p for p in peers if p != "covey:torch" or subject.device() == "cpu")]
+    plain = subject.device() == "cpu" and dtype != "mixed"  # torch's operations have no such products
+    sides = ["covey", *(p for p in peers if p != "covey:torch" or plain)]
     samples: dict[str, list[Sample]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         subject.build(size, lengths, dtype, Path(folder))
@@ -122,12 +123,18 @@ def measure(cell: str, size: str, lengths: str, dtype: str, threads: int, rounds
 
 
 def turns(cell: str, lengths: str, peer: str) -> list[list[Sample]] | None:
-    """Covey and one peer with one thread: a round to warm up, then one that counts. None: no such peer."""
+    """Covey and one peer with one thread: a round to warm up, then one that counts. None: no such peer.
+
+    Where covey rounds products unless it is told not to, both sides multiply in bfloat16.
+    """
+    from covey.kernels.calls import rounding_pays
+
     if peer == "trl" and not importlib.util.find_spec("trl"):
         return None
+    dtype = "mixed" if rounding_pays() else "fp32"
     with tempfile.TemporaryDirectory() as folder:
-        subject.build("5M", lengths, "fp32", Path(folder))
-        workers = [Worker(cell, side, lengths, "fp32", 1, folder) for side in ("covey", peer)]
+        subject.build("5M", lengths, dtype, Path(folder))
+        workers = [Worker(cell, side, lengths, dtype, 1, folder) for side in ("covey", peer)]
         rounds = [[worker.run() for worker in workers] for _ in range(2)]
         for worker in workers:
             worker.close()
@@ -207,7 +214,8 @@ def report(rows: Sequence[Row], best: Mapping[str, Sequence[float]], threads: in
     for row in rows:
         cell, size, _, dtype = row.cell.split()
         done = row.tokens_per_second * work_per_token(cell, size)
-        torch_share, share = (f"{100 * done / top:.0f} %" for top in (best[dtype][0], best[dtype][-1]))
+        top = best["bf16" if dtype == "mixed" else dtype]
+        torch_share, share = (f"{100 * done / most:.0f} %" for most in (top[0], top[-1]))
         lines.append(
             f"| {row.cell} | {row.side} | {row.tokens_per_second:,.0f} | {row.cpu_per_kilotoken:.3f} | "
             f"{row.peak_mib:,.0f} ({row.base_mib:,.0f}) | {row.ratio} | {torch_share} | {share} |"

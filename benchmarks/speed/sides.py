@@ -42,7 +42,7 @@ def our_policy(folder: Path, dtype: str) -> Any:
 
     from covey.models.policy import Policy
 
-    return Policy(hf_model(folder, dtype), AutoTokenizer.from_pretrained(folder))
+    return Policy(hf_model(folder, dtype), AutoTokenizer.from_pretrained(folder), rounds=dtype == "mixed")
 
 
 # --- rollout ------------------------------------------------------------------------------------------
@@ -87,7 +87,8 @@ def rollout_generate(lengths: str, dtype: str, folder: Path) -> Work:
 
     def work() -> int:
         torch.manual_seed(0)
-        with torch.no_grad():
+        mixed = torch.autocast(ids.device.type, torch.bfloat16, enabled=dtype == "mixed")
+        with torch.no_grad(), mixed:
             out = model.generate(
                 ids, attention_mask=mask, max_new_tokens=longest, do_sample=True, top_k=0, temperature=1.0
             )[:, width:]
@@ -161,7 +162,9 @@ def update_trl(lengths: str, dtype: str, folder: Path) -> Work:
         model.zero_grad()
         for rows in zip(*inputs.values(), strict=True):
             piece = dict(zip(inputs, rows, strict=True), num_items_in_batch=total)
-            trainer._compute_loss(model, piece).backward()  # noqa: SLF001 - the thing to be timed
+            with trainer.compute_loss_context_manager():
+                loss = trainer._compute_loss(model, piece)  # noqa: SLF001 - the thing to be timed
+            loss.backward()
         return int(total)
 
     return work
@@ -177,6 +180,7 @@ def trl_trainer(lengths: str, dtype: str, folder: Path, steps: int) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     settings = peer.settings(
         use_cpu=subject.device() == "cpu",
+        bf16=dtype == "mixed",
         per_device_train_batch_size=ROWS,
         gradient_accumulation_steps=subject.PROMPTS * subject.GROUP // ROWS,
         num_generations=subject.GROUP,
@@ -223,7 +227,8 @@ def step_covey(lengths: str, dtype: str, folder: Path) -> Work:
         covey.train(
             quiet=True,
             model=str(folder),
-            dtype={"fp32": "float32", "bf16": "bfloat16"}[dtype],
+            dtype=str(subject.DTYPES[dtype]).removeprefix("torch."),
+            precision="bfloat16" if dtype == "mixed" else "float32",
             device=subject.device(),
             data={"train": str(problems)},
             rewards=[parity],

@@ -11,7 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from covey.models.tiny import build_tokenizer
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "mixed": torch.float32}
+"""Of the weights; mixed: products in bfloat16, covey's by `precision` and its peers' by autocast."""
 NAMES = (
     "vocab_size",
     "hidden_size",

@@ -104,15 +104,15 @@ def kernels() -> Diagnosis:
         rates = "; ".join(
             f"{dtype} "
             + ", ".join(
-                f"{kind} {'torch' if kind in taken[dtype] else 'covey'} ({ours:.0f} to {torchs:.0f})"
+                f"{kind} {'torch' if kind in taken.get(dtype, ()) else 'covey'} ({ours:.0f} to {torchs:.0f})"
                 for kind, (ours, torchs) in kinds.items()
             )
             for dtype, kinds in found.trial.rates.items()
         )
         said = f"{found.instructions}, {found.origin}"
         said += f". Products, one thread, GFLOP/s of covey to torch's: {rates}"
-        if (gain := found.trial.bfloat16_gain) > MUCH_FASTER:
-            said += f". In bfloat16 they take 1/{gain:.1f} of the time: `precision: bfloat16` is worth a try"
+        if (gain := found.trial.rounding_gain) > MUCH_FASTER:
+            said += f". Rounded to bfloat16 (mixed) they take 1/{gain:.1f} of the time: `precision: auto`"
         if unequal := sorted({name for name in found.trial.differs.values() if name}):
             said += f". Sampling and training differ in last bits: {unequal}; old log-probs are made anew"
             return Diagnosis("kernels", "WARN", said, "name another compiler, as CC=clang")

@@ -1,5 +1,6 @@
 /* The compiled operations against plain sums, as a program: it also runs under an emulator. Exit 0: all right.
- * Compiled with and without -DBFLOAT16, beside the library's files compiled the same way. */
+ * Compiled with -DBFLOAT16, with -DMIXED (products alone) and with neither, beside the library's files compiled the
+ * same way. */
 #include <stdio.h>
 #include "vector.h"
 
@@ -17,6 +18,7 @@ void NAME(decode_attend)(const real *, const real *, const real *, float, const 
                          const int64_t *, const int64_t *, const float *, const float *, float *, float *, float,
                          real *, long, long, long, long, long, long, long);
 void team_size(long);
+int permit_tiles(void) __attribute__((weak)); /* where there are some */
 
 static uint32_t state = 1;
 static float noise(void) { return ((state = state * 1664525 + 1013904223) >> 8) / 8388608.0f - 1; }
@@ -34,6 +36,14 @@ static int wrong = 0;
 static void expect(int right, const char *what, long a, long b, long c) {
     if (!right) printf("%s is wrong for %ld, %ld, %ld\n", what, a, b, c), wrong = 1;
 }
+/* A number as products take it. */
+static double factor(const real *x) {
+#ifdef MIXED
+    return widened(rounded(splat(*x))[0] >> 16);
+#else
+    return get(x);
+#endif
+}
 static int near(double found, double wanted, double size) {
     return fabs(found - wanted) <= size * (sizeof(real) == 4 ? 1e-5 : 8e-3); /* false for NaN */
 }
@@ -49,7 +59,7 @@ static void products(long M, long N, long K) {
     for (long m = 0; m < M; m++)
         for (long n = 0; n < N; n++) {
             double sum = bias[n];
-            for (long k = 0; k < K; k++) sum += (double)get(x + m * K + k) * get(w + n * K + k);
+            for (long k = 0; k < K; k++) sum += factor(x + m * K + k) * factor(w + n * K + k);
             right &= near(get(c + m * N + n), sum, 1 + fabs(sum));
         }
     expect(right, "product", M, N, K);
@@ -75,13 +85,14 @@ static void gradients(long M, long N, long K, long more) {
     for (long n = 0; n < N; n++)
         for (long k = 0; k < K; k++) {
             double sum = (n * K + k) % 7;
-            for (long m = 0; m < M; m++) sum += (double)get(g + m * gs + n) * get(x + m * K + k);
+            for (long m = 0; m < M; m++) sum += factor(g + m * gs + n) * factor(x + m * K + k);
             right &= fabs(sum - w[n * K + k]) < 1e-4 * (1 + sqrt(M)); /* sums are in float */
         }
     expect(right, more ? "outer_sum, some columns" : "outer_sum", M, N, K);
     free(g), free(x), free(w);
 }
 
+#ifndef MIXED
 /* The last of T tokens, decoded after a prompt of P, has the bits that it has among all. */
 static void attention(long P, long T) {
     enum { H = 4, K = 2, E = 32, ROOM = 128 };
@@ -156,8 +167,11 @@ static void attention_gradient(long P, long T, long window) {
     free(dq), free(dk), free(dv), free(sums);
 }
 
+#endif
+
 int main(void) {
     team_size(3);
+    if (permit_tiles) permit_tiles();
     long rows[] = {1, 2, 5, 16, 17, 33, 97}, outputs[] = {1, 16, 40, 130}, inner[] = {16, 48, 256};
     for (int m = 0; m < 7; m++)
         for (int n = 0; n < 4; n++)
@@ -167,7 +181,9 @@ int main(void) {
         for (int k = 0; k < 3; k++)
             for (int n = 0; n < 4; n++)
                 for (int t = 0; t < 2; t++) gradients(tokens[m], (long[]){1, 20, 97, 130}[n], columns[k], t);
+#ifndef MIXED
     for (long t = 2; t < 128; t += 9) attention(t / 2, t), attention(1, t);
     for (long t = 2; t < 260; t += 17) attention_gradient(t / 3 + 1, t, t), attention_gradient(t / 2, t, t / 3 + 1);
+#endif
     return wrong;
 }

@@ -67,7 +67,7 @@ def test_this_library_was_tried_in_a_child_and_its_rates_are_kept() -> None:
     found = build.tested_kernels()
     assert found is not None
     kept = json.loads(found.path.with_suffix(".json").read_text())
-    assert set(kept["rates"]) == {"float32", "bfloat16"}
+    assert set(kept["rates"]) == {"float32", "bfloat16", "mixed"}
     assert all(min(kept["rates"]["float32"][kind]) > 0 for kind in PRODUCT_KINDS)
 
 

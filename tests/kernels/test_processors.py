@@ -34,11 +34,11 @@ def runs_here(flags: list[str]) -> bool:
     return wanted is not None and wanted in lines
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("numbers", ["float32", "bfloat16", "mixed"])
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if n == "Neoverse" else []) for n in CASES]
 )
-def test_operations_are_right(tmp_path: Path, name: str, dtype: str) -> None:
+def test_operations_are_right(tmp_path: Path, name: str, numbers: str) -> None:
     compiler, flags, emulator = CASES[name]
     if shutil.which(compiler) is None or (compiler == "gcc" and platform.machine() != "x86_64"):
         pytest.skip(f"no compiler for it: {compiler}")
@@ -46,11 +46,11 @@ def test_operations_are_right(tmp_path: Path, name: str, dtype: str) -> None:
         emulator = []
     elif emulator and shutil.which(emulator[0]) is None:
         pytest.skip(f"no emulator: {emulator[0]} (apt-get install qemu-user)")
-    if name == "emulated AMX" and dtype == "float32":
+    if name == "emulated AMX" and numbers == "float32":
         pytest.skip("tiles are of bfloat16")
     options = [*compiling.FLAGS, "-fopenmp", "-static", f"-I{KERNELS}"]
-    options += ["-DBFLOAT16"] if dtype == "bfloat16" else []
-    names = ("ops", "attention", "gemm", "team")
+    options += {"bfloat16": ["-DBFLOAT16"], "mixed": ["-DMIXED"]}.get(numbers, [])
+    names = ("gemm", "team") if numbers == "mixed" else ("ops", "attention", "gemm", "team")
     sources = [HERE / "check.c", *(KERNELS / f"{name}.c" for name in names)]
     program = tmp_path / "check"
     objects = [tmp_path / f"{source.stem}.o" for source in sources]

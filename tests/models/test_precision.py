@@ -5,15 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import covey
 from covey.config.load import load_config
 from covey.errors import ConfigError
-from covey.kernels.calls import available
+from covey.kernels.calls import MIXED_PRODUCTS, available, follow
+from covey.models.linear import FusedLinear
 from covey.models.load import load_policy
 from covey.models.packing import pack
-from covey.models.policy import Policy
+from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
+from covey.models.reward_model import with_head
+from covey.models.value_head import begun_from
 from covey.rng import key
+from covey.runs.reader import read_environment
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from tests.conftest import policy_of, random_prompts
@@ -25,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 def rounded(name: str) -> Policy:
     whole = policy_of(name)
-    return Policy(whole.model, whole.tokenizer, precision=torch.bfloat16)
+    return Policy(whole.model, whole.tokenizer, rounds=True)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "granite"])
@@ -60,10 +66,57 @@ def test_the_reference_rounds_as_the_policy_does() -> None:
         assert torch.equal(reference.score(packed, 1.0).logprobs, policy.score(packed, 1.0).logprobs)
 
 
+def test_nothing_but_the_factors_is_rounded() -> None:
+    layer = nn.Linear(48, 40)  # widths that fill no tile
+    joined, x, grad = FusedLinear(layer), torch.randn(70, 48), torch.randn(70, 40)
+    joined.rounds = True
+    a, w, g = (t.detach().bfloat16().double() for t in (x, layer.weight, grad))
+    with torch.no_grad():
+        torch.testing.assert_close(joined.product(x), (a @ w.T + layer.bias).float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(joined.product_back(grad), (g @ w).float(), rtol=1e-5, atol=1e-5)
+    into = torch.ones(40, 48)
+    joined.add_gradient(grad, x, into)
+    torch.testing.assert_close(into, (1 + g.T @ a).float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("pays", "asked"), [(True, "auto"), (False, "auto"), (True, "float32")])
+def test_auto_rounds_where_that_was_measured_to_pay(monkeypatch, pays: bool, asked: str) -> None:
+    monkeypatch.setattr("covey.models.load.rounding_pays", lambda: pays)
+    values = {"data": {"task": "arithmetic"}, "precision": asked}
+    policy = load_policy(load_config(values=values), ["1+1=2"] * 5)
+    assert policy.rounds is (pays and asked == "auto")
+    assert policy.copied().rounds is snapshot(policy).rounds is policy.rounds
+    assert begun_from(policy).decoder.ops.products == (MIXED_PRODUCTS if policy.rounds else torch.float32)
+    assert with_head(policy, "reward_model").copied().rounds is policy.rounds
+
+
+def test_auto_leaves_adapters_in_float32(monkeypatch) -> None:
+    monkeypatch.setattr("covey.models.load.rounding_pays", lambda: True)
+    values = {"data": {"task": "arithmetic"}, "lora": {"rank": 2}}
+    assert not load_policy(load_config(values=values), ["1+1=2"] * 5).rounds
+
+
+def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
+    """Also where it would round, or not, if it began now: the record decides, not the measurement."""
+    values = {
+        "model": "tiny",
+        "data": {"task": "last_digit"},
+        "rollout": {"max_tokens": 5, "prompts_per_step": 2, "group_size": 2},
+        "train": {"steps": 2},
+        "output": str(tmp_path / "run"),
+    }
+    for steps, pays in ((1, True), (2, False)):
+        monkeypatch.setattr("covey.training.setup.rounding_pays", lambda pays=pays: pays)
+        values["train"] = {"steps": steps}
+        covey.train(quiet=True, rewards=[lambda completion: float(len(completion) % 2)], **values)
+        assert read_environment(tmp_path / "run")["rounds_products"] is True
+    follow(None)
+
+
 @pytest.mark.parametrize("other", [{}, {"lora": {"rank": 2}}])
 def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch, other: dict, tmp_path) -> None:
     if not other:
-        monkeypatch.setattr("covey.models.forward.available", lambda *_: False)
+        monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
     loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16", **other})
     with pytest.raises(ConfigError, match="precision"):
         load_policy(loaded, ["1+1=2"] * 5)

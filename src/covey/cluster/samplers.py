@@ -85,7 +85,7 @@ class PlacedSamplers:
             f"--threads={config.threads or options['num_cpus']}",
             f"--rollout.max_running={config.rollout.max_running}",
             f"--dtype={str(policy.model.dtype).removeprefix('torch.')}",
-            f"--precision={config.precision}",
+            f"--precision={'bfloat16' if policy.rounds else 'float32'}",
             *(["--device=cpu"] if config.device == "cpu" else []),
         ]
         places = str(start), str(folder.resolve())

@@ -250,7 +250,8 @@ class Config(Section):
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="Of the layers' products on a CPU whose weights are float32; auto: float32.",
+        description="What a model's products multiply on a CPU whose weights are float32; auto: bfloat16 "
+        "where this processor was measured to be 1.5 times as fast with it, else float32.",
     )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
     threads: int = Field(

@@ -34,9 +34,6 @@ static inline queries queries_of(const span *s, long first, long window, long E)
 /* Floats whose lines of the cache hold whole vectors: n is a multiple of 16. */
 static inline float *scratch(long n) { return aligned_alloc(64, n * sizeof(float)); }
 
-static inline long least(long a, long b) { return a < b ? a : b; }
-static inline long most(long a, long b) { return a > b ? a : b; }
-
 /* A head's keys or values of a span as floats side by side, (n, E). */
 static void NAME(gather)(const real *from, const span *s, long n, long K, long head, float *out, long E) {
     for (long j = 0; j < n; j++) {
@@ -107,10 +104,9 @@ static void score(const queries *q, const float *qt, const float *k, long j, lon
 
 /* A vector of scores from query i on with key j: none where a query comes before it, or `window` keys or more after. */
 static inline vec seen(const queries *q, long i, long j, vec scores) {
-    static const int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     long late = j - q->before - i, over = least(late + q->window, LANES);
     if (late <= 0 && over == LANES) return scores;
-    ivec lane = *(const ivec *)numbers;
+    ivec lane = lanes();
     return pick((lane >= (int32_t)late) & (lane < (int32_t)over), scores, splat(-INFINITY));
 }
 

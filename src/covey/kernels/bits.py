@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from covey.kernels.calls import NEIGHBOURS, call, key_columns, packed_size
+from covey.kernels.calls import NEIGHBOURS, Numbers, call, key_columns, memory_of, packed_size
 
 Pair = tuple[str, Tensor, Tensor]
 """What is compared, as sampling and as training compute it."""
@@ -22,27 +22,30 @@ SPLITS = ((4, 2, 32), (7, 1, 64), (3, 3, 96), (2, 1, 128))
 READ, DRAWN, ROOM = 19, 37, 64
 
 
-def first_difference(dtype: torch.dtype) -> str:
+def first_difference(numbers: Numbers) -> str:
     """The first pair of ways that differ; nothing where all agree."""
+    ways = [_products(numbers)]
+    if isinstance(numbers, torch.dtype):  # "mixed" are products alone
+        ways += [_attention(numbers), _logits(numbers)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for pairs in (_products(dtype), _attention(dtype), _logits(dtype)):
+        for pairs in ways:
             for name, sampled, trained in pairs:
                 if not torch.equal(sampled, trained):
                     return name
     return ""
 
 
-def _products(dtype: torch.dtype) -> Iterator[Pair]:
+def _products(numbers: Numbers) -> Iterator[Pair]:
     for n, k in OUTPUTS_INPUTS:
-        x, w = torch.randn(130, k).to(dtype), torch.randn(n, k).to(dtype)
-        panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
-        call("pack_weight", w, panels, n, k, dtype=dtype)
+        x, w = (torch.randn(*shape).to(memory_of(numbers)) for shape in ((130, k), (n, k)))
+        panels = torch.empty(packed_size(n, k, numbers), dtype=torch.uint8)
+        call("pack_weight", w, panels, n, k, dtype=numbers)
         together = x.new_empty(130, n)
-        call("product_once", x, w, 0, None, together, 130, n, k, dtype=dtype)
+        call("product_once", x, w, 0, None, together, 130, n, k, dtype=numbers)
         for rows in (1, 7, 32, 130):
             some = x.new_empty(rows, n)
-            call("product", x, panels, None, some, rows, n, k, dtype=dtype)
+            call("product", x, panels, None, some, rows, n, k, dtype=numbers)
             yield f"a product of {rows} rows", some, together[:rows]
 
 

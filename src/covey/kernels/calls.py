@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from covey.kernels.build import library, tested_kernels
-from covey.kernels.choice import FEW_ROWS
+from covey.kernels.choice import FEW_ROWS, MUCH_FASTER
 from covey.kernels.known import first_incorrect
 
 LANES = 16
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+MIXED_PRODUCTS: Literal["mixed"] = "mixed"
+"""Products of float32 whose factors are rounded to bfloat16 on the way; sums and results are float32."""
+Numbers = torch.dtype | Literal["mixed"]
+DTYPES: Mapping[Numbers, str] = {torch.float32: "f32", torch.bfloat16: "bf16", MIXED_PRODUCTS: "mixed"}
 WIDEST_HEAD = 1024
 PANEL = 64
 """Outputs that the matrix product computes side by side; packed weights are padded to it."""
@@ -36,33 +39,43 @@ def key_columns(keys: Tensor) -> Tensor:
 
 def available(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether compiled operations exist for tensors of this kind."""
-    return device.type == "cpu" and dtype in DTYPES and library() is not None and _correct(dtype)
+    return device.type == "cpu" and dtype in DTYPES and library() is not None and correct(dtype)
 
 
 @cache
-def _correct(dtype: torch.dtype) -> bool:
+def correct(numbers: Numbers) -> bool:
     """Whether every operation gives its known answer; checked once, in a few milliseconds."""
-    operation = first_incorrect(call, packed_size, dtype)
+    operation = first_incorrect(call, packed_size, numbers)
     if operation is not None:
-        name = DTYPES[dtype]
+        name = DTYPES[numbers]
         warnings.warn(f"{operation}_{name} computes incorrect values here; torch does the work", stacklevel=3)
     return operation is None
 
 
-def by_torch(kind: str, dtype: torch.dtype) -> bool:
+def memory_of(numbers: Numbers) -> torch.dtype:
+    """What tensors hold."""
+    return numbers if isinstance(numbers, torch.dtype) else torch.float32
+
+
+def key_of(numbers: Numbers) -> str:
+    """As in records."""
+    return str(numbers).removeprefix("torch.")
+
+
+def by_torch(kind: str, numbers: Numbers) -> bool:
     """Whether torch does products of this kind (`choice.PRODUCT_KINDS`)."""
-    return kind in _kinds_of_torch(dtype)
+    return kind in _kinds_of_torch(numbers)
 
 
 @cache
-def _kinds_of_torch(dtype: torch.dtype) -> Sequence[str]:
-    return products().get(str(dtype).removeprefix("torch."), ())
+def _kinds_of_torch(numbers: Numbers) -> Sequence[str]:
+    return products().get(key_of(numbers), ())
 
 
-def same_bits(dtype: torch.dtype) -> bool:
+def same_bits(numbers: Numbers) -> bool:
     """Whether sampling and training compute a token's result to the same bits."""
     found = tested_kernels()
-    return found is None or not found.trial.differs[str(dtype).removeprefix("torch.")]
+    return found is None or not found.trial.differs[key_of(numbers)]
 
 
 def forward_kind(rows: int) -> str:
@@ -77,26 +90,35 @@ def products() -> Mapping[str, Sequence[str]]:
     return _followed or {}
 
 
-def follow(recorded: Mapping[str, Sequence[str]] | None) -> None:
-    """Take the choice that a run began with, so that its bits stay the same; None: what was measured."""
-    global _followed  # noqa: PLW0603 - like the number of threads it is the process's
-    _followed = recorded
+def rounding_pays() -> bool:
+    """Whether products round to bfloat16 where nobody says how precise they are to be."""
+    if _rounding is not None:
+        return _rounding
+    found = tested_kernels()
+    return found is not None and found.trial.rounding_gain > MUCH_FASTER
+
+
+def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:
+    """Take the choices that a run began with, so that its bits stay the same; None: what was measured."""
+    global _followed, _rounding
+    _followed, _rounding = recorded, rounding
     _kinds_of_torch.cache_clear()
 
 
 _followed: Mapping[str, Sequence[str]] | None = None
+_rounding: bool | None = None
 
 
-def packed_size(outputs: int, inputs: int, dtype: torch.dtype) -> int:
+def packed_size(outputs: int, inputs: int, numbers: Numbers) -> int:
     """Bytes of a packed weight."""
     loaded = library()
     assert loaded is not None
-    function = getattr(loaded, f"packed_size_{DTYPES[dtype]}")
+    function = getattr(loaded, f"packed_size_{DTYPES[numbers]}")
     function.restype = ctypes.c_long
     return int(function(ctypes.c_long(outputs), ctypes.c_long(inputs)))
 
 
-def call(name: str, *arguments: Tensor | float | None, dtype: torch.dtype | None = None) -> None:
+def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = None) -> None:
     """Run an operation; tensors go by address and must be contiguous, floats as C floats, ints as longs."""
     loaded = library()
     assert loaded is not None, "check `available` first"

@@ -33,14 +33,15 @@ class Trial:
         return not self.problem
 
     @property
-    def bfloat16_gain(self) -> float:
-        """How many times float32's rate our products have in bfloat16, in the kind that gains least."""
-        full, half = self.rates.get("float32", {}), self.rates.get("bfloat16", {})
-        return min((half[kind][0] / own for kind, (own, _) in full.items() if kind in half), default=0.0)
+    def rounding_gain(self) -> float:
+        """How many times float32's rate rounded products have, in the kind that gains least."""
+        full, mixed = self.rates.get("float32", {}), self.rates.get("mixed", {})
+        return min((mixed[kind][0] / max(pair) for kind, pair in full.items() if kind in mixed), default=0.0)
 
     def choice(self) -> dict[str, list[str]]:
-        """dtype -> the kinds that torch does."""
+        """dtype -> the kinds that torch does: of those that it has."""
         return {
             dtype: [kind for kind, (ours, torchs) in kinds.items() if torchs > MUCH_FASTER * ours]
             for dtype, kinds in self.rates.items()
+            if dtype != "mixed"
         }

@@ -5,77 +5,62 @@
  * and in training.
  *
  * A packed weight (N, K) is panels of PANEL outputs: [N / PANEL][K / DOT][PANEL] units, rounded up, zeros
- * behind N and K. A unit is a float, or a pair of bfloat16 where the processor multiplies pairs. */
-#include "vector.h"
+ * behind N and K. */
+#include "units.h"
 
-#if defined(BFLOAT16) && defined(__AMX_BF16__)
-#include "tiles.h"
-#define TILES 16 /* rows of a tile; units along one */
+#ifdef TILES
 #undef ROWS
-#define ROWS 1 /* rows of a copy that lie side by side: none, tiles are read with a stride */
-#define TALL (2 * TILES)
+#define ROWS TILES
+#define TALL (2 * TILES) /* rows that are computed together */
 #define PANEL (2 * TILES)
+#define UNITS(K) (((K) + 2 * TILES - 1) / (2 * TILES) * TILES)
+#define TASK 64    /* tokens that a thread takes at once, */
+#define ACROSS 128 /* with so many outputs */
+#define QUICKER 16 /* multiplications in the time of one without tiles */
+#include "tiles.h"
 #else
 #define TALL ROWS
 #define PANEL (VECTORS * LANES)
-#endif
-#define TASK 96             /* tokens that a thread takes at once, */
-#define PANELS (64 / PANEL) /* with so many panels */
-#define ONCE 1024           /* tokens for which a thread packs them */
-
-#if defined(TILES) || defined(BFLOAT16) && defined(__AVX512BF16__)
-#define DOT 2
-typedef uint32_t unit;
-typedef ivec units;
-static inline unit at(const real *x) { return *(const uint32_t __attribute__((aligned(2), may_alias)) *)x; }
-static inline unit last(const real *x) { return *x; }
-static inline unit join(const real *first, const real *second) { return *first | (uint32_t)*second << 16; }
-static inline units join_vec(const real *first, const real *second) {
-    uvec a = __builtin_convertvector(*(const hvec *)first, uvec), b = __builtin_convertvector(*(const hvec *)second, uvec);
-    return (units)(a | b << 16);
-}
-#else
-#define DOT 1
-typedef float unit;
-typedef vec units;
-static inline vec multiply_add(vec acc, units a, unit b) { return acc + a * b; }
-static inline unit at(const real *x) { return get(x); }
-static inline unit last(const real *x) { return 0; }
-static inline unit join(const real *first, const real *second) { return get(first); }
-static inline units join_vec(const real *first, const real *second) { return load(first); }
-#endif
-
-#ifdef TILES
-#define UNITS(K) (((K) + 2 * TILES - 1) / (2 * TILES) * TILES)
-#else
 #define UNITS(K) (((K) + DOT - 1) / DOT)
-#if DOT == 2
-#include <immintrin.h>
-static inline vec multiply_add(vec acc, units a, unit b) {
-    return (vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)_mm512_set1_epi32(b));
-}
+#define TASK 96
+#define ACROSS 64
+#define QUICKER 1
+static inline void tiles_begin(void) {}
+static inline void tiles_end(void) {}
 #endif
-#endif
+#define PANELS (ACROSS / PANEL) /* that a thread takes at once */
+#define ONCE 1024               /* tokens for which a thread packs them */
 
 /* Bytes of a packed weight. */
 long NAME(packed_size)(long N, long K) { return (N + PANEL - 1) / PANEL * PANEL * UNITS(K) * sizeof(unit); }
 
-/* Panel p of a weight (N, K) whose element (n, k) lies at w[n * wn + k * wk]. */
+/* Units k to end of panel p of a weight (N, K) whose element (n, k) lies at w[n * wn + k * wk]. */
 static inline __attribute__((always_inline)) void pack_strided(const real *w, const long wn, const long wk, unit *panel,
-                                                               long p, long N, long K) {
-    for (long k = 0; k < UNITS(K); k++)
+                                                               long p, long k, long end, long N, long K) {
+    for (; k < end; k++)
         for (long i = 0; i < PANEL; i++) {
             const real *x = w + (p * PANEL + i) * wn + k * DOT * wk;
             panel[k * PANEL + i] = p * PANEL + i >= N || k * DOT >= K ? 0 : (k + 1) * DOT > K ? last(x) : join(x, x + wk);
         }
 }
 
-/* The same for a weight whose rows or, `turned`, whose columns lie side by side. */
+/* Panel p of a weight whose rows or, `turned`, whose columns lie side by side. */
 static inline void pack_panel(const real *w, int turned, unit *panel, long p, long N, long K) {
+    long k = 0;
+    for (; (p + 1) * PANEL <= N && (k + LANES) * DOT <= K; k += LANES)
+        for (long i = 0; i < PANEL; i += LANES) {
+            units square[LANES];
+            for (long j = 0; j < LANES; j++) {
+                const real *across = w + (k + j) * DOT * N + p * PANEL + i;
+                square[j] = turned ? join_vec(across, across + N) : line_of(w + (p * PANEL + i + j) * K + k * DOT);
+            }
+            if (!turned) turn(square);
+            for (long j = 0; j < LANES; j++) *(units *)(panel + (k + j) * PANEL + i) = square[j];
+        }
     if (turned)
-        pack_strided(w, 1, N, panel, p, N, K);
+        pack_strided(w, 1, N, panel, p, k, UNITS(K), N, K);
     else
-        pack_strided(w, K, 1, panel, p, N, K);
+        pack_strided(w, K, 1, panel, p, k, UNITS(K), N, K);
 }
 
 /* Pack a weight (N, K). */
@@ -97,48 +82,84 @@ static inline void write_sums(vec sum, const float *bias, real *c, long at, long
     }
 }
 
+/* --- the rows that a weight is multiplied with -------------------------------------------------------- */
+
+/* An operand is prepared once for all panels: in tiles, rounded, or widened; or it is X as it is. */
+#if defined(TILES)
+typedef unit operand; /* tiles, [M / 16][K / 32][16][16] units */
+#define ROOM(M, K) (((M) + TILES - 1) / TILES * TILES * UNITS(K))
+static inline void prepare(const real *x, operand *into, long m, long M, long K) {
+    for (long k = 0; k < UNITS(K); k += TILES, into += SQUARE)
+        for (long i = 0; i < TILES; i++) {
+            const real *row = x + (m + i) * K + k * DOT;
+            real rest[DOT * TILES] = {0};
+            if (m + i < M && (k + TILES) * DOT > K) row = memcpy(rest, row, (K - k * DOT) * sizeof(real));
+            *(units *)(into + i * TILES) = m + i < M ? line_of(row) : (units){0};
+        }
+}
+#elif defined(MIXED) && DOT == 2
+typedef uint16_t operand;
+#elif defined(MIXED) || defined(BFLOAT16) && DOT == 1
+typedef float operand;
+#else
+typedef real operand; /* nothing to prepare */
+#define READY
+#endif
+
+#if !defined(TILES) && !defined(READY)
+#define ROOM(M, K) ((M) * (K))
+static inline void prepare(const real *x, operand *into, long m, long M, long K) {
+    for (long i = m * K; i < least(m + ROWS, M) * K; i++, into++)
+        *into = DOT == 2 ? last(x + i) : join(x + i, NULL);
+}
+#endif
+
+#ifdef ROOM
+#define PREPARES 1
+static const operand *prepared(const real *x, long M, long K) {
+    operand *all = aligned_alloc(64, (ROOM(M, K) * sizeof(operand) + 63) / 64 * 64);
+    TEAM(M * K / 4)
+    EACH(block, (M + ROWS - 1) / ROWS, ROWS_OF(M / ROWS)) prepare(x, all + ROOM(block * ROWS, K), block * ROWS, M, K);
+    return all;
+}
+static inline void release(const operand *x) { free((void *)x); }
+#else
+#define PREPARES 0
+static inline const operand *prepared(const real *x, long M, long K) { return x; }
+static inline void release(const operand *x) {}
+#endif
+
 #ifdef TILES
 /* Rows m to end of C, one panel of its columns: 32 rows x 32 outputs are four tiles of sums. */
-static inline void product_rows(const real *x, const unit *panel, const float *bias, real *c, long p, long m, long end,
+static inline void product_rows(const operand *x, const unit *panel, const float *bias, real *c, long p, long m, long end,
                                 long N, long K) {
     float sums[TALL * PANEL];
-    real rest[TALL * 2 * TILES];
+    long columns = N - p * PANEL;
     for (; m < end; m += TALL) {
-        long rows = end - m < TALL ? end - m : TALL, step = 2 * TILES;
-        tiles_begin(rows);
-        tile_zero(0), tile_zero(1);
-        if (rows > TILES) tile_zero(2), tile_zero(3);
-        for (long k = 0; k < K; k += step) {
-            const real *a = x + m * K + k;
-            long stride = K;
-            if (k + step > K) { /* what lies behind a row is another's */
-                memset(rest, 0, sizeof rest);
-                for (long i = 0; i < rows; i++) memcpy(rest + i * step, a + i * K, (K - k) * sizeof(real));
-                a = rest, stride = step;
-            }
-            tile_load(4, a, stride * sizeof(real));
-            tile_load(6, panel + k / 2 * PANEL, PANEL * sizeof(unit));
-            tile_load(7, panel + k / 2 * PANEL + TILES, PANEL * sizeof(unit));
-            tile_dot(0, 4, 6), tile_dot(1, 4, 7);
-            if (rows > TILES) {
-                tile_load(5, a + TILES * stride, stride * sizeof(real));
-                tile_dot(2, 5, 6), tile_dot(3, 5, 7);
-            }
+        long rows = least(end - m, TALL);
+        real *into = c + m * N + p * PANEL;
+        tiles_zero();
+        tiles_multiply(x + m * UNITS(K), panel, UNITS(K) / TILES, rows > TILES);
+        if (sizeof(real) == sizeof(float) && rows == TALL && columns >= PANEL && !bias) {
+            tiles_store((float *)into, N);
+            continue;
         }
-        tile_store(0, sums, PANEL * sizeof(float)), tile_store(1, sums + TILES, PANEL * sizeof(float));
-        if (rows > TILES) {
-            tile_store(2, sums + TILES * PANEL, PANEL * sizeof(float));
-            tile_store(3, sums + TILES * PANEL + TILES, PANEL * sizeof(float));
-        }
+        tiles_store(sums, PANEL);
         for (long i = 0; i < rows; i++)
             for (long j = 0; j < PANEL; j += LANES)
-                write_sums(*(vec *)(sums + i * PANEL + j), bias ? bias + p * PANEL : NULL, c + (m + i) * N + p * PANEL, j,
-                      N - p * PANEL);
+                write_sums(*(vec *)(sums + i * PANEL + j), bias ? bias + p * PANEL : NULL, into + i * N, j, columns);
     }
-    tiles_end();
 }
 #else
-static inline __attribute__((always_inline)) void product_tile(const real *x, long K, const unit *panel, const float *bias,
+#if DOT == 2
+static inline unit at(const operand *x) { return *(const uint32_t __attribute__((aligned(2), may_alias)) *)x; }
+static inline unit behind(const operand *x) { return *x; } /* what pairs with nothing */
+#else
+static inline unit at(const operand *x) { return *x; }
+static inline unit behind(const operand *x) { return 0; }
+#endif
+
+static inline __attribute__((always_inline)) void product_tile(const operand *x, long K, const unit *panel, const float *bias,
                                                                real *c, long N, long columns, const int rows) {
     vec acc[ROWS][VECTORS];
     for (int i = 0; i < rows; i++)
@@ -147,7 +168,7 @@ static inline __attribute__((always_inline)) void product_tile(const real *x, lo
         units b[VECTORS];
         for (int j = 0; j < VECTORS; j++) b[j] = *(const units *)(panel + k * PANEL + j * LANES);
         for (int i = 0; i < rows; i++) {
-            unit a = DOT == 1 || k < K / DOT ? at(x + i * K + k * DOT) : last(x + i * K + k * DOT);
+            unit a = DOT == 1 || k < K / DOT ? at(x + i * K + k * DOT) : behind(x + i * K + k * DOT);
             for (int j = 0; j < VECTORS; j++) acc[i][j] = multiply_add(acc[i][j], b[j], a);
         }
     }
@@ -156,7 +177,7 @@ static inline __attribute__((always_inline)) void product_tile(const real *x, lo
 }
 
 /* Rows m to end of C, one panel of its columns. */
-static inline void product_rows(const real *x, const unit *panel, const float *bias, real *c, long p, long m, long end,
+static inline void product_rows(const operand *x, const unit *panel, const float *bias, real *c, long p, long m, long end,
                                 long N, long K) {
     const float *own = bias ? bias + p * PANEL : NULL;
     long columns = N - p * PANEL;
@@ -173,75 +194,101 @@ static inline void product_rows(const real *x, const unit *panel, const float *b
 #endif
 
 /* Rows m to end of C, `count` panels of its columns from p on: what a thread reads stays in its cache. */
-static inline void product_panels(const real *x, const unit *panels, const float *bias, real *c, long p, long count,
+static inline void product_panels(const operand *x, const unit *panels, const float *bias, real *c, long p, long count,
                                   long m, long end, long N, long K) {
+    tiles_begin();
     for (; m < end; m += TASK)
         for (long i = 0; i < count; i++)
-            product_rows(x, panels + i * UNITS(K) * PANEL, bias, c, p + i, m, m + TASK < end ? m + TASK : end, N, K);
+            product_rows(x, panels + i * UNITS(K) * PANEL, bias, c, p + i, m, least(m + TASK, end), N, K);
+    tiles_end();
 }
 
-static inline long panels_from(long p, long N) {
-    long left = (N + PANEL - 1) / PANEL - p;
-    return left < PANELS ? left : PANELS;
+static inline long panels_from(long p, long N) { return least((N + PANEL - 1) / PANEL - p, PANELS); }
+
+/* C = X W^T + bias, from a packed weight, or from `w`, of which a task packs its panels. */
+static void multiply(const real *x, const unit *packed, const real *w, long turned, const float *bias, real *c, long M, long N,
+                     long K) {
+    long across = (N + PANELS * PANEL - 1) / (PANELS * PANEL), height = packed ? TASK : ONCE, down = (M + height - 1) / height;
+    const operand *rows = prepared(x, M, K);
+    TEAM(M * N * K / QUICKER)
+    EACH(task, across * down, 1) {
+        long p = task % across * PANELS, m = task / across * height, count = panels_from(p, N);
+        unit *own = packed ? NULL : aligned_alloc(64, PANELS * UNITS(K) * PANEL * sizeof(unit));
+        for (long i = 0; own && i < count; i++) pack_panel(w, turned, own + i * UNITS(K) * PANEL, p + i, N, K);
+        const unit *panels = packed ? packed + p * UNITS(K) * PANEL : own;
+        product_panels(rows, panels, bias, c, p, count, m, least(m + height, M), N, K);
+        free(own);
+    }
+    release(rows);
+}
+
+/* The same, so many rows at a time that what is prepared of them stays in the cache. */
+static void multiply_all(const real *x, const unit *packed, const real *w, long turned, const float *bias, real *c, long M,
+                         long N, long K) {
+    long some = PREPARES ? ONCE * team(M * N * K / QUICKER) : M;
+    for (; M > 0; M -= some, x += some * K, c += some * N) multiply(x, packed, w, turned, bias, c, least(M, some), N, K);
 }
 
 /* C (M, N) = X (M, K) W^T + bias; the bias (or NULL) has room for whole panels. */
 void NAME(product)(const real *x, const unit *panels, const float *bias, real *c, long M, long N, long K) {
-    long across = (N + PANELS * PANEL - 1) / (PANELS * PANEL), down = (M + TASK - 1) / TASK;
-    TEAM(M * N * K)
-    EACH(task, across * down, 1) {
-        long p = task % across * PANELS, m = task / across * TASK, end = m + TASK < M ? m + TASK : M;
-        product_panels(x, panels + p * UNITS(K) * PANEL, bias, c, p, panels_from(p, N), m, end, N, K);
-    }
+    multiply_all(x, panels, NULL, 0, bias, c, M, N, K);
 }
 
 /* The same, and the same bits, from a weight (N, K), or its transpose (K, N), that is packed a few panels at a time:
  * for many rows, where a packed copy would only stand in memory. */
 void NAME(product_once)(const real *x, const real *w, long turned, const float *bias, real *c, long M, long N, long K) {
-    long across = (N + PANELS * PANEL - 1) / (PANELS * PANEL), down = (M + ONCE - 1) / ONCE;
-    TEAM(M * N * K)
-    EACH(task, across * down, 1) {
-        long p = task % across * PANELS, m = task / across * ONCE, end = m + ONCE < M ? m + ONCE : M;
-        unit *panels = aligned_alloc(64, PANELS * UNITS(K) * PANEL * sizeof(unit));
-        long count = panels_from(p, N);
-        for (long i = 0; i < count; i++) pack_panel(w, turned, panels + i * UNITS(K) * PANEL, p + i, N, K);
-        product_panels(x, panels, bias, c, p, count, m, end, N, K);
-        free(panels);
-    }
+    multiply_all(x, NULL, w, turned, bias, c, M, N, K);
 }
 
 /* --- sums over tokens: gradients of weights ------------------------------------------------------------ */
 
-#define STEP 128   /* tokens summed before the accumulators are written */
-#define STRIP 384  /* rows of dW that a thread takes at once at most, */
-#define ACROSS 128 /* with so many columns: their copies fill half of a second-level cache */
+#ifdef TILES
+#define STEP 256  /* tokens summed before the accumulators are written */
+#define STRIP 768 /* rows of dW that a thread takes at once at most, */
+#else
+#define STEP 128
+#define STRIP 384
+#endif
+#define COLUMNS 128 /* with so many columns: their copies fill half of a second-level cache */
 
 #ifdef TILES
-/* One panel of columns: g [rows][STEP / 2] and x [steps][PANEL or 16] units; adds to at most TALL rows of w. */
+/* One panel of columns: g [rows / 16][steps / 16][16][16] and x [steps][PANEL] units; adds to at most TALL rows of w. */
 static inline void gradient_rows(const unit *g, const unit *x, float *w, long ws, long steps, long rows, long vectors) {
-    int wide = vectors * LANES > TILES, high = rows > TILES;
-    long across = wide ? PANEL : TILES, next = TILES * ws;
-    tiles_begin(rows < TALL ? rows : TALL);
-    tile_load(0, w, ws * sizeof(float));
-    if (wide) tile_load(1, w + TILES, ws * sizeof(float));
-    if (high) tile_load(2, w + next, ws * sizeof(float));
-    if (wide && high) tile_load(3, w + next + TILES, ws * sizeof(float));
-    for (long s = 0; s < steps; s += TILES) {
-        tile_load(4, g + s, STEP / 2 * sizeof(unit));
-        tile_load(6, x + s * across, across * sizeof(unit));
-        if (high) tile_load(5, g + TILES * (STEP / 2) + s, STEP / 2 * sizeof(unit));
-        if (wide) tile_load(7, x + s * across + TILES, across * sizeof(unit));
-        tile_dot(0, 4, 6);
-        if (wide) tile_dot(1, 4, 7);
-        if (high) tile_dot(2, 5, 6);
-        if (wide && high) tile_dot(3, 5, 7);
+    float sums[TALL * PANEL];
+    int whole = rows >= TALL && vectors * LANES >= PANEL;
+    if (whole)
+        tiles_load(w, ws);
+    else
+        tiles_zero();
+    tiles_multiply(g, x, steps / TILES, rows > TILES);
+    if (whole) {
+        tiles_store(w, ws);
+        return;
     }
-    tile_store(0, w, ws * sizeof(float));
-    if (wide) tile_store(1, w + TILES, ws * sizeof(float));
-    if (high) tile_store(2, w + next, ws * sizeof(float));
-    if (wide && high) tile_store(3, w + next + TILES, ws * sizeof(float));
-    tiles_end();
+    tiles_store(sums, PANEL);
+    for (long i = 0; i < least(rows, TALL); i++)
+        for (long j = 0; j < least(vectors * LANES, PANEL); j += LANES)
+            *(vec *)(w + i * ws + j) += *(vec *)(sums + i * PANEL + j);
 }
+
+/* gp as above from (tokens, width) elements of G. */
+static inline void copy_strip(const real *g, long gs, unit *gp, long tokens, long width) {
+    for (long i = 0; i < width; i += TILES)
+        for (long s = 0; s < UNITS(tokens); s += TILES, gp += SQUARE)
+            if ((s + TILES) * DOT <= tokens && i + TILES <= width) {
+                for (long j = 0; j < TILES; j++)
+                    ((units *)gp)[j] = join_vec(g + (s + j) * DOT * gs + i, g + ((s + j) * DOT + 1) * gs + i);
+                turn((units *)gp);
+            } else
+                for (long r = 0; r < TILES; r++)
+                    for (long j = 0; j < TILES; j++) {
+                        const real *own = g + (s + j) * DOT * gs + i + r;
+                        long present = i + r < width ? tokens - (s + j) * DOT : 0;
+                        gp[r * TILES + j] = present < 1 ? 0 : present < DOT ? last(own) : join(own, own + gs);
+                    }
+}
+#define WIDE(columns, panel) PANEL /* columns of a panel's copy: whole tiles */
+#define STRIP_AT(i, steps) ((i) * (steps))
 #else
 /* One panel of columns: g [steps][ROWS] and x [steps][vectors of 16] units; adds to `rows` rows of w. */
 static inline __attribute__((always_inline)) void gradient_tile(const unit *g, const unit *x, float *w, long ws,
@@ -269,7 +316,6 @@ static inline void gradient_rows(const unit *g, const unit *x, float *w, long ws
     case 1: gradient_tile(g, x, w, ws, steps, rows, 1); break;
     }
 }
-#endif
 
 /* gp [width / ROWS][STEP / DOT][ROWS] from (tokens, width) elements of G. */
 static inline void copy_strip(const real *g, long gs, unit *gp, long tokens, long width) {
@@ -289,41 +335,49 @@ static inline void copy_strip(const real *g, long gs, unit *gp, long tokens, lon
         }
     }
 }
+#define WIDE(columns, panel) least((columns) - (panel), PANEL)
+#define STRIP_AT(i, steps) ((i) * (STEP / DOT))
+#endif
 
 /* xp [columns / PANEL][steps][PANEL] from (tokens, columns) elements of X. */
 static inline void copy_columns(const real *x, long xs, unit *xp, long tokens, long columns) {
     static const real nothing[LANES] = {0};
     long steps = UNITS(tokens);
     for (long s = 0; s < steps; s++)
-        for (long k = 0; k < columns; k += LANES) {
-            const real *own = s * DOT < tokens ? x + s * DOT * xs + k : nothing;
-            long panel = k - k % PANEL, width = columns - panel < PANEL ? columns - panel : PANEL;
-            *(units *)(xp + panel * steps + s * width + k % PANEL) = join_vec(own, s * DOT + 1 < tokens ? own + xs : nothing);
+        for (long panel = 0; panel < columns; panel += PANEL) {
+            long width = WIDE(columns, panel);
+            for (long k = 0; k < width; k += LANES) {
+                const real *own = s * DOT < tokens && panel + k < columns ? x + s * DOT * xs + panel + k : nothing;
+                *(units *)(xp + panel * steps + s * width + k) =
+                    join_vec(own, own != nothing && s * DOT + 1 < tokens ? own + xs : nothing);
+            }
         }
 }
 
 /* W (N, K) += G^T X, the gradient of a weight. G (M, N) and X (M, K) have row strides gs and xs, W is float; K is a
  * multiple of 16. Both are copied in pieces, so that the inner loop reads what lies side by side in the cache. */
 void NAME(outer_sum)(const real *g, long gs, const real *x, long xs, float *w, long M, long N, long K) {
-    long helpers = team(M * N * K), strips = ((N + STRIP - 1) / STRIP + helpers - 1) / helpers * helpers;
+    long helpers = team(M * N * K / QUICKER), strips = ((N + STRIP - 1) / STRIP + helpers - 1) / helpers * helpers;
     long strip = ((N + strips - 1) / strips + ROWS - 1) / ROWS * ROWS;
-    TEAM(M * N * K)
+    TEAM(M * N * K / QUICKER)
     EACH(part, (N + strip - 1) / strip, 1) {
         long n = part * strip;
-        unit gp[STRIP * STEP / DOT], *xp = aligned_alloc(64, ACROSS * STEP / DOT * sizeof(unit));
+        unit *gp = aligned_alloc(64, STRIP * STEP / DOT * sizeof(unit)), *xp = aligned_alloc(64, COLUMNS * STEP / DOT * sizeof(unit));
         long width = N - n < strip ? N - n : strip;
+        tiles_begin();
         for (long t = 0; t < M; t += STEP) {
             long tokens = M - t < STEP ? M - t : STEP, steps = UNITS(tokens);
             copy_strip(g + t * gs + n, gs, gp, tokens, width);
-            for (long first = 0; first < K; first += ACROSS) {
-                long columns = K - first < ACROSS ? K - first : ACROSS;
+            for (long first = 0; first < K; first += COLUMNS) {
+                long columns = least(K - first, COLUMNS);
                 copy_columns(x + t * xs + first, xs, xp, tokens, columns);
                 for (long k = 0; k < columns; k += PANEL)
                     for (long i = 0; i < width; i += TALL)
-                        gradient_rows(gp + i * (STEP / DOT), xp + k * steps, w + (n + i) * K + first + k, K, steps,
+                        gradient_rows(gp + STRIP_AT(i, steps), xp + k * steps, w + (n + i) * K + first + k, K, steps,
                                       width - i, (columns - k) / LANES);
             }
         }
-        free(xp);
+        tiles_end();
+        free(gp), free(xp);
     }
 }

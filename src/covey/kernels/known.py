@@ -19,17 +19,14 @@ Check = tuple[str, Tensor, Tensor | float]
 
 
 def first_incorrect(
-    call: Callable[..., None], packed_size: Callable[..., int], dtype: torch.dtype
+    call: Callable[..., None], packed_size: Callable[..., int], numbers: torch.dtype | str
 ) -> str | None:
     """The first operation whose answer is not the known one; None if all are correct."""
-    for checks in (_rows, _heads, _attention, _logits):
-        for name, got, expected in checks(call, dtype):
-            if not _close(got, expected):
-                return name
-    for name, got, expected in _products(call, packed_size, dtype):
-        if not _close(got, expected):
-            return name
-    return None
+    checks = [_products(call, packed_size, numbers)]
+    if isinstance(numbers, torch.dtype):  # "mixed" are products alone
+        checks += [operations(call, numbers) for operations in (_rows, _heads, _attention, _logits)]
+    found = (name for every in checks for name, got, expected in every if not _close(got, expected))
+    return next(found, None)
 
 
 def _close(got: Tensor, expected: Tensor | float) -> bool:
@@ -122,21 +119,22 @@ def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
 
 
 def _products(
-    call: Callable[..., None], packed_size: Callable[..., int], dtype: torch.dtype
+    call: Callable[..., None], packed_size: Callable[..., int], numbers: torch.dtype | str
 ) -> Iterator[Check]:
+    dtype = numbers if isinstance(numbers, torch.dtype) else torch.float32
     x, weight = torch.ones(T, E, dtype=dtype), (torch.arange(V) % 4).to(dtype)[:, None].repeat(1, E)
     expected = E * (torch.arange(V) % 4)
     out = _unset(T, V, dtype=dtype)
-    call("product_once", x, weight, 0, None, out, T, V, E, dtype=dtype)
+    call("product_once", x, weight, 0, None, out, T, V, E, dtype=numbers)
     yield "product_once", out, expected
-    call("product_once", x, weight.t().contiguous(), 1, None, out.fill_(torch.nan), T, V, E, dtype=dtype)
+    call("product_once", x, weight.t().contiguous(), 1, None, out.fill_(torch.nan), T, V, E, dtype=numbers)
     yield "product_once", out, expected
-    panels = torch.full((packed_size(V, E, dtype),), 255, dtype=torch.uint8)  # which are NaN
+    panels = torch.full((packed_size(V, E, numbers),), 255, dtype=torch.uint8)  # which are NaN
     out = _unset(T, V, dtype=dtype)
-    call("pack_weight", weight, panels, V, E, dtype=dtype)
-    call("product", x, panels, None, out, T, V, E, dtype=dtype)
+    call("pack_weight", weight, panels, V, E, dtype=numbers)
+    call("product", x, panels, None, out, T, V, E, dtype=numbers)
     yield "product", out, expected
     into = torch.zeros(V, E)
     columns = expected.to(dtype).repeat(T, 1).contiguous() / E
-    call("outer_sum", columns.data_ptr(), V, x, E, into, T, V, E, dtype=dtype)
+    call("outer_sum", columns.data_ptr(), V, x, E, into, T, V, E, dtype=numbers)
     yield "outer_sum", into, T * expected[:, None] / E

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from covey.kernels.bits import first_difference
-from covey.kernels.calls import DTYPES, call, packed_size
+from covey.kernels.calls import DTYPES, Numbers, call, key_of, memory_of, packed_size
 from covey.kernels.choice import PRODUCT_KINDS
 from covey.kernels.known import first_incorrect
 
@@ -30,24 +30,20 @@ TURN_SECONDS = 0.02
 def print_trial() -> None:
     """Print the trial as JSON."""
     torch.set_num_threads(1)
-    for dtype, name in DTYPES.items():
-        if operation := first_incorrect(call, packed_size, dtype):
+    for numbers, name in DTYPES.items():
+        if operation := first_incorrect(call, packed_size, numbers):
             print(json.dumps({"problem": f"{operation}_{name} computes incorrect values here"}))
             return
     with torch.no_grad():
-        rates = {_name(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
-        differs = {_name(d): first_difference(d) for d in DTYPES}
+        rates = {key_of(d): {k: measured(k, d) for k in PRODUCT_KINDS} for d in DTYPES}
+        differs = {key_of(d): first_difference(d) for d in DTYPES}
     print(json.dumps({"rates": rates, "differs": differs}))
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def measured(kind: str, dtype: torch.dtype) -> tuple[float, float]:
-    """GFLOP/s of one thread, ours and torch's, in turns."""
+def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
+    """GFLOP/s of one thread, ours and torch's, in turns; torch has nothing mixed, and computes in float32."""
     m, n, k = SHAPES[kind]
-    x, w, grad = (torch.randn(*shape).to(dtype) for shape in ((m, k), (n, k), (m, n)))
+    x, w, grad = (torch.randn(*shape).to(memory_of(dtype)) for shape in ((m, k), (n, k), (m, n)))
     ours, back, into = x.new_empty(m, n), x.new_empty(m, k), torch.zeros(n, k)
     panels = torch.empty(packed_size(n, k, dtype), dtype=torch.uint8)
     call("pack_weight", w, panels, n, k, dtype=dtype)

@@ -38,6 +38,13 @@ int team(long work);
         for (long i = i##_first; i < i##_end && i < i##_first + i##_chunk; i++)
 #define ROWS_OF(count) ((count) / 32 + 1) /* a chunk of short parts: few enough to take, even for a few threads */
 
+static inline long least(long a, long b) { return a < b ? a : b; }
+static inline long most(long a, long b) { return a > b ? a : b; }
+
+static inline ivec lanes(void) {
+    static const int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return *(const ivec *)numbers;
+}
 static inline vec splat(float x) { return (vec){0} + x; }
 static inline vec pick(ivec mask, vec a, vec b) { return (vec)((mask & (ivec)a) | (~mask & (ivec)b)); }
 static inline vec larger(vec a, vec b) { return pick(a > b, a, b); }
@@ -74,24 +81,32 @@ static inline vec exp_below(vec x) {
 /* e^x for any x. */
 static inline vec exp_of(vec x) { return exp_below(pick(x > splat(88.0f), splat(88.0f), x)); }
 
+/* To bfloat16, which is the upper half of a float: to nearest, ties to even. What it leaves in the lower half is noise. */
+static inline uvec rounded(vec x) {
+    uvec bits = (uvec)x;
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+static inline float widened(uint16_t x) {
+    union { uint32_t u; float f; } bits = {(uint32_t)x << 16};
+    return bits.f;
+}
+
 #ifdef BFLOAT16
 typedef uint16_t real;
 static inline vec load(const real *p) {
     return (vec)(__builtin_convertvector(*(const hvec *)p, uvec) << 16);
 }
-static inline void store(real *p, vec x) {
-    uvec bits = (uvec)x; /* to nearest, ties to even */
-    *(hvec *)p = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, hvec);
-}
-static inline float get(const real *p) {
-    union { uint32_t u; float f; } x = {(uint32_t)*p << 16};
-    return x.f;
-}
+static inline void store(real *p, vec x) { *(hvec *)p = __builtin_convertvector(rounded(x) >> 16, hvec); }
+static inline float get(const real *p) { return widened(*p); }
 #define NAME(f) f##_bf16
 #else
 typedef float real;
 static inline vec load(const real *p) { return *(const vec *)p; }
 static inline void store(real *p, vec x) { *(vec *)p = x; }
 static inline float get(const real *p) { return *p; }
+#ifdef MIXED
+#define NAME(f) f##_mixed
+#else
 #define NAME(f) f##_f32
+#endif
 #endif

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from covey.kernels.calls import LANES, WIDEST_HEAD, available, by_torch, call, same_bits
+from covey.kernels.calls import LANES, WIDEST_HEAD, Numbers, available, by_torch, call, same_bits
 from covey.models.flex import FlexOps
-from covey.models.linear import FusedLinear, weight_gradient
+from covey.models.linear import FusedLinear
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
 from covey.models.ops import Activation, Attention, Heads, Norm, Ops, Rotation, Sequences, TorchOps
 from covey.types import SamplingMask
@@ -23,14 +23,15 @@ class CompiledOps:
     compiled = True
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self.products = dtype
-        """What the layers' products are computed in; sums are float32 always."""
+        self.dtype = dtype
+        self.products: Numbers = dtype
+        """What products multiply; sums are float32 always."""
 
     @property
     def bit_exact(self) -> bool:
         """Where our own products make the log-probs."""
         torchs = by_torch("decode", self.products) or by_torch("forward", self.products)
-        return same_bits(self.products) and not torchs
+        return same_bits(self.dtype) and same_bits(self.products) and not torchs
 
     def embed(self, module: nn.Module, tokens: Tensor) -> Tensor:
         """Rows of the table; their gradients are added in place."""
@@ -40,13 +41,9 @@ class CompiledOps:
         """One product, from a packed weight where no gradient is wanted."""
         if not layer.plain:
             return TorchOps().linear(layer, x)
-        rounds = layer.rounds and x.dtype != self.products
-        rounded = x.to(self.products) if rounds else x
         if torch.is_grad_enabled():
-            out = _LinearFunction.apply(rounded, layer, *layer.parameters)
-        else:
-            out = layer.product(rounded)
-        return out.to(x.dtype) if rounds else out
+            return _LinearFunction.apply(x, layer, *layer.parameters)
+        return layer.product(x)
 
     def add_norm(self, x: Tensor, delta: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         """One pass over the row."""
@@ -130,7 +127,7 @@ class _LinearFunction(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         columns = list(zip(ctx.layer.modules, grad.split(ctx.layer.sizes, dim=1), strict=True))
         into_x = ctx.layer.product_back(grad) if ctx.needs_input_grad[0] else None
-        into = [add_gradient(m.weight, partial(weight_gradient, part, x)) for m, part in columns]
+        into = [add_gradient(m.weight, partial(ctx.layer.add_gradient, part, x)) for m, part in columns]
         into += [
             part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None
         ]
@@ -293,7 +290,7 @@ class _ScoreFunction(torch.autograd.Function):
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
                 if into is not None:
-                    weight_gradient(logits, x, into)
+                    ctx.layer.add_gradient(logits, x, into)
 
         if not weight.requires_grad:
             add(None)

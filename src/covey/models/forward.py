@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.errors import ConfigError
-from covey.kernels.calls import available, products
+from covey.kernels.calls import MIXED_PRODUCTS, correct, products, same_bits
 from covey.models.compiled import CompiledOps, pick_ops
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
@@ -244,18 +244,26 @@ class Decoder(nn.Module):
         self.recompute = False
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
 
-    def multiply_in(self, dtype: torch.dtype) -> None:
-        """Compute the layers' products from inputs and weights rounded to ``dtype``; all else stays.
+    @property
+    def can_round(self) -> bool:
+        """Whether its products can round their factors to bfloat16: the compiled operations of a CPU do."""
+        ops = self.ops
+        compiled = isinstance(ops, CompiledOps) and ops.dtype == torch.float32 and correct(MIXED_PRODUCTS)
+        return compiled and same_bits(MIXED_PRODUCTS) and all(m.plain for m in self.linears)
 
-        Raises ConfigError where the compiled operations cannot.
+    def round_products(self) -> None:
+        """Round inputs and weights to bfloat16 where they are multiplied; all else stays float32.
+
+        Raises ConfigError where that is not possible.
         """
-        ops, device = self.ops, self.embed.weight.device
-        if not (isinstance(ops, CompiledOps) and available(dtype, device) and self.bit_exact):
+        if not (isinstance(self.ops, CompiledOps) and self.can_round):
             raise ConfigError(
                 "precision: products are rounded by the compiled operations of a CPU (`covey doctor`), for "
-                "all weights, not for adapters; on a GPU take dtype: bfloat16"
+                "all weights, in float32, not for adapters; on a GPU take dtype: bfloat16"
             )
-        ops.products = dtype
+        self.ops.products = MIXED_PRODUCTS
+        for linear in self.linears:
+            linear.rounds = True
 
     @property
     def bit_exact(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.kernels.calls import PANEL, by_torch, call, forward_kind, packed_size
+from covey.kernels.calls import MIXED_PRODUCTS, PANEL, Numbers, by_torch, call, forward_kind, packed_size
 
 
 class ValueHead(nn.Linear):
@@ -36,10 +36,10 @@ class FusedLinear:
     Weights are read from ``modules`` at each call; those may be LoRA's layers, which are not ``plain``.
     """
 
-    def __init__(self, *modules: nn.Linear, rounds: bool = True) -> None:
+    def __init__(self, *modules: nn.Linear) -> None:
         self.modules = modules
-        self.rounds = rounds
-        """Whether it follows the precision of products, or keeps that of its input."""
+        self.rounds = False
+        """Whether inputs and weights are rounded to bfloat16 where they are multiplied."""
         self.plain = all(type(m) is nn.Linear for m in modules)
         self.fleeting = False
         """Whether its weights come and go, and no copy of them may be kept."""
@@ -58,6 +58,9 @@ class FusedLinear:
         """Outputs of each layer."""
         return [len(m.weight) for m in self.modules]
 
+    def _numbers(self, x: Tensor) -> Numbers:
+        return MIXED_PRODUCTS if self.rounds else x.dtype
+
     @property
     def packed(self) -> Tensor | None:
         """The copy of the weights that sampling reads, while there is one."""
@@ -67,22 +70,23 @@ class FusedLinear:
         """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
         if self.fleeting:
             return self.product_once(x)
-        if by_torch(forward_kind(len(x)), x.dtype):
+        numbers = self._numbers(x)
+        if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x)
         self._refresh()
-        if self._forward is None or self._forward.dtype != x.dtype:
-            self._forward = PackedWeight.of(self._joined_weight(x.dtype))
+        if self._forward is None or self._forward.numbers != numbers:
+            self._forward = PackedWeight.of(self._joined_weight(x.dtype), numbers)
             self._bias = self._joined_bias()
         return self._forward.product(x, self._bias)
 
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The same bits without a copy, for training: its many rows hide the packing."""
-        self._forward = None
-        if by_torch(forward_kind(len(x)), x.dtype):
+        self._forward, numbers = None, self._numbers(x)
+        if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
         weight = self._joined_weight(x.dtype)
         out = x.new_empty(len(x), len(weight)) if out is None else out
-        call("product_once", x, weight, 0, self._joined_bias(), out, len(x), *weight.shape, dtype=x.dtype)
+        call("product_once", x, weight, 0, self._joined_bias(), out, len(x), *weight.shape, dtype=numbers)
         return out
 
     def _by_torch(self, x: Tensor) -> Tensor:
@@ -91,12 +95,20 @@ class FusedLinear:
 
     def product_back(self, grad: Tensor) -> Tensor:
         """grad W. (T, out) -> (T, in)."""
-        weight = self._joined_weight(grad.dtype)
-        if by_torch("inputs", grad.dtype):
+        weight, numbers = self._joined_weight(grad.dtype), self._numbers(grad)
+        if by_torch("inputs", numbers):
             return grad @ weight
         grad, into = grad.contiguous(), grad.new_empty(len(grad), weight.shape[1])
-        call("product_once", grad, weight, 1, None, into, len(grad), *weight.t().shape, dtype=grad.dtype)
+        call("product_once", grad, weight, 1, None, into, len(grad), *weight.t().shape, dtype=numbers)
         return into
+
+    def add_gradient(self, grad: Tensor, x: Tensor, out: Tensor) -> None:
+        """Of a part of the weights: out += grad^T x, in float32. (T, out), (T, in) -> (out, in)."""
+        numbers = self._numbers(x)
+        if by_torch("weights", numbers):
+            out.add_(grad.t() @ x)
+        else:
+            outer_sum(grad, x, out, numbers)
 
     def _refresh(self) -> None:
         """Forget the packed weight when a parameter was written to or replaced by another."""
@@ -128,33 +140,25 @@ class PackedWeight(NamedTuple):
     panels: Tensor
     outputs: int
     inputs: int
-    dtype: torch.dtype
+    numbers: Numbers
 
     @classmethod
-    def of(cls, weight: Tensor) -> PackedWeight:
+    def of(cls, weight: Tensor, numbers: Numbers | None = None) -> PackedWeight:
         """Pack a weight (N, K)."""
-        n, k = weight.shape
-        panels = torch.empty(packed_size(n, k, weight.dtype), dtype=torch.uint8)
-        call("pack_weight", weight, panels, n, k, dtype=weight.dtype)
-        return cls(panels, n, k, weight.dtype)
+        (n, k), numbers = weight.shape, numbers or weight.dtype
+        panels = torch.empty(packed_size(n, k, numbers), dtype=torch.uint8)
+        call("pack_weight", weight, panels, n, k, dtype=numbers)
+        return cls(panels, n, k, numbers)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x W^T + bias. A row's result does not depend on the other rows."""
         out = x.new_empty(len(x), self.outputs)
-        call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.dtype)
+        call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.numbers)
         return out
 
 
-def weight_gradient(grad: Tensor, x: Tensor, out: Tensor) -> None:
-    """out += grad^T x, in float32. (T, out), (T, in) -> (out, in)."""
-    if by_torch("weights", x.dtype):
-        out.add_(grad.t() @ x)
-    else:
-        outer_sum(grad, x, out)
-
-
-def outer_sum(a: Tensor, b: Tensor, out: Tensor) -> None:
+def outer_sum(a: Tensor, b: Tensor, out: Tensor, numbers: Numbers | None = None) -> None:
     """out += a^T b, in float32. (M, N), (M, K) -> (N, K); a may be columns of more, K a multiple of 16."""
     sizes = (*a.shape, b.shape[1])
     a = a if a.stride(1) == 1 else a.contiguous()
-    call("outer_sum", a.data_ptr(), a.stride(0), b, b.stride(0), out, *sizes, dtype=a.dtype)
+    call("outer_sum", a.data_ptr(), a.stride(0), b, b.stride(0), out, *sizes, dtype=numbers or a.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
@@ -18,10 +19,10 @@ from transformers.utils.hub import cached_file
 
 from covey.config.given import GivenModel
 from covey.config.load import Loaded
-from covey.config.schema import Lora
+from covey.config.schema import Config, Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
+from covey.kernels.calls import rounding_pays
 from covey.machine import available_memory
-from covey.models.forward import supported
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
@@ -29,6 +30,7 @@ from covey.models.reward_model import is_reward_model
 from covey.models.tiny import build_model, build_tokenizer
 
 transformers.utils.logging.disable_progress_bar()
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
@@ -51,14 +53,8 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         model, tokenizer = _pretrained(config.model, loaded.folder)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
-    precision = torch.bfloat16 if config.precision == "bfloat16" else None
-    if precision is not None and (config.lora or not supported(model)):
-        raise ConfigError("precision: bfloat16 is for full weights of the families in our own forward")
-    policy = (
-        with_lora(model, tokenizer, config.lora)
-        if config.lora
-        else Policy(model, tokenizer, precision=precision)
-    )
+    policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
+    policy = with_precision(policy, config)
     if not policy.end_ids:
         raise ConfigError(
             f"{config.model}: neither the tokenizer nor the generation config names an end-of-sequence "
@@ -73,6 +69,14 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         policy.decoder.recompute = True
     if loaded.checkpoint is not None:
         policy.load_weights(loaded.checkpoint)
+    return policy
+
+
+def with_precision(policy: AnyPolicy, config: Config) -> AnyPolicy:
+    """Its products round where the config wants it, or leaves it open and it pays. Raises ConfigError."""
+    can = policy.decoder is not None and policy.decoder.can_round
+    if config.precision == "bfloat16" or (config.precision == "auto" and can and rounding_pays()):
+        policy.round_products()
     return policy
 
 
@@ -191,8 +195,13 @@ def device_memory(device: torch.device) -> int:
     return available_memory()
 
 
-def slower(policy: Policy) -> Iterator[str]:
-    """What it costs that a model is not computed by our own forward, as measured on a CPU."""
+def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
+    """What makes a model faster or slower here than its user may expect."""
+    if policy.rounds and config.precision == "auto":
+        yield (
+            "products round to bfloat16, which is much faster on this processor "
+            "(docs/performance.md); precision: float32 computes as other processors do"
+        )
     if policy.decoder is None:
         yield (
             f"note: {policy.model.config.model_type} runs through its Hugging Face modules: rollouts take "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from covey.errors import CheckpointError
+from covey.errors import CheckpointError, ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
@@ -31,8 +31,8 @@ class Policy:
     """A model that is sampled from and trained.
 
     ``model`` is the Hugging Face module, with LoRA layers in place if there are any; ``adapter``
-    is peft's wrapper of it or None. ``precision`` is that of the layers' products, if it is not the
-    weights' own. Architectures that ``Decoder`` knows run through it, others
+    is peft's wrapper of it or None. With ``rounds`` products round their factors to bfloat16.
+    Architectures that ``Decoder`` knows run through it, others
     through their Hugging Face modules.
     """
 
@@ -48,21 +48,30 @@ class Policy:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         adapter: PeftModel | None = None,
-        precision: torch.dtype | None = None,
+        rounds: bool = False,
     ) -> None:
         self.model = model.eval()  # no dropout: the sampled distribution is the trained one
         embed_every_token(model)
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
-        self._head = FusedLinear(model.get_output_embeddings(), rounds=False)
-        self.precision = precision
-        if precision is not None and self.decoder is not None:
-            self.decoder.multiply_in(precision)
+        self._head = FusedLinear(model.get_output_embeddings())
+        self.rounds = False
+        if rounds:
+            self.round_products()
         self.end_ids = end_ids(model, tokenizer)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
         self.around, self.whole = unsplit, self
+
+    def round_products(self) -> None:
+        """Round the products' factors to bfloat16 from now on. Raises ConfigError where that cannot be."""
+        if self.decoder is None:
+            raise ConfigError(
+                "precision: bfloat16 is for families of models in our own forward (docs/performance.md)"
+            )
+        self.decoder.round_products()
+        self.rounds = self._head.rounds = True
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +131,7 @@ class Policy:
         """Another of the same weights."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        return Policy(model, self.tokenizer, adapter, self.precision)
+        return Policy(model, self.tokenizer, adapter, self.rounds)
 
     def split(self) -> None:
         """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
@@ -198,7 +207,7 @@ def snapshot(policy: Policy) -> Policy:
     """A copy to sample from while the policy is trained; what is not trained is shared."""
     frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
     model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
-    return Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.precision)
+    return Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
 
 
 @torch.no_grad()

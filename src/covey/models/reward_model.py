@@ -61,6 +61,7 @@ class TrainedRewardModel(Policy):
         embed_every_token(model)
         self.loader_name = CLASSES[kind].loader.__name__
         self.decoder = Decoder(model) if supported(model) else None
+        self.rounds = False
         self.end_ids, self.plain_head = list[int](), True  # it writes nothing that could end
         self.value = None
         self.around, self.whole = unsplit, self
@@ -72,6 +73,12 @@ class TrainedRewardModel(Policy):
         """Nothing is sampled from it."""
         return False
 
+    def round_products(self) -> None:
+        """Round the trunk's factors; the head's stay as they are."""
+        if self.decoder is not None and self.decoder.can_round:
+            self.decoder.round_products()
+            self.rounds = True
+
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         return pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()
 
@@ -82,7 +89,10 @@ class TrainedRewardModel(Policy):
 
     def copied(self) -> TrainedRewardModel:
         """Another of the same weights."""
-        return TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind)
+        made = TrainedRewardModel(copy.deepcopy(self.model), self.tokenizer, self.kind)
+        if self.rounds:
+            made.round_products()
+        return made
 
     def _score(self, packed: Packed, *_: object) -> TokenScores:
         """The values (M,) in the place of the log-probs; all else is 0."""
@@ -105,7 +115,10 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
             if not name.startswith(f"{model.base_model_prefix}."):
                 parameter.zero_()
     model.to(policy.device)
-    return TrainedRewardModel(model, policy.tokenizer, kind)
+    made = TrainedRewardModel(model, policy.tokenizer, kind)
+    if policy.rounds:
+        made.round_products()
+    return made
 
 
 def is_reward_model(folder: Path) -> bool:

@@ -32,10 +32,12 @@ from covey.models.sharded import Gathering, split_weights, unsplit
 class ValueModel:
     """A network of its own: a token classifier of transformers with one output."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, rounds: bool) -> None:
         self.model = model.eval()
         embed_every_token(model)
         self.decoder = Decoder(model) if supported(model) else None
+        if rounds and self.decoder is not None and self.decoder.can_round:
+            self.decoder.round_products()
         self.head = scalar_head(model)
         self.head.float()
         self.around: Gathering = unsplit
@@ -104,7 +106,7 @@ def begun_from(policy: Policy) -> ValueModel:
     plain: PreTrainedModel = policy.model
     if policy.adapter is not None:
         plain = copy.deepcopy(policy.adapter).merge_and_unload()
-    return _on_trunk(plain, None)
+    return _on_trunk(plain, None, policy.rounds)
 
 
 def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
@@ -140,10 +142,10 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
         raise ConfigError(
             f"algorithm.critic.model: {name!r} gives {model.config.num_labels} numbers, not one"
         )
-    return _on_trunk(model.to(policy.device), None if causal else scalar_head(model))
+    return _on_trunk(model.to(policy.device), None if causal else scalar_head(model), policy.rounds)
 
 
-def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None) -> ValueModel:
+def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None, rounds: bool) -> ValueModel:
     """A token classifier with the weights of a model's trunk and of a head, or a head that is 0."""
     config = copy.deepcopy(plain.config)
     config.num_labels = 1
@@ -156,7 +158,7 @@ def _on_trunk(plain: PreTrainedModel, head: nn.Linear | None) -> ValueModel:
             f"trunk policy ({str(error)[:100]})"
         ) from None
     model.base_model.load_state_dict(plain.base_model.state_dict())
-    made = ValueModel(model.to(plain.device).requires_grad_(True))
+    made = ValueModel(model.to(plain.device).requires_grad_(True), rounds)
     with torch.no_grad():
         made.head.weight.copy_(0.0 * made.head.weight if head is None else head.weight)
         if made.head.bias is not None:

@@ -52,7 +52,7 @@ def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
     agreements = list(replay(stage, shadow_weights(policy), policy.model.config.to_dict(), steps))
     if not agreements:
         raise ConfigError(f"{stage}: no step has been recorded yet")
-    exact = policy.parameters[0].dtype == torch.float32 and policy.precision is None
+    exact = policy.parameters[0].dtype == torch.float32 and not policy.rounds
     where = f"in steps 0 to {agreements[-1].step}"
     claims = (
         ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),

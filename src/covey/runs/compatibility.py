@@ -73,6 +73,7 @@ ENVIRONMENT = (
     "kernels",
     "library",
     "products",
+    "rounds_products",
     "threads",
     "processes",
     *PACKAGES,

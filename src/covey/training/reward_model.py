@@ -14,7 +14,7 @@ from covey.batching import Batch, MicroBatch, given_batch
 from covey.config.load import Loaded
 from covey.errors import ConfigError, DataError
 from covey.learner.learner import Objective
-from covey.models.load import load_policy, pick_device, source_of
+from covey.models.load import load_policy, pick_device, source_of, with_precision
 from covey.models.logprobs import TokenScores
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer
@@ -110,7 +110,7 @@ def _continued(source: str, kind: Judges, loaded: Loaded) -> TrainedRewardModel:
     if model.config.num_labels not in CLASSES[kind].outputs:
         raise ConfigError(f"model: {source} gives {model.config.num_labels} numbers, which is no {kind}")
     model.to(pick_device(loaded.config.device))
-    return TrainedRewardModel(model, pretrained_tokenizer(source), kind)
+    return with_precision(TrainedRewardModel(model, pretrained_tokenizer(source), kind), loaded.config)
 
 
 def kind_of(examples: Sequence[Example]) -> Judges:

@@ -19,11 +19,11 @@ from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
 from covey.kernels.build import processor
-from covey.kernels.calls import follow
+from covey.kernels.calls import follow, rounding_pays
 from covey.learned import rewards_of
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
-from covey.models.load import load_policy, slower
+from covey.models.load import load_policy, speed_notes
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
@@ -78,7 +78,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
     unseen = unseen_by_model(policy, [*source.train, *source.test], config)
-    for note in (*slower(policy), *unseen, *untold(policy, source, toolbox, config.method)):
+    for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox, config.method)):
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
@@ -188,7 +188,8 @@ def connect(run: Run) -> None:
 def follow_products(config: Config) -> None:
     """Compute as the run in this folder began to, if that was on such a processor."""
     before = read_environment(config.output) or {}
-    follow(before.get("products") if before.get("machine") == processor() else None)
+    rounding = by_first(lambda: before.get("rounds_products", rounding_pays()))
+    follow(before.get("products") if before.get("machine") == processor() else None, rounding)
 
 
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:
@@ -214,6 +215,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     folder, reference = journal.folder, run.learner.reference
     now = {
         **environment(loaded),
+        "rounds_products": run.learner.policy.rounds,
         "sandbox": run.rewards.sandbox,
         "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
