@@ -35,7 +35,10 @@ from covey.processes import _portable, gather, interleaved, together
 from covey.rewards.scorer import ScoringStats
 
 ROOT = Path(__file__).parents[2]
-SMALL = {"precision": "float32", "train": {"steps": 20, "lr": 1e-4, "save_every": 50, "tokens_per_micro_batch": 100}}
+SMALL = {
+    "precision": "float32",
+    "train": {"steps": 20, "lr": 1e-4, "save_every": 50, "tokens_per_micro_batch": 100},
+}
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
