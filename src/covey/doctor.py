@@ -112,7 +112,7 @@ def kernels() -> Diagnosis:
         said = f"{found.instructions}, {found.origin}"
         said += f". Products, one thread, GFLOP/s of covey to torch's: {rates}"
         if (gain := found.trial.rounding_gain) > MUCH_FASTER:
-            said += f". Rounded to bfloat16 (mixed) they take 1/{gain:.1f} of the time: `precision: auto`"
+            said += f". `precision: auto` rounds to bfloat16 (mixed): they take 1/{gain:.1f} of the time"
         if unequal := sorted({name for name in found.trial.differs.values() if name}):
             said += f". Sampling and training differ in last bits: {unequal}; old log-probs are made anew"
             return Diagnosis("kernels", "WARN", said, "name another compiler, as CC=clang")
