@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from covey.kernels import calls
-from covey.kernels.calls import available, threads_lent
-from covey.models.linear import PackedWeight
+from covey.kernels.calls import DTYPES, Numbers, available, memory_of, threads_lent
+from covey.models.linear import PackedWeight, outer_sum
 from covey.models.packing import pack
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -91,3 +91,19 @@ def test_sampling_and_scoring_have_the_same_bits_with_any_number_of_threads() ->
             assert torch.equal(policy.score(pack([prompt], [tokens]), 1.0).logprobs, recorded)
         found.append(recorded)
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("numbers", list(DTYPES))
+def test_a_gradient_is_the_same_bits_with_any_number_of_threads(numbers: Numbers) -> None:
+    """Also where threads part the rows in the middle of a tile: 272 are 17 x 16."""
+    tokens, outputs, inputs = 600, 272, 144
+    torch.manual_seed(0)
+    grad, x = (torch.randn(tokens, n).to(memory_of(numbers)) for n in (outputs, inputs))
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        into = torch.linspace(-1, 1, outputs * inputs).view(outputs, inputs).clone()
+        outer_sum(grad, x, into, numbers)
+        found.append(into)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

@@ -254,21 +254,15 @@ void NAME(product_once)(const real *x, const real *w, long turned, const float *
 #ifdef TILES
 /* One panel of columns: g [rows / 16][steps / 16][16][16] and x [steps][PANEL] units; adds to at most TALL rows of w. */
 static inline void gradient_rows(const unit *g, const unit *x, float *w, long ws, long steps, long rows, long vectors) {
-    float sums[TALL * PANEL];
+    float edge[TALL * PANEL]; /* where w ends within the tiles; its own part is summed in the same order */
     int whole = rows >= TALL && vectors * LANES >= PANEL;
-    if (whole)
-        tiles_load(w, ws);
-    else
-        tiles_zero();
+    long bytes = least(vectors * LANES, PANEL) * sizeof(float);
+    for (long i = 0; !whole && i < least(rows, TALL); i++) memcpy(edge + i * PANEL, w + i * ws, bytes);
+    float *sums = whole ? w : edge;
+    tiles_load(sums, whole ? ws : PANEL);
     tiles_multiply(g, x, steps / TILES, rows > TILES);
-    if (whole) {
-        tiles_store(w, ws);
-        return;
-    }
-    tiles_store(sums, PANEL);
-    for (long i = 0; i < least(rows, TALL); i++)
-        for (long j = 0; j < least(vectors * LANES, PANEL); j += LANES)
-            *(vec *)(w + i * ws + j) += *(vec *)(sums + i * PANEL + j);
+    tiles_store(sums, whole ? ws : PANEL);
+    for (long i = 0; !whole && i < least(rows, TALL); i++) memcpy(w + i * ws, edge + i * PANEL, bytes);
 }
 
 /* gp as above from (tokens, width) elements of G. */
