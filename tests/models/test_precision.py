@@ -10,7 +10,7 @@ from torch import nn
 import covey
 from covey.config.load import load_config
 from covey.errors import ConfigError
-from covey.kernels.calls import MIXED_PRODUCTS, available, follow
+from covey.kernels.calls import MIXED_PRODUCTS, available
 from covey.models.linear import FusedLinear
 from covey.models.load import load_policy
 from covey.models.packing import pack
@@ -110,7 +110,6 @@ def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
         values["train"] = {"steps": steps}
         covey.train(quiet=True, rewards=[lambda completion: float(len(completion) % 2)], **values)
         assert read_environment(tmp_path / "run")["rounds_products"] is True
-    follow(None)
 
 
 @pytest.mark.parametrize("other", [{}, {"lora": {"rank": 2}}])

@@ -100,7 +100,7 @@ def rounding_pays() -> bool:
 
 def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None = None) -> None:
     """Take the choices that a run began with, so that its bits stay the same; None: what was measured."""
-    global _followed, _rounding
+    global _followed, _rounding  # like the number of threads they are the process's
     _followed, _rounding = recorded, rounding
     _kinds_of_torch.cache_clear()
 

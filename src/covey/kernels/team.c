@@ -37,7 +37,7 @@ static struct {
 #ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>
-/* Linux gives a process the registers of tiles when it asks. 0 if it did. */
+/* Linux gives a process the registers of tiles when it asks; here, because this file is compiled once. 0 if it did. */
 int permit_tiles(void) {
     enum { REQUEST = 0x1023, TILE_DATA = 18 };
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA);

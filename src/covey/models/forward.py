@@ -254,7 +254,7 @@ class Decoder(nn.Module):
     def round_products(self) -> None:
         """Round inputs and weights to bfloat16 where they are multiplied; all else stays float32.
 
-        Raises ConfigError where that is not possible.
+        Raises ConfigError where that cannot be.
         """
         if not (isinstance(self.ops, CompiledOps) and self.can_round):
             raise ConfigError(

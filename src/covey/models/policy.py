@@ -66,12 +66,16 @@ class Policy:
 
     def round_products(self) -> None:
         """Round the products' factors to bfloat16 from now on. Raises ConfigError where that cannot be."""
+        self._round_trunk()
+        self._head.rounds = True
+
+    def _round_trunk(self) -> None:
         if self.decoder is None:
             raise ConfigError(
                 "precision: bfloat16 is for families of models in our own forward (docs/performance.md)"
             )
         self.decoder.round_products()
-        self.rounds = self._head.rounds = True
+        self.rounds = True
 
     @property
     def device(self) -> torch.device:

@@ -74,10 +74,8 @@ class TrainedRewardModel(Policy):
         return False
 
     def round_products(self) -> None:
-        """Round the trunk's factors; the head's stay as they are."""
-        if self.decoder is not None and self.decoder.can_round:
-            self.decoder.round_products()
-            self.rounds = True
+        """Round the trunk's factors; the head's stay as they are. Raises ConfigError where that cannot be."""
+        self._round_trunk()
 
     def _saved(self, folder: Path) -> Mapping[str, Tensor]:
         return pretrained(CLASSES[self.kind].loader, folder, dtype=torch.float32).state_dict()
