@@ -10,7 +10,8 @@ from torch import nn
 import covey
 from covey.config.load import load_config
 from covey.errors import ConfigError
-from covey.kernels.calls import MIXED_PRODUCTS, available
+from covey.kernels.calls import MIXED_PRODUCTS, available, follow, rounding_pays
+from covey.learner.process import caller_restored
 from covey.models.linear import FusedLinear
 from covey.models.load import load_policy
 from covey.models.packing import pack
@@ -119,3 +120,10 @@ def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch, other: dict
     loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16", **other})
     with pytest.raises(ConfigError, match="precision"):
         load_policy(loaded, ["1+1=2"] * 5)
+
+
+def test_the_next_run_in_a_process_does_not_follow_the_one_before() -> None:
+    with caller_restored():
+        follow(None, rounding=True)
+        assert rounding_pays()
+    assert not rounding_pays()

@@ -105,6 +105,11 @@ def follow(recorded: Mapping[str, Sequence[str]] | None, rounding: bool | None =
     _kinds_of_torch.cache_clear()
 
 
+def followed() -> tuple[Mapping[str, Sequence[str]] | None, bool | None]:
+    """What `follow` was told last."""
+    return _followed, _rounding
+
+
 _followed: Mapping[str, Sequence[str]] | None = None
 _rounding: bool | None = None
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from covey.config.schema import Config
+from covey.kernels.calls import follow, followed
 from covey.machine import available_threads
 from covey.processes import on_this_machine
 
@@ -23,8 +24,8 @@ def set_process(config: Config) -> None:
 
 @contextmanager
 def caller_restored() -> Iterator[None]:
-    """Give the caller's process back what `set_up` sets for all of it: threads, seed, determinism."""
-    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    """Give the caller's process back what a run sets for it: threads, seed, determinism, arithmetic."""
+    threads, mode, choices = torch.get_num_threads(), torch.get_deterministic_debug_mode(), followed()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     drawn, on_gpus = (
         torch.get_rng_state(),
@@ -33,6 +34,7 @@ def caller_restored() -> Iterator[None]:
     try:
         yield
     finally:
+        follow(*choices)
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(mode)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
