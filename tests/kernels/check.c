@@ -2,7 +2,7 @@
  * Compiled with -DBFLOAT16, with -DMIXED (products alone) and with neither, beside the library's files compiled the
  * same way. */
 #include <stdio.h>
-#include "vector.h"
+#include "rows.c"
 
 long NAME(packed_size)(long, long);
 void NAME(pack_weight)(const real *, void *, long, long);
@@ -72,6 +72,11 @@ static void products(long M, long N, long K) {
     }
     for (long m = 0; m < M; m += 1 + M / 5) NAME(product)(x + m * K, panels, bias, again + m * N, 1, N, K);
     expect(!memcmp(c, again, M * N * sizeof(real)), "a row alone", M, N, K);
+    struct noted noted = {(operation *)NAME(product), {(long)x, (long)panels, (long)bias, (long)again, 0, N, K}, .rows_at = 4};
+    noted.strides[0] = K * sizeof(real), noted.strides[3] = N * sizeof(real);
+    memset(again, 0, M * N * sizeof(real));
+    run_again(&noted, 1, M);
+    expect(!memcmp(c, again, M * N * sizeof(real)), "run_again", M, N, K);
     free(x), free(w), free(c), free(again), free(bias), free(panels), free(turned);
 }
 
@@ -118,8 +123,11 @@ static void attention(long P, long T) {
     memcpy(qkv, q + (T - 1) * H * E, H * E * sizeof(real));
     memcpy(qkv + H * E, k + (T - 1) * K * E, K * E * sizeof(real));
     memcpy(qkv + (H + K) * E, v + (T - 1) * K * E, K * E * sizeof(real));
-    NAME(decode_attend)(qkv, NULL, NULL, 0, cosine, sine, &page, &before, &drawn, store_[0], store_[1], store_[2],
-                        store_[3], 0.25f, one, 1, H, K, E, ROOM, ROOM, 1L << 40);
+    struct noted noted = {(operation *)NAME(decode_attend), .rows_at = 13, .factors = {0, 0.25f}};
+    void *memory[] = {qkv, NULL, NULL, cosine, sine, &page, &before, &drawn, store_[0], store_[1], store_[2], store_[3], one};
+    long sizes[] = {0, H, K, E, ROOM, ROOM, 1L << 40};
+    memcpy(noted.values, memory, sizeof(memory)), memcpy(noted.values + 13, sizes, sizeof(sizes));
+    run_again(&noted, 1, 1);
     expect(!memcmp(one, all + (T - 1) * H * E, H * E * sizeof(real)), "decode_attend", P, T, 0);
     double total[E] = {0}, sum = 0;
     for (long t = 0; t < T; t++) {
@@ -172,8 +180,8 @@ static void attention_gradient(long P, long T, long window) {
 int main(void) {
     team_size(3);
     if (permit_tiles) permit_tiles();
-    long rows[] = {1, 2, 5, 16, 17, 33, 97}, outputs[] = {1, 16, 40, 130}, inner[] = {16, 48, 256};
-    for (int m = 0; m < 7; m++)
+    long rows[] = {1, 2, 5, 16, 17, 33, 97, 300}, outputs[] = {1, 16, 40, 130}, inner[] = {16, 48, 256};
+    for (int m = 0; m < 8; m++)
         for (int n = 0; n < 4; n++)
             for (int k = 0; k < 3; k++) products(rows[m], outputs[n], inner[k]);
     long tokens[] = {1, 3, 31, 64, 257, 300}, columns[] = {16, 48, 304};

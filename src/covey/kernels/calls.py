@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -133,45 +133,24 @@ def call(name: str, *arguments: Tensor | float | None, dtype: Numbers | None = N
         function.argtypes = [_c_type(a) for a in arguments]
     values = [_address(a) if isinstance(a, Tensor) else a for a in arguments]
     function(*values)
-    if (noted := _noted.get()) is not None:
-        rows = next(i for i, a in enumerate(arguments) if isinstance(a, int))
-        memory = [a.untyped_storage() for a in arguments if isinstance(a, Tensor)]
-        noted.append(Operation(function, values, rows, memory))
+    if (note := _note.get()) is not None:
+        note(name, ctypes.cast(function, ctypes.c_void_p), arguments)
 
 
-class Operation(NamedTuple):
-    """A call that can be made again, for fewer rows too."""
-
-    function: Callable[..., object]
-    values: list[float | None]
-    """Addresses and numbers."""
-    rows: int
-    """Which of them is the number of rows: the first size."""
-    memory: list[torch.UntypedStorage]
-    """What the addresses are in, so that nobody else gets it: a packed weight may be dropped, say."""
-
-
-_noted: ContextVar[list[Operation] | None] = ContextVar("noted", default=None)
+Operands = Sequence[Tensor | float | None]
+Note = Callable[[str, ctypes.c_void_p, Operands], None]
+"""Is told of an operation, its address and what it was called with."""
+_note: ContextVar[Note | None] = ContextVar("note", default=None)
 
 
 @contextmanager
-def noting(operations: list[Operation]) -> Iterator[None]:
-    """Note this thread's calls."""
-    before = _noted.set(operations)
+def noting(note: Note) -> Iterator[None]:
+    """Tell of this thread's calls."""
+    before = _note.set(note)
     try:
         yield
     finally:
-        _noted.reset(before)
-
-
-def run_again(operations: Sequence[Operation], rows: int) -> None:
-    """The same calls on the same memory, for the first ``rows`` rows."""
-    loaded = library()
-    assert loaded is not None, "they were recorded"
-    _set_threads(loaded)
-    for function, values, place, _ in operations:
-        values[place] = rows
-        function(*values)
+        _note.reset(before)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-SOURCES = ("vector.h", "units.h", "tiles.h", "ops.c", "attention.c", "gemm.c", "team.c")
+SOURCES = ("vector.h", "units.h", "tiles.h", "ops.c", "attention.c", "gemm.c", "rows.c", "team.c")
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-ffp-contract=fast", "-w", "-pthread"]
 NATIVE, WITHOUT_TILES = "-march=native", "-mno-amx-bf16"
 
@@ -60,8 +60,8 @@ def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> by
         for name, content in files.items():
             (folder / name).write_bytes(content)
         objects: list[str] = []
-        parts = [("team", []), *itertools.product(("ops", "attention", "gemm"), ([], ["-DBFLOAT16"]))]
-        parts.append(("gemm", ["-DMIXED"]))
+        parts = [("team", []), ("rows", []), ("gemm", ["-DMIXED"])]
+        parts += itertools.product(("ops", "attention", "gemm"), ([], ["-DBFLOAT16"]))
         for source, extra in parts:
             objects.append(str(folder / f"{source}{len(objects)}.o"))
             command = [compiler, *FLAGS, *flags, *blocks, *extra, "-c", str(folder / f"{source}.c")]

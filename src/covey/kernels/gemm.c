@@ -114,8 +114,7 @@ static inline void prepare(const real *x, operand *into, long m, long M, long K)
 }
 #endif
 
-#ifdef ROOM
-#define PREPARES 1
+#ifndef READY
 static const operand *prepared(const real *x, long M, long K) {
     operand *all = aligned_alloc(64, (ROOM(M, K) * sizeof(operand) + 63) / 64 * 64);
     TEAM(M * K / 4)
@@ -124,7 +123,7 @@ static const operand *prepared(const real *x, long M, long K) {
 }
 static inline void release(const operand *x) { free((void *)x); }
 #else
-#define PREPARES 0
+#define ROOM(M, K) ((M) * (K))
 static inline const operand *prepared(const real *x, long M, long K) { return x; }
 static inline void release(const operand *x) {}
 #endif
@@ -203,41 +202,45 @@ static inline void product_panels(const operand *x, const unit *panels, const fl
     tiles_end();
 }
 
-static inline long panels_from(long p, long N) { return least((N + PANEL - 1) / PANEL - p, PANELS); }
-
-/* C = X W^T + bias, from a packed weight, or from `w`, of which a task packs its panels. */
+/* C = X W^T + bias, from a packed weight, or from `w`, of which a task packs its panels. A task has rows that only its
+ * thread reads and writes or, where these are too few to pack panels for, some panels. */
 static void multiply(const real *x, const unit *packed, const real *w, long turned, const float *bias, real *c, long M, long N,
                      long K) {
-    long across = (N + PANELS * PANEL - 1) / (PANELS * PANEL), height = packed ? TASK : ONCE, down = (M + height - 1) / height;
-    const operand *rows = prepared(x, M, K);
-    TEAM(M * N * K / QUICKER)
+    if (M < 1) return;
+    long threads = team(M * N * K / QUICKER), share = (M + threads - 1) / threads, some = packed ? TASK : ONCE;
+    int few = share < (packed ? TASK : ONCE / 2);
+    long height = few ? some : least((share + TASK - 1) / TASK * TASK, ONCE), down = (M + height - 1) / height;
+    long all = (N + PANEL - 1) / PANEL, wide = few ? PANELS : all, across = (all + wide - 1) / wide;
+    const operand *shared = few ? prepared(x, M, K) : NULL;
+    SHARED_BY(threads)
     EACH(task, across * down, 1) {
-        long p = task % across * PANELS, m = task / across * height, count = panels_from(p, N);
-        unit *own = packed ? NULL : aligned_alloc(64, PANELS * UNITS(K) * PANEL * sizeof(unit));
-        for (long i = 0; own && i < count; i++) pack_panel(w, turned, own + i * UNITS(K) * PANEL, p + i, N, K);
-        const unit *panels = packed ? packed + p * UNITS(K) * PANEL : own;
-        product_panels(rows, panels, bias, c, p, count, m, least(m + height, M), N, K);
-        free(own);
+        long from = task / across * height, end = least(from + height, M), first = task % across * wide;
+        unit *scratch = packed ? NULL : aligned_alloc(64, PANELS * UNITS(K) * PANEL * sizeof(unit));
+        for (long m = from; m < end; m += some) {
+            long rows = least(some, end - m);
+            const operand *own = few ? shared + ROOM(m, K) : prepared(x + m * K, rows, K);
+            for (long p = first; p < least(first + wide, all); p += PANELS) {
+                long count = least(all - p, PANELS);
+                for (long i = 0; scratch && i < count; i++) pack_panel(w, turned, scratch + i * UNITS(K) * PANEL, p + i, N, K);
+                const unit *panels = packed ? packed + p * UNITS(K) * PANEL : scratch;
+                product_panels(own, panels, bias, c + m * N, p, count, 0, rows, N, K);
+            }
+            if (!few) release(own);
+        }
+        free(scratch);
     }
-    release(rows);
-}
-
-/* The same, so many rows at a time that what is prepared of them stays in the cache. */
-static void multiply_all(const real *x, const unit *packed, const real *w, long turned, const float *bias, real *c, long M,
-                         long N, long K) {
-    long some = PREPARES ? ONCE * team(M * N * K / QUICKER) : M;
-    for (; M > 0; M -= some, x += some * K, c += some * N) multiply(x, packed, w, turned, bias, c, least(M, some), N, K);
+    if (few) release(shared);
 }
 
 /* C (M, N) = X (M, K) W^T + bias; the bias (or NULL) has room for whole panels. */
 void NAME(product)(const real *x, const unit *panels, const float *bias, real *c, long M, long N, long K) {
-    multiply_all(x, panels, NULL, 0, bias, c, M, N, K);
+    multiply(x, panels, NULL, 0, bias, c, M, N, K);
 }
 
 /* The same, and the same bits, from a weight (N, K), or its transpose (K, N), that is packed a few panels at a time:
  * for many rows, where a packed copy would only stand in memory. */
 void NAME(product_once)(const real *x, const real *w, long turned, const float *bias, real *c, long M, long N, long K) {
-    multiply_all(x, NULL, w, turned, bias, c, M, N, K);
+    multiply(x, NULL, w, turned, bias, c, M, N, K);
 }
 
 /* --- sums over tokens: gradients of weights ------------------------------------------------------------ */

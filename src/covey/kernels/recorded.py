@@ -1,11 +1,12 @@
 """Compiled operations recorded once and run again on the same buffers, without the Python between them.
 
 What a CUDA graph is on a GPU. A small model's decoding step is some thirty short operations, and to prepare
-their arguments takes as long as they do.
+their arguments takes as long as they do. Threads part the rows, not each operation (`rows.c`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # no public mode sees what torch computes
 
-from covey.kernels.calls import Operation, noting, run_again
+from covey.kernels.calls import Operands, call, noting
 
 NEW = (
     torch.ops.aten.empty.memory_format,
@@ -22,8 +23,41 @@ NEW = (
     torch.ops.aten.new_empty.default,
 )
 """What torch may do in a recording: everything else would be missing when it runs again."""
+BY_ROW = {
+    "add_norm": (0, 1, 4, 5),
+    "decode_attend": (0, 6, 7, 8, 11, 12, 14),
+    "gate_mul": (0, 3),
+    "product": (0, 3),
+}
+"""Operations that compute each row alone, and which of their arguments have a row for each."""
 Work = Callable[[Tensor], Tensor]
 """(rows, D) -> (rows, V), row by row."""
+
+
+class _Noted(ctypes.Structure):
+    """A call that can be made again, for some of its rows: `struct noted` in rows.c."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        ("values", ctypes.c_long * 24),
+        ("strides", ctypes.c_long * 24),
+        ("rows_at", ctypes.c_long),
+        ("factors", ctypes.c_float * 4),
+    )
+
+    @classmethod
+    def of(cls, name: str, address: ctypes.c_void_p, arguments: Operands) -> _Noted:
+        factors = [a for a in arguments if isinstance(a, float)]
+        values, strides = list[int](), list[int]()
+        for place, a in enumerate(arguments):
+            if isinstance(a, Tensor):
+                values.append(a.data_ptr())
+                strides.append(a.stride(0) * a.element_size() if place in BY_ROW[name] else 0)
+            elif not isinstance(a, float):
+                values.append(a or 0)
+                strides.append(0)
+        rows_at = len(values) - sum(isinstance(a, int) for a in arguments)  # sizes come last, rows first
+        return cls(address, tuple(values), tuple(strides), rows_at, tuple(factors))
 
 
 class _Lending(TorchDispatchMode):
@@ -36,7 +70,7 @@ class _Lending(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.alone = True
-        """Whether torch computed nothing."""
+        """Whether nothing was done but operations that can be run again by rows."""
         self._free = defaultdict[object, list[Tensor]](list)
 
     def __torch_dispatch__(
@@ -66,7 +100,9 @@ class Recorded:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.operations: list[Operation] | None = None
+        self.operations: ctypes.Array[_Noted] | None = None
+        self.memory: list[torch.UntypedStorage] = []
+        """What their addresses are in, so that nobody else gets it: a packed weight may be dropped, say."""
         self.input, self.result = torch.empty(0, 0), torch.empty(0, 0)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -77,13 +113,21 @@ class Recorded:
         if self.operations is None:
             return self.work(x)
         self.input[:rows] = x
-        run_again(self.operations, rows)
+        call("run_again", ctypes.addressof(self.operations), len(self.operations), rows)
         return self.result[:rows]
 
     def _record(self, x: Tensor) -> Tensor:
-        self.input = x.clone()
-        operations, lending = list[Operation](), _Lending()
-        with noting(operations), lending:
+        self.input, self.memory = x.clone(), []
+        noted, lending = list[_Noted](), _Lending()
+
+        def note(name: str, address: ctypes.c_void_p, arguments: Operands) -> None:
+            if name not in BY_ROW:
+                lending.alone = False
+                return
+            noted.append(_Noted.of(name, address, arguments))
+            self.memory += [a.untyped_storage() for a in arguments if isinstance(a, Tensor)]
+
+        with noting(note), lending:
             self.result = self.work(self.input)
-        self.operations = operations if lending.alone else None
+        self.operations = (_Noted * len(noted))(*noted) if lending.alone else None
         return self.result

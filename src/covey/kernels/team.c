@@ -47,11 +47,16 @@ int permit_tiles(void) {
 /* How many threads an operation may use at most. */
 void team_size(long threads) { pool.most = threads; }
 
+int team_most(void) { return pool.most; }
+
 /* Threads for so many multiplications: each has more to do than waking it costs, some ten microseconds. */
 int team(long work) {
     long useful = 1 + work / SHARE;
     return useful < pool.most ? useful : pool.most;
 }
+
+static __thread int helper;
+int helping(void) { return helper; }
 
 static inline void rest(void) {
 #if defined(__x86_64__)
@@ -79,6 +84,7 @@ static int join(uint64_t *seen) {
 }
 
 static void *help(void *none) {
+    helper = 1;
     for (uint64_t seen = 0;;) {
         int joined = 0;
         for (int i = 0; i < SPINS && !(joined = join(&seen)); i++) rest();

@@ -30,13 +30,23 @@ typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_ali
 /* A block, or loop, that up to team(work) threads run; within it EACH takes the next `chunk` of `count` numbers that
  * none of them has taken. */
 int team(long work);
+int team_most(void);
 #define PRAGMA(text) _Pragma(#text)
-#define TEAM(work) long taken = 0; PRAGMA(omp parallel num_threads(team(work)))
+#define SHARED_BY(threads) long taken[3] = {0}; PRAGMA(omp parallel num_threads(threads))
+#define TEAM(work) SHARED_BY(team(work))
 #define EACH(i, count, chunk)                                                                                    \
     for (long i##_first, i##_end = (count), i##_chunk = (chunk);                                                 \
-         (i##_first = __atomic_fetch_add(&taken, i##_chunk, __ATOMIC_RELAXED)) < i##_end;)                       \
+         (i##_first = i##_chunk * next_part(taken, (i##_end + i##_chunk - 1) / i##_chunk)) >= 0;)                \
         for (long i = i##_first; i < i##_end && i < i##_first + i##_chunk; i++)
 #define ROWS_OF(count) ((count) / 32 + 1) /* a chunk of short parts: few enough to take, even for a few threads */
+
+int helping(void);
+static inline long next_part(long *taken, long parts) {
+    if (__atomic_fetch_add(taken, 1, __ATOMIC_RELAXED) >= parts) return -1;
+    int end = helping();
+    long n = __atomic_fetch_add(taken + 1 + end, 1, __ATOMIC_RELAXED);
+    return end ? parts - 1 - n : n;
+}
 
 static inline long least(long a, long b) { return a < b ? a : b; }
 static inline long most(long a, long b) { return a > b ? a : b; }

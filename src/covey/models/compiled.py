@@ -138,7 +138,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: AutogradContext, tokens: Tensor, weight: Tensor) -> Tensor:
         ctx.tokens, ctx.weight = tokens, weight
-        return weight[tokens]
+        return weight.index_select(0, tokens)
 
     @staticmethod
     def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor | None, ...]:

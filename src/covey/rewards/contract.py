@@ -153,7 +153,7 @@ class Reward:
         isolate = self.isolate or self.options.isolate
         return "inline" if isolate == "worker" and self.home is None else isolate
 
-    @property
+    @cached_property
     def options(self) -> Options:
         """What the function declares."""
         return getattr(self.function, MARK, Options())
@@ -180,7 +180,7 @@ class Reward:
         own = {n: p.default for n, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
         return {n for n, default in own.items() if default not in (inspect.Parameter.empty, None, "")}
 
-    @property
+    @cached_property
     def per_sample(self) -> bool:
         """Whether it is called with one completion at a time."""
         return bool({"completion", "solution_str"} & set(self.parameters))
