@@ -3,11 +3,11 @@
     python benchmarks/speed/learn.py [--seeds 3] [--cap 6] [--rates 1e-4 2e-4 4e-4] [--jobs 1] [--write]
 
 The cold start is the demo's first stage. Both sides use one thread and the demo's second stage: 256
-completions a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed.
-Everything that a process does is counted, its start and its evaluations too (covey's are greedy as well as
-sampled). TRL's GRPOTrainer runs at each of the learning rates; the best is what counts. A side that is not
-there after `--cap` times covey's seconds is given up. `--write` keeps the table in
-benchmarks/results/learn.md.
+completions a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed. Where
+`precision: auto` rounds products, TRL runs under autocast. Everything that a process does is counted, its
+start and its evaluations too (covey's are greedy as well as sampled). TRL's GRPOTrainer runs at each of the
+learning rates; the best is what counts. A side that is not there after `--cap` times covey's seconds is given
+up. `--write` keeps the table in benchmarks/results/learn.md.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
+    from covey.kernels.calls import rounding_pays
     from covey.models.policy import Policy
     from covey.rewards.answers import math_answer
     from covey.rewards.formats import answer_format
@@ -136,6 +137,7 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
             max_completion_length=DEMO["rollout"]["max_tokens"],
             max_steps=4000,
             learning_rate=rate,
+            bf16=rounding_pays(),
             lr_scheduler_type="constant",
             epsilon_high=0.28,
             loss_type="dapo",
