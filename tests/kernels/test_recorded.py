@@ -68,6 +68,7 @@ def test_work_that_is_not_row_by_row_is_not_run_by_rows() -> None:
     recorded = Recorded(work)
     recorded(rows(4))
     assert recorded.operations is None
+    assert not recorded.memory
     assert torch.equal(recorded(rows(3)), rows(3))
 
 

@@ -118,16 +118,18 @@ class Recorded:
 
     def _record(self, x: Tensor) -> Tensor:
         self.input, self.memory = x.clone(), []
-        noted, lending = list[_Noted](), _Lending()
+        noted, memory, lending = list[_Noted](), list[torch.UntypedStorage](), _Lending()
 
         def note(name: str, address: ctypes.c_void_p, arguments: Operands) -> None:
             if name not in BY_ROW:
                 lending.alone = False
                 return
             noted.append(_Noted.of(name, address, arguments))
-            self.memory += [a.untyped_storage() for a in arguments if isinstance(a, Tensor)]
+            memory.extend(a.untyped_storage() for a in arguments if isinstance(a, Tensor))
 
         with noting(note), lending:
             self.result = self.work(self.input)
-        self.operations = (_Noted * len(noted))(*noted) if lending.alone else None
+        self.operations = None
+        if lending.alone:
+            self.operations, self.memory = (_Noted * len(noted))(*noted), memory
         return self.result

@@ -28,7 +28,7 @@ typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_ali
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 /* A block, or loop, that up to team(work) threads run; within it EACH takes the next `chunk` of `count` numbers that
- * none of them has taken. */
+ * none of them has taken; threads that help begin at the end, where they find in their caches what they left there. */
 int team(long work);
 int team_most(void);
 #define PRAGMA(text) _Pragma(#text)
