@@ -79,16 +79,18 @@ def test_threads_are_given_back_whatever_happens() -> None:
 
 
 def test_sampling_and_scoring_have_the_same_bits_with_any_number_of_threads() -> None:
-    policy, prompt = policy_of("qwen3"), random_prompts(40)[0]
+    """Also where a thread's first row has another prompt than the batch's, or has drawn fewer tokens."""
+    policy, prompts = policy_of("qwen3"), random_prompts(40, 9, 23)
+    requests = [Request(p, list(range(50 * i, 50 * i + 50))) for i, p in enumerate(prompts)]
     found = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        drawn = list(LocalSampler(policy).sample([Request(prompt, list(range(64)))], SamplingParams(12)))
-        drawn.sort(key=lambda d: d.sample)
-        tokens = [d.completion.tokens for d in drawn]
+        drawn = list(LocalSampler(policy, 100).sample(requests, SamplingParams(40)))
+        drawn.sort(key=lambda d: (d.request, d.sample))
+        tokens = [[d.completion.tokens for d in drawn if d.request == r] for r in range(len(prompts))]
         recorded = torch.cat([torch.from_numpy(d.completion.logprobs) for d in drawn])
         with threads_lent(True):
-            assert torch.equal(policy.score(pack([prompt], [tokens]), 1.0).logprobs, recorded)
+            assert torch.equal(policy.score(pack(prompts, tokens), 1.0).logprobs, recorded)
         found.append(recorded)
     assert all(torch.equal(found[0], other) for other in found[1:])
 

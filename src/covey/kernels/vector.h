@@ -41,6 +41,7 @@ int team_most(void);
 #define ROWS_OF(count) ((count) / 32 + 1) /* a chunk of short parts: few enough to take, even for a few threads */
 
 int helping(void);
+/* The number of a part that nobody has, -1 if none is left. `taken`: how many are, in all, from the beginning, from the end. */
 static inline long next_part(long *taken, long parts) {
     if (__atomic_fetch_add(taken, 1, __ATOMIC_RELAXED) >= parts) return -1;
     int end = helping();
