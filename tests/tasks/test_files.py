@@ -105,6 +105,13 @@ def test_a_json_list_is_rows_and_so_are_json_lines(tmp_path: Path) -> None:
         ]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_a_file_that_powershell_wrote_is_named_as_utf_16(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"prompt": "1+1="}\n', encoding="utf-16")
+    with pytest.raises(DataError, match=f"{name}: this is UTF-16.* save it as UTF-8"):
+        read_problems(tmp_path / name, Data())
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

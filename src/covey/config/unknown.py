@@ -23,8 +23,8 @@ def explained(path: str, value: object, known: Sequence[str], kind: str = "setti
     last = path.rpartition(".")[2]
     if said := trl.told(last):
         return f"{path} is not a setting; {said}"
-    if isinstance(value, Mapping) and value:
-        return f"{path} is not a section{meant(_sections(path, value, known))}"
+    if isinstance(value, Mapping) and (sections := _sections(path, value, known)):
+        return f"{path} is not a section{meant(sections)}"
     return f"{path} is not a {kind}{meant(_settings(path, known))}"
 
 
@@ -47,7 +47,8 @@ def _settings(path: str, known: Sequence[str]) -> list[str]:
     for key in known:
         by_name.setdefault(key.rpartition(".")[2], []).append(key)
     siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
-    found = [f"{section}.{n}".lstrip(".") for n in near(last, siblings)]
+    named = near(last, siblings) or [n for n in siblings if n.startswith(last)]
+    found = [f"{section}.{n}".lstrip(".") for n in named]
     found += by_name.get(last, [])
     found += [trl.SAME[n] for n in near(last, list(trl.SAME), 0.85)]
     found += [key for n in near(last, list(by_name), 0.8) for key in by_name[n]]
@@ -57,6 +58,6 @@ def _settings(path: str, known: Sequence[str]) -> list[str]:
 def _sections(path: str, value: Mapping[str, object], known: Sequence[str]) -> list[str]:
     """Sections named alike, or so below another, or with all of these keys."""
     sections = list(dict.fromkeys(k.rpartition(".")[0] for k in known if "." in k))
-    within = [s for s in sections if {f"{s}.{key}" for key in value} <= set(known)]
+    within = [s for s in sections if value and {f"{s}.{key}" for key in value} <= set(known)]
     same_end = [s for s in sections if s.endswith(f".{path}")]
     return near(path, sections) or same_end or within

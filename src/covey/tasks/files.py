@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +61,9 @@ def rows(file: Path) -> NumberedRows:
         raise DataError(absence(file))
     if file.suffix not in readers:
         raise DataError(f"{file}: unknown kind of file; use {', '.join(readers)}")
+    with file.open("rb") as content:
+        if content.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
+            raise DataError(f"{file}: this is UTF-16, which PowerShell's > writes; save it as UTF-8")
     yield from readers[file.suffix](file)
 
 
