@@ -190,6 +190,15 @@ def test_the_command_line_holds_in_every_stage_and_says_what_it_overrides(tmp_pa
     assert [s.config.train.steps for s in both] == [2, 2]
 
 
+def test_a_warm_up_that_outlasts_the_run_is_told_with_the_rate_it_reaches(tmp_path: Path) -> None:
+    given = ["--train.steps", "5", "--train.lr", "1e-3"]
+    [note] = load_config(overrides=[*given, "--train.warmup_steps", "20"]).notes
+    assert note == "train.warmup_steps 20: the learning rate ends at 0.00025, since train.steps is 5"
+    assert not load_config(overrides=[*given, "--train.warmup_steps", "5"]).notes
+    staged = load_config(write(tmp_path, STAGED), ["--stages.2.train.warmup_steps", "300"]).notes
+    assert staged[0].startswith("stage 2-rl: train.warmup_steps 300")
+
+
 @pytest.mark.parametrize("which", ["1", "1-sft", "1_sft"])
 def test_one_stage_is_addressed_by_number_or_folder(tmp_path: Path, which: str) -> None:
     loaded = load_config(

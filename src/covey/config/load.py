@@ -23,7 +23,7 @@ from covey.config.layers import Layers
 from covey.config.schema import Config
 from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
-from covey.config.unread import unread_settings
+from covey.config.unread import reads, unread_settings
 from covey.errors import ConfigError
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
@@ -91,7 +91,7 @@ def load_config(
         own = [f"stage {name}: {note}" for name, stage in named for note in stage.notes]
     names = layers.names if loaded.of_stages else [""]
     stages = [(n, s.config, s.origins) for n, s in zip(names, loaded.stages(), strict=True)]
-    told = [*_of_default_loss(loaded.stages(), layers.of_trl), *unread_settings(stages)]
+    told = [*_of_default_loss(loaded.stages(), layers.of_trl), *unread_settings(stages), *_of_warmup(stages)]
     loaded.notes = [*layers.notes, *own, *told]
     return loaded
 
@@ -195,6 +195,16 @@ def _of_default_loss(stages: Sequence[Loaded], of_trl: bool) -> list[str]:
         return []
     note = "no algorithm is named: covey's default, dapo, has clip_high 0.28 and replaces groups that tie"
     return [f"{note}; TRL's default is loss_type: dapo"]
+
+
+def _of_warmup(stages: Sequence[tuple[str, Config, Mapping[str, str]]]) -> Iterable[str]:
+    """To whoever shortened a run and left its warm-up."""
+    for name, config, _ in stages:
+        train = config.train
+        if train.warmup_steps > train.steps and reads(config.method, "train.warmup_steps"):
+            rate = train.lr * train.steps / train.warmup_steps
+            said = f"train.warmup_steps {train.warmup_steps}: the learning rate ends at {rate:.2g}"
+            yield f"{f'stage {name}: ' if name else ''}{said}, since train.steps is {train.steps}"
 
 
 def _in_a_line(algorithm: Mapping[str, object]) -> str:
