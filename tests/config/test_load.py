@@ -59,7 +59,7 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
         ("a: &x [1]\nb: *x\n", "no anchors"),
         ("lora: {r: 8}\n", "run.yaml:1: lora.r is not a setting; did you mean lora.rank?"),
         ("stages: [{trian: {}}]\n", "trian is not a section; did you mean train?"),
-        ("data: {colums: {a: b}}\n", "data.colums is not a setting; did you mean data.columns?"),
+        ("data: {columnz: {a: b}}\n", "data.columnz is not a setting; did you mean data.columns?"),
         ("algorithm: grop\n", "run.yaml:1: algorithm.name: 'grop' is unknown; did you mean grpo?"),
         ("algorithm: {surrogate: {clip_hihg: 1}}\n", "did you mean clip_high?"),
         ("algorithm: {surrogate: {clip_high: -1}}\n", "algorithm.surrogate.clip_high: -1"),
