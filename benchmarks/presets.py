@@ -113,7 +113,7 @@ def config_of(name: str, seed: int, steps: int, model: Path) -> dict[str, Any]:
     """The demo's second stage with a preset and its own settings."""
     base = {k: v for k, v in DEMO.items() if k != "stages"}
     config = merged(base, DEMO["stages"][1])
-    algorithm = {**DEMO["stages"][1]["algorithm"], "name": name}
+    algorithm = {"name": name, "kl": DEMO["stages"][1]["algorithm"]["kl"]}
     config = merged(config, {"seed": seed, "model": str(model), "algorithm": algorithm, "train.steps": steps})
     return merged(config, {"eval": EVAL, "train.save_every": 1000, **PRESETS[name][0]})
 

@@ -44,9 +44,9 @@ class ScriptedSampler:
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield the scripted completions, last first."""
-        self.greedy = params.temperature == 0
         for r in range(len(requests) - 1, -1, -1):
             for s in range(len(requests[r].streams) - 1, -1, -1):
                 stream = requests[r].streams[s]
                 self.streams.append(stream)
+                self.greedy = requests[r].greedy
                 yield Sampled(r, s, completion(self.answer(requests[r].prompt, stream)))

@@ -104,7 +104,8 @@ def test_greedy_is_greedy_and_problems_have_their_own_luck() -> None:
 
 
 def test_majority_takes_the_most_frequent_answer_not_the_first() -> None:
-    votes = iter(["9", "0", "0", "1", "0"])
+    # The greedy answer is asked for last, and this sampler begins at the end.
+    votes = iter(["0", "9", "0", "0", "1"])
     sampler = ScriptedSampler(lambda *_: next(votes))
     rewards = load_rewards([{"exact_answer": {"rule": "whole"}}], None)
     found = evaluate(prompted(1), sampler, rewards, SamplingParams(), 4, 0, lambda *_: None)
@@ -113,7 +114,7 @@ def test_majority_takes_the_most_frequent_answer_not_the_first() -> None:
 
 
 def test_a_majority_for_a_wrong_answer_is_wrong_though_some_sample_is_right() -> None:
-    votes = iter(["9", "0", "9", "1", "0"])
+    votes = iter(["0", "9", "0", "9", "1"])
     sampler = ScriptedSampler(lambda *_: next(votes))
     rewards = load_rewards([{"exact_answer": {"rule": "whole"}}], None)
     found = evaluate(prompted(1), sampler, rewards, SamplingParams(), 4, 0, lambda *_: None)

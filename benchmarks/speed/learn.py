@@ -3,7 +3,8 @@
     python benchmarks/speed/learn.py [--seeds 3] [--cap 6] [--rates 1e-4 2e-4 4e-4] [--jobs 1] [--write]
 
 The cold start is the demo's first stage. Both sides use one thread and the demo's second stage: 256
-completions a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed. Where
+completions a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed. covey's
+advantage is the demo's, MaxRL's, which TRL does not have: its is divided by the standard deviation. Where
 `precision: auto` rounds products, TRL runs under autocast. Everything that a process does is counted, its
 start and its evaluations too (covey's are greedy as well as sampled). TRL's GRPOTrainer runs at each of the
 learning rates; the best is what counts. A side that is not there after `--cap` times covey's seconds is given

@@ -33,13 +33,12 @@ def evaluate(
 
     The draws are keyed by seed and problem alone, so two policies get the same random numbers.
     """
-
-    def groups(count: int, params: SamplingParams) -> list[Group]:
-        requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(count)]) for p in problems]
-        return score_all(problems, requests, sampler, params, Scorer(rewards), progress)
-
     verdict = rewards.verdict
-    drawn, greedy = groups(samples, params), groups(1, replace(params, temperature=0.0))
+    requests = [p.request([key(seed, "eval", p.problem.id, s) for s in range(samples)]) for p in problems]
+    likeliest = [replace(r, streams=r.streams[:1], greedy=True) for r in requests]
+    asked = [*requests, *likeliest]
+    groups = score_all([*problems, *problems], asked, sampler, params, Scorer(rewards), progress)
+    drawn, greedy = groups[: len(problems)], groups[len(problems) :]
     return Evaluation(
         greedy=np.array([bool(g.correct[0]) for g in greedy]),
         correct=np.array([int(g.correct.sum()) for g in drawn]),

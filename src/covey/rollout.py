@@ -357,25 +357,24 @@ class Rollouts:
         tickets: Sequence[int] = (),
     ) -> Iterator[tuple[int, Begun]]:
         """Each group with its number once its completions are drawn, and on their way to the rewards."""
-
-        def drawn(asked: Sequence[Request], params: SamplingParams) -> Iterator[tuple[int, GroupScoring]]:
-            sizes = [len(request.streams) for request in asked]
-            rows = zip(scorers, problems, sizes, strict=True)
-            groups = [scorer.group(p.problem, p.tokens, size) for scorer, p, size in rows]
-            if self.keeps is None or not tickets:
-                return gathered(groups, self.sampler.sample(asked, params), progress)
-            return gathered(
-                groups, kept_or_sampled(self.sampler, self.keeps, tickets, asked, params), progress
-            )
-
+        asked, count = list(requests), len(requests)
+        if "greedy_reward" in self.algorithm.needs:
+            asked += [replace(r, streams=[key(r.streams[0], "greedy")], greedy=True) for r in requests]
+            problems, scorers, tickets = [*problems, *problems], [*scorers, *scorers], [*tickets, *tickets]
+        rows = zip(scorers, problems, asked, strict=True)
+        groups = [scorer.group(p.problem, p.tokens, len(request.streams)) for scorer, p, request in rows]
         params = sampling_params(self.rollout)
-        found = drawn(requests, params)
-        if "greedy_reward" not in self.algorithm.needs:
-            yield from ((number, Begun(group, requests[number])) for number, group in found)
+        if self.keeps is None or not tickets:
+            drawn = self.sampler.sample(asked, params)
+        else:
+            drawn = kept_or_sampled(self.sampler, self.keeps, tickets, asked, params)
+        whole = gathered(groups, drawn, progress)
+        if len(asked) == count:
+            yield from ((number, Begun(group, asked[number])) for number, group in whole)
             return
-        groups, alone = dict(found), [replace(r, streams=[key(r.streams[0], "greedy")]) for r in requests]
-        for number, greedy in drawn(alone, replace(params, temperature=0.0)):
-            yield number, Begun(groups[number], requests[number], Begun(greedy, alone[number]))
+        found = dict(whole)
+        for n, request in enumerate(requests):
+            yield n, Begun(found[n], request, Begun(found[count + n], asked[count + n]))
 
     def _finished(self, begun: Begun, scorer: Scorer) -> Group:
         """The group with all its scores; what they took is counted in ``scorer``."""

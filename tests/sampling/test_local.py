@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,20 @@ def test_batch_order_and_company_do_not_matter(name: str) -> None:
         alone = sampled(policy, [Request(prompts[r], [asked[r].streams[s]])], params)[0, 0]
         for other in (crowded[r, s], backwards[len(prompts) - 1 - r, s], alone):
             assert completion.tokens.tolist() == other.tokens.tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+@pytest.mark.parametrize("truncated", [{}, {"top_k": 5}, {"top_p": 0.9}])
+def test_greedy_completions_beside_drawn_ones(name: str, truncated: dict) -> None:
+    policy, params = policy_of(name), SamplingParams(max_tokens=20, temperature=1.3, **truncated)
+    asked = requests(random_prompts(4, 11, 7), size=3)
+    greedy = [replace(r, streams=r.streams[:1], greedy=True) for r in asked]
+    together = sampled(policy, [*asked, *greedy], params, slots=5)
+    drawn = sampled(policy, asked, params)
+    likeliest = sampled(policy, greedy, replace(params, temperature=0.0))
+    for (r, s), completion in together.items():
+        alone = drawn[r, s] if r < len(asked) else likeliest[r - len(asked), s]
+        assert completion.tokens.tolist() == alone.tokens.tolist()
 
 
 def test_log_probs_are_those_of_the_trainer(policy: Policy) -> None:

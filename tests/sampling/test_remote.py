@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from covey.models.policy import Policy, snapshot
 from covey.rng import key
 from covey.sampling import remote
 from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from tests.conftest import policy_of, random_prompts
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
@@ -80,6 +82,18 @@ def test_both_kinds_of_server_answer_and_follow_the_weights(
             for a, b in zip(stub.policy.model.parameters(), policy.model.parameters(), strict=True):
                 assert torch.equal(a, b)
         assert made.said == []
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sglang"])
+def test_greedy_completions_are_asked_for_at_temperature_0(
+    policy: Policy, tmp_path: Path, speaks: str
+) -> None:
+    greedy = [replace(r, greedy=True) for r in asked(2)]
+    with running(Stub(copied(policy), speaks)) as stub:
+        found = together(list(sampler(policy, [stub], tmp_path).sample([*asked(2), *greedy], PARAMS)))
+    alone = LocalSampler(policy).sample(greedy, PARAMS)
+    assert all((found[2 + x.request, x.sample] == x.completion.tokens).all() for x in alone)
+    assert any((found[r, 0] != found[r, 1]).any() for r in (0, 1) if len(found[r, 0]) == len(found[r, 1]))
 
 
 def test_recorded_logprobs_are_those_of_the_weights(policy: Policy, tmp_path: Path) -> None:

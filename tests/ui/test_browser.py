@@ -76,24 +76,48 @@ def walk(page, guide: dict) -> None:
     """Go through a guided page; every number of its sentences is the library's."""
     page.wait_for_selector(f"h1:text-is({json.dumps(guide['title'])})")
     for look in guide["looks"]:
-        answer = lab.answer_tool(guide["tool"], {k: [v] for k, v in look["ask"].items()})
-        wanted = []
-        for path in re.findall(r"\{([^{}:]+):[+%]?\d\}", look["say"]):
-            value = answer
-            for part in path.split("."):
-                named = isinstance(value, list) and not part.isdecimal()
-                value = (
-                    next(v for v in value if v["name"] == part)
-                    if named
-                    else value[int(part)]
-                    if isinstance(value, list)
-                    else value[part]
-                )
-            wanted.append(value)
+        wanted = told(guide, look)
         page.wait_for_function("() => !document.querySelector('.say').textContent.includes('…')")
         if wanted:
             assert numbers(page, ".say .num") == pytest.approx(wanted, abs=1e-6), look["say"]
         page.click(".steps-of .primary")
+
+
+def told(guide: dict, look: dict) -> list[float]:
+    """The numbers of a sentence, as the library computes them."""
+    answer = lab.answer_tool(guide["tool"], {k: [v] for k, v in look["ask"].items()})
+    wanted = []
+    for path in re.findall(r"\{([^{}:]+):[+%]?\d\}", look["say"]):
+        value = answer
+        for part in path.split("."):
+            named = isinstance(value, list) and not part.isdecimal()
+            value = (
+                next(v for v in value if v["name"] == part)
+                if named
+                else value[int(part)]
+                if isinstance(value, list)
+                else value[part]
+            )
+        wanted.append(value)
+    return wanted
+
+
+def test_an_answer_that_comes_late_does_not_speak_for_another_state(site, page) -> None:
+    differ = (g for g in lab_texts()["guides"] if told(g, g["looks"][0]) and told(g, g["looks"][1]))
+    guide = next(g for g in differ if told(g, g["looks"][0]) != told(g, g["looks"][1]))
+    late, ahead = [], []
+    page.route(re.compile(r"/lab/\w+\?"), lambda route: route.continue_() if ahead else late.append(route))
+    page.goto(site.at(f"#/lab/guide/{guide['id']}"))
+    page.wait_for_selector(".steps-of .primary")
+    page.wait_for_timeout(100)
+    ahead.append(True)
+    page.click(".steps-of .primary")
+    page.wait_for_selector(".say .num")
+    for route in late:
+        route.continue_()
+    page.wait_for_timeout(300)
+    assert late
+    assert numbers(page, ".say .num") == pytest.approx(told(guide, guide["looks"][1]), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", [g["id"] for g in lab_texts()["guides"]])

@@ -115,7 +115,7 @@ def chart(
 ) -> str:
     """An SVG of panels in rows of ``across``, the axes of each ``wide`` by ``high`` px."""
     drawn = list[dict[str, object]]()
-    heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 7.6))
+    heads = textwrap.wrap(title, int(across * (LEFT + wide + RIGHT) / 8.2))  # px of a letter in a wide font
     y = 17 * len(heads) + (10 if heads else 0)
     every = [line for p in panels for line in p.lines]
     few = len({line.name for line in every if not line.background}) <= len(LIGHT)

@@ -338,7 +338,8 @@ static float NAME(row_total)(const real *x, long V, float inverse, float *top, f
     return total;
 }
 
-/* Draw a token per row by inverse CDF from softmax(logits / T); greedy where inverse_temperature is 0. */
+/* Draw a token per row by inverse CDF from softmax(logits / T); greedy where inverse_temperature is 0, and in
+ * rows whose uniform is below 0. */
 void NAME(draw)(const real *logits, const float *uniform, float inverse_temperature, int64_t *token,
                 float *logprob, long B, long V) {
     float inverse = inverse_temperature > 0 ? inverse_temperature : 1.0f;
@@ -349,7 +350,7 @@ void NAME(draw)(const real *logits, const float *uniform, float inverse_temperat
             const real *x = logits + b * V;
             float top, total = NAME(row_total)(x, V, inverse, &top, parts);
             long chosen = 0;
-            if (inverse_temperature > 0) {
+            if (inverse_temperature > 0 && uniform[b] >= 0) {
                 float goal = uniform[b] * total, sum = 0;
                 long c = 0, last = (V - 1) / CHUNK;
                 while (c < last && parts[c] <= goal) c++;

@@ -97,7 +97,7 @@ def forget_kept(run: Path) -> None:
 
 def _name(request: Request, sample: int, params: SamplingParams) -> str:
     """Of all that determines a completion but the weights."""
-    what = (request.prompt.tolist(), request.streams[sample], params)
+    what = (request.prompt.tolist(), request.streams[sample], request.greedy, params)
     return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()
 
 

@@ -46,6 +46,8 @@ class Request:
     """Tokens at most, where that is less than ``SamplingParams.max_tokens``."""
     problem: Problem = NO_PROBLEM
     """Whose prompt it is, for tools that read its columns."""
+    greedy: bool = False
+    """Whether the likeliest token is taken each time, whatever the temperature."""
 
     def most(self, params: SamplingParams) -> int:
         """Tokens of a completion at most."""

@@ -11,6 +11,9 @@ from covey.kernels.calls import available, call
 from covey.models.logprobs import EXCLUDED
 from covey.sampling.base import SamplingParams
 
+GREEDY = -1.0
+"""In place of a uniform: take the likeliest token."""
+
 
 class Drawn(NamedTuple):
     """One token per row."""
@@ -18,7 +21,7 @@ class Drawn(NamedTuple):
     tokens: Tensor
     """(B,) int64."""
     logprobs: Tensor
-    """(B,) float32, nats, under the distribution drawn from (greedy: at temperature 1)."""
+    """(B,) float32, nats, under the distribution drawn from (temperature 0: at 1)."""
     kept: Tensor | None
     """(B, V) bool: what could be drawn; None where everything could."""
 
@@ -26,8 +29,9 @@ class Drawn(NamedTuple):
 def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
     """The first token whose cumulative probability exceeds the uniform; the likeliest if greedy.
 
-    logits (B, V), uniform (B,) in [0, 1). Tokens that top_k and top_p exclude get the logit ``EXCLUDED``, so
-    that the log-prob is computed as the trainer computes it under the same mask.
+    logits (B, V), uniform (B,) in [0, 1), or ``GREEDY`` for rows that take the likeliest at any temperature.
+    Tokens that top_k and top_p exclude get the logit ``EXCLUDED``, so that the log-prob is computed as the
+    trainer computes it under the same mask.
     """
     kept = None
     if params.truncates:
@@ -41,7 +45,8 @@ def draw(logits: Tensor, uniform: Tensor, params: SamplingParams) -> Drawn:
     else:
         logits = logits / params.temperature
         cdf = logits.softmax(-1).cumsum(-1)
-        tokens = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
+        below = (cdf <= uniform[:, None] * cdf[:, -1:]).sum(-1)
+        tokens = torch.where(uniform == GREEDY, logits.argmax(-1), below)
     return Drawn(tokens, logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0], kept)
 
 

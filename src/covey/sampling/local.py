@@ -28,7 +28,7 @@ from covey.rng import uniforms
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
-from covey.sampling.draw import draw
+from covey.sampling.draw import GREEDY, draw
 from covey.sampling.modules import ModulesEngine
 from covey.types import Completion, SamplingMask
 
@@ -201,8 +201,10 @@ class _Running:
 
     def admit(self, owner: Owner, request: Request, begun: _Drawn | None) -> None:
         slot, stream = self.count, request.streams[owner[1]]
-        draws = uniforms(stream, self.params.max_tokens, request.begun)
-        self.uniform[slot] = torch.from_numpy(draws)
+        if request.greedy:
+            self.uniform[slot] = GREEDY
+        else:
+            self.uniform[slot] = torch.from_numpy(uniforms(stream, self.params.max_tokens, request.begun))
         self.most[slot] = request.most(self.params)
         self.lengths[slot] = length = len(begun.tokens) if begun else 0
         if begun is not None:

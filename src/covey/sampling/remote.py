@@ -235,7 +235,8 @@ class RemoteSampler:
             room = min(room, SEGMENT)
         prompt = request.prompt if begun is None else np.concatenate([request.prompt, begun.tokens])
         asked = Request(prompt, streams, request.begun + drawn)
-        return self._ask_for(server, asked, replace(work.params, max_tokens=room))
+        temperature = 0.0 if request.greedy else work.params.temperature
+        return self._ask_for(server, asked, replace(work.params, max_tokens=room, temperature=temperature))
 
     def _ask_for(self, server: RemoteServer, request: Request, params: SamplingParams) -> list[Answer]:
         """A group from a server. One that is busy is asked again, until the time of a request is over."""

@@ -110,8 +110,10 @@ function guided(guide) {
     on.textContent = now + 1 < guide.looks.length ? "Next" : following ? `On: ${following.title}` : "To the beginning";
     host.replaceChildren();
     say.replaceChildren("…");
-    VIEWS[guide.view](host, { ...asked }, { guide, drawn: (answer, _, query) => { say.replaceChildren(...(same(query, asked) ? filled(guide.looks[now].say, answer) : ["You changed it. ", h("button", { type: "button", class: "plain", onclick: () => look(now) }, "Back to the example")])); } });
-    ask(`lab/${guide.tool}`, asked).then((answer) => say.replaceChildren(...filled(guide.looks[now].say, answer)), (error) => say.replaceChildren(failure(error)));
+    // An answer may come late, when the reader is at another state.
+    const tell = (...parts) => { if (now === to) say.replaceChildren(...parts); };
+    VIEWS[guide.view](host, { ...asked }, { guide, drawn: (answer, _, query) => tell(...(same(query, asked) ? filled(guide.looks[to].say, answer) : ["You changed it. ", h("button", { type: "button", class: "plain", onclick: () => look(to) }, "Back to the example")])) });
+    ask(`lab/${guide.tool}`, asked).then((answer) => tell(...filled(guide.looks[to].say, answer)), (error) => tell(failure(error)));
   }
 
   look(0);
