@@ -424,7 +424,7 @@ MUTANTS = [
     ),
     *of(
         "rollout.py",
-        ("a sampled greedy baseline", "replace(params, temperature=0.0)", "params"),
+        ("a sampled greedy baseline", 'key(r.streams[0], "greedy")], greedy=True)', 'key(r.streams[0], "greedy")])'),
         ("a cursor that forgets resampling", "Position(cursor + used,", "Position(cursor + min(used, wanted),"),
         ("siblings share a seed", "key(*identity, sample)", "key(*identity)"),
         ("retired problems drawn", "chosen += [] if retired[index] else [(index, epoch)]", "chosen += [(index, epoch)]"),
@@ -442,6 +442,7 @@ MUTANTS = [
         ("an end token at the last position counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "length" if full[slot] else "stop"'),
         ("a stop string counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "stop" if stopped[slot] else "length"'),
         ("one uniform for all tokens", "self.uniform[rows, position]", "self.uniform[rows, 0]"),
+        ("greedy completions drawn beside others", "self.uniform[slot] = GREEDY", "self.uniform[slot] = 0.5"),
         ("kept sets stay when others leave", "compaction.apply(self.owners), compaction.apply(self.kept)", "(kept := compaction.apply(self.owners)), self.kept[: len(kept)]"),
         ("uniforms stay when others leave", "self.versions, self.uniform, self.lengths, self.most)", "self.versions, self.lengths, self.most)"),
         ("a limit stays when others leave", "self.versions, self.uniform, self.lengths, self.most)", "self.versions, self.uniform, self.lengths)"),
@@ -477,6 +478,7 @@ MUTANTS = [
     ),
     *of(
         "sampling/draw.py",
+        ("greedy rows drawn", "torch.where(uniform == GREEDY, logits.argmax(-1), below)", "below"),
         ("nucleus at temperature 1", "kept_tokens(logits.float() / params.temperature, params)", "kept_tokens(logits.float(), params)"),
         ("nucleus without the token that crosses", "(ordered.cumsum(-1) - ordered < top_p)", "(ordered.cumsum(-1) < top_p)"),
         ("nucleus of all tokens after top-k", "logits.masked_fill(~kept, EXCLUDED).softmax(-1)", "logits.softmax(-1)"),
@@ -485,7 +487,7 @@ MUTANTS = [
     ),
     *of(
         "evaluation.py",
-        ("a sampled greedy accuracy", "replace(params, temperature=0.0)", "params"),
+        ("a sampled greedy accuracy", "streams=r.streams[:1], greedy=True)", "streams=r.streams[:1])"),
         ("problems share their luck", 'key(seed, "eval", p.problem.id, s)', 'key(seed, "eval", s)'),
         ("least frequent answer", "most_common(1)[0][0]", "most_common()[-1][0]"),
         ("any right sample for the majority", "group.correct[texts.index(winner)]", "group.correct.any()"),

@@ -113,8 +113,8 @@ def config_of(name: str, seed: int, steps: int, model: Path) -> dict[str, Any]:
     """The demo's second stage with a preset and its own settings."""
     base = {k: v for k, v in DEMO.items() if k != "stages"}
     config = merged(base, DEMO["stages"][1])
-    algorithm = {"name": name, "kl": DEMO["stages"][1]["algorithm"]["kl"]}
-    config = merged(config, {"seed": seed, "model": str(model), "algorithm": algorithm, "train.steps": steps})
+    config["algorithm"] = {"name": name, "kl": config["algorithm"]["kl"]}  # each with its own advantage
+    config = merged(config, {"seed": seed, "model": str(model), "train.steps": steps})
     return merged(config, {"eval": EVAL, "train.save_every": 1000, **PRESETS[name][0]})
 
 

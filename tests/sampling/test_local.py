@@ -124,7 +124,12 @@ def test_batch_order_and_company_do_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 @pytest.mark.parametrize("truncated", [{}, {"top_k": 5}, {"top_p": 0.9}])
-def test_greedy_completions_beside_drawn_ones(name: str, truncated: dict) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_greedy_completions_beside_drawn_ones(
+    name: str, truncated: dict, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not compiled:
+        monkeypatch.setattr("covey.sampling.draw.available", lambda *_: False)
     policy, params = policy_of(name), SamplingParams(max_tokens=20, temperature=1.3, **truncated)
     asked = requests(random_prompts(4, 11, 7), size=3)
     greedy = [replace(r, streams=r.streams[:1], greedy=True) for r in asked]

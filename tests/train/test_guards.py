@@ -278,7 +278,8 @@ def test_out_of_memory_while_sampling_changes_no_bit(tmp_path: Path, faults: str
     start(tmp_path / "whole")
     start(tmp_path / "run", options=failing(faults))
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "run")
-    assert [e["running"] for e in read(tmp_path / "run", "events.jsonl")] == [8, 4, 2]
+    # The first evaluation has 24 completions under way when memory ends.
+    assert [e["running"] for e in read(tmp_path / "run", "events.jsonl")] == [12, 6, 3]
 
 
 def test_frozen_log_probs_are_made_in_smaller_pieces_when_memory_runs_out(tmp_path: Path) -> None:
