@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from covey.models.tiny import build_tokenizer
+
+disable_progress_bar()  # it would write into the tables
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "mixed": torch.float32}
 """Of the weights; mixed: products in bfloat16, covey's by `precision` and its peers' by autocast."""

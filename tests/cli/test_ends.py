@@ -112,7 +112,7 @@ def test_a_reward_that_ends_its_interpreter_does_not_end_the_run(project: Path, 
         ("reward.exit@30", 0, "model"),
         ("reward.none@30", 0, "model"),
         # ... ends the run when it is not, and at once when the function breaks its contract.
-        ("reward.raise@30-999", 5, "could not be made (scoring.max_infra 0.2)"),
+        ("reward.raise@30-999", 5, "could not be judged (scoring.max_infra 0.2)"),
         ("reward.exit@30-999", 5, "SystemExit"),
         ("reward.raise@1", 5, ": RuntimeError: a failure on purpose"),
         ("reward.hang@1", 5, "no answer within 0.3 s"),

@@ -17,7 +17,7 @@ from covey.errors import RewardError
 from covey.rewards.audit import count_failures, rehearse
 from covey.rewards.base import load_rewards
 from covey.rewards.contract import Reward, reward
-from covey.rewards.groups import with_label_noise
+from covey.rewards.groups import credited, with_label_noise
 from covey.rewards.scorer import Rewards, Scorer, ScoringStats
 from covey.rewards.threads import Call
 from covey.signals import StopSignal
@@ -148,12 +148,62 @@ def test_a_run_whose_judging_keeps_failing_is_stopped(capsys) -> None:
     assert count_failures(before, [judged(rewards, "good")], 0.4, window=3) == [(1, 3), (1, 3), (0, 1)]
 
 
+def fails_on_b(completion):
+    if completion.startswith("b"):
+        raise OSError("judge is down")
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [
+        ({}, True),
+        ({"weight": 0.3}, True),
+        ({"weight": 0.0}, False),  # it only watches
+        ({"gated_by": "right:correct"}, False),  # b is incorrect, so the judge would not count
+        ({"gated_by": "right:incorrect"}, True),
+    ],
+)
+def test_a_completion_of_which_one_reward_failed_is_left_out_whole(settings: dict, left_out: bool) -> None:
+    def right(completion):
+        return float(completion == "a")
+
+    rewards = Rewards([Reward("right", right, verdict=True), Reward("fails_on_b", fails_on_b, **settings)])
+    group = judged(rewards, "a", "b", "c")
+    assert group.scorable.tolist() == [True, not left_out, True]
+    assert group.correct.tolist() == [True, False, False]
+    assert credited(group, "step").scorable.tolist() == group.scorable.tolist()
+
+
+def test_a_reward_that_is_gated_by_one_that_failed_is_unknown(capsys) -> None:
+    def right(completion):
+        return 1.0
+
+    rewards = Rewards(
+        [Reward("fails_on_b", fails_on_b, weight=0.0), Reward("right", right, gated_by="fails_on_b")]
+    )
+    assert judged(rewards, "a", "b").scorable.tolist() == [True, False]
+
+
+def test_a_reward_that_keeps_failing_does_not_hide_behind_others(capsys) -> None:
+    def right(completion):
+        return 1.0
+
+    rewards = Rewards([*(Reward(f"r{n}", right) for n in range(5)), Reward("fails_on_b", fails_on_b)])
+    before = []
+    for _ in range(4):
+        before = count_failures(before, [judged(rewards, "a", "a", "b")], max_infra=0.2)
+    assert before == [(1, 3)] * 4
+    with pytest.raises(RewardError, match="5 of 15 completions of the last 5 steps could not be judged"):
+        count_failures(before, [judged(rewards, "a", "a", "b")], max_infra=0.2)
+
+
 def test_a_step_in_which_nothing_could_be_judged_stops_at_once(capsys) -> None:
     def down(completion):
         raise OSError("judge is down")
 
     rewards = of(down)
-    with pytest.raises(RewardError, match="could not be made"):
+    with pytest.raises(RewardError, match="could not be judged"):
         count_failures([], [judged(rewards, "a", "b")], max_infra=0.2)
 
 

@@ -342,7 +342,7 @@ def moody(completion: str) -> float:
 def test_failures_of_judging_are_remembered_over_a_resume(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rewards": (moody,), "train": {"steps": 9, "lr": 0.0}}
     said = []
-    with pytest.raises(RewardError, match=r"of the last 5 steps could not be made") as whole:
+    with pytest.raises(RewardError, match=r"of the last 5 steps could not be judged") as whole:
         start(tmp_path / "whole", **settings)
     interrupted(tmp_path / "parts", 70, **settings)
     assert 0 < len(read(tmp_path / "parts", "metrics.jsonl")) < 4

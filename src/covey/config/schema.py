@@ -164,7 +164,10 @@ class Scoring(Section):
 
     timeout: float = Field(60.0, gt=0, le=10**6, description="Seconds a call of a reward function may take.")
     max_infra: float = Field(
-        0.2, ge=0, le=1, description="Stop if more than this fraction of the last 5 steps' scores failed."
+        0.2,
+        ge=0,
+        le=1,
+        description="Stop if more than this fraction of the last 5 steps' completions could not be judged.",
     )
     max_bad_references: float = Field(
         0.01,

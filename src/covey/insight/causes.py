@@ -303,20 +303,21 @@ def _(seen: Seen) -> str | None:
     shows=paid_incorrect,
 )
 def _(seen: Seen) -> str | None:
-    """A reward rose by a tenth, or is above .9 from the tenth step, while fewer completions are correct
+    """A reward rose by a tenth, or stays above .9 from the tenth step, while fewer completions are correct
     than at first by two standard errors, or less than a tenth. Because a format that is learned raises
     both; one that is farmed costs answers.
     """
     means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
     now, before = seen.late("accuracy"), seen.early("accuracy")
-    weights = [float(str(spec_settings(s).get("weight", 0.0))) for s in specs_of(seen)]
+    weights = [float(str(spec_settings(s).get("weight", 1.0))) for s in specs_of(seen)]
     heavier = bool(weights) and max(weights) > weights[0]
     fewer = seen.fell("accuracy", 0.02, errors=1 if heavier else 2) or (
         seen.after(10) and now < 0.1 and now <= before
     )
     for name, late in means.items() if len(means) > 1 and fewer else ():
         early = seen.early(f"reward/{name}/mean")
-        if late - early > 0.1 or (late > 0.9 and early > 0.5 and seen.after(10)):
+        stays = late > 0.9 and early > 0.5 and late - early > (now - before) / 2
+        if late - early > 0.1 or (stays and seen.after(10)):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
             return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
     return None

@@ -21,11 +21,11 @@ SHOWN = 5
 """Bad rows that an error lists."""
 PATIENCE = 3
 WINDOW = 5
-"""Steps over which scores that could not be made are counted."""
+"""Steps over which completions that could not be judged are counted."""
 ELSEWHERE = 8
 """One correct completion for so many groups is tried on another problem, and four at least."""
 Failures = Sequence[tuple[int, int]]
-"""Of the last steps: scores that could not be made, and all scores."""
+"""Of the last steps: completions that could not be judged, and all."""
 
 
 def check_columns(problems: Sequence[Problem], rewards: Rewards) -> None:
@@ -165,17 +165,20 @@ def count_failures(
 ) -> list[tuple[int, int]]:
     """The failures of the last ``window`` steps, this one included.
 
+    A completion fails with any score that its reward needs, so that no reward hides behind others.
     Raises RewardError if scoring fails too often: in all of a step, or in more than the fraction
     ``max_infra`` of a full window.
     """
-    scores = [s for g in groups for own in g.scores.values() for s in own]
-    failures = [s for s in scores if s.status == "infra_error"]
-    recent = [*before, (len(failures), len(scores))][-window:]
+    unknown = [(g, int(i)) for g in groups for i in np.flatnonzero(~g.scorable)]
+    reasons = [[s[i] for s in g.scores.values() if s[i].status == "infra_error"] for g, i in unknown]
+    failures = [own[0] for own in reasons if own]
+    count = sum(len(g.completions) for g in groups)
+    recent = [*before, (len(failures), count)][-window:]
     failed, total = (sum(column) for column in zip(*recent, strict=True))
     often = len(recent) == window and failed > max_infra * total
-    if failures and (len(failures) == len(scores) or often):
+    if failures and (len(failures) == count or often):
         raise RewardError(
-            f"{failed} of {total} scores of the last {len(recent)} steps could not be made "
+            f"{failed} of {total} completions of the last {len(recent)} steps could not be judged "
             f"(scoring.max_infra {max_infra:g}); the last one: {failures[-1].detail or '?'}"
         )
     return recent

@@ -23,7 +23,11 @@ def assemble(
     rewards: Sequence[Reward],
     scores: Mapping[str, Sequence[Score]],
 ) -> Group:
-    """Scores -> a group: gates applied, components, their weighted sum, step rewards."""
+    """Scores -> a group: gates applied, components, their weighted sum, step rewards.
+
+    Where a score that would count could not be made, the reward is unknown, NaN: the rest of the sum would
+    compare the completion with siblings that were paid for more.
+    """
     weights = {r.name: r.weight for r in rewards}
     counts = {r.name: [_gate_open(r.gated_by, scores, i) for i in range(len(completions))] for r in rewards}
     components = {
@@ -37,8 +41,9 @@ def assemble(
         for name, own in scores.items()
         if any(s.steps is not None for s in own)
     }
-    totals = combine(components, weights)
-    scored = ~np.isnan(np.stack(list(components.values()))).all(0)
+    unknown = [any(_lost(r, scores, i) for r in rewards) for i in range(len(completions))]
+    totals = np.where(unknown, np.nan, combine(components, weights))
+    scored = ~(np.isnan(np.stack(list(components.values()))).all(0) | unknown)
     if not (np.abs(totals[scored]) <= LARGEST_REWARD).all():
         raise RewardError(
             f"rewards {', '.join(weights)} on problem {problem.id}: a value times its weight, or their sum, "
@@ -68,6 +73,15 @@ def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: 
     return (score.value > 0.5) == (verdict == "correct") if verdict else score.status in ANSWERED
 
 
+def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
+    """Whether the machinery failed on what a reward adds to the sum."""
+    gate = (reward.gated_by or "").partition(":")[0]
+    gate_failed = bool(gate) and scores[gate][sample].status == "infra_error"
+    failed = scores[reward.name][sample].status == "infra_error"
+    counts = reward.weight != 0 and (failed or gate_failed)
+    return counts and (gate_failed or _gate_open(reward.gated_by, scores, sample))
+
+
 def _steps(score: Score, factor: float) -> StepRewards:
     """A function's step rewards of a completion, summed where steps end together; none where not judged."""
     ends: dict[int, list[float]] = {}
@@ -81,7 +95,10 @@ def credited(group: Group, credit: Credit) -> Group:
     sums = {name: np.array([s.total for s in own]) for name, own in group.steps.items()}
     values = {n: np.where(np.isnan(v), v, sums.get(n, v)) for n, v in group.components.items()}
     counts = credit in ("step", "token") and bool(sums)
-    return replace(group, credit=credit, rewards=combine(values, group.weights) if counts else group.rewards)
+    if not counts:
+        return replace(group, credit=credit)
+    totals = np.where(group.scorable, combine(values, group.weights), np.nan)
+    return replace(group, credit=credit, rewards=totals)
 
 
 def combine(components: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
