@@ -20,7 +20,7 @@ import pytest
 from tests.fakes import completion
 
 from covey.rewards.base import load_rewards
-from covey.rewards.judge import JudgeFailed, endpoint, judge, request_body
+from covey.rewards.judge import JudgeFailed, endpoint, judge, parsed, request_body
 from covey.types import Problem
 
 PATIENCE = {"tries": 3, "pause": 0.01, "timeout": 1.0, "breaker": 4, "rest": 0.2}
@@ -186,6 +186,17 @@ def test_a_judge_may_think_before_its_verdict(stub: Stub, reply: str, value: flo
         return
     with pytest.raises(JudgeFailed):
         ask(stub, patience={"tries": 1})
+
+
+def test_a_reply_that_was_cut_off_is_no_verdict_unless_it_is_whole() -> None:
+    def reply(text: str, finish: str) -> dict:
+        return {"choices": [{"message": {"content": text}, "finish_reason": finish}]}
+
+    thinking = f"Let me think: {verdicts(True)}"
+    assert parsed(reply(thinking, "stop"), 1) == [True]
+    assert parsed(reply(verdicts(True), "length"), 1) == [True]
+    with pytest.raises(ValueError, match="cut off"):
+        parsed(reply(thinking, "length"), 1)
 
 
 def drip(body: bytes, headers: bytes = b"HTTP/1.0 200 OK\r\n\r\n") -> str:

@@ -130,6 +130,8 @@ def parsed(reply: Any, count: int) -> list[bool]:
     text = text.strip().removesuffix("```").rstrip()
     whole = _verdicts(text.removeprefix("```").removeprefix("json"))
     replies = [whole] if whole is not None else [_verdicts(part) for part in JSON_OBJECT.findall(text)]
+    if whole is None and reply["choices"][0].get("finish_reason") == "length":
+        raise ValueError("the judge's reply was cut off: what it ends with may be an example")
     if not replies or replies[-1] is None or not text.endswith("}"):
         raise ValueError(f"the judge's reply does not end in verdicts: {text[-100:]!r}")
     found = replies[-1]
