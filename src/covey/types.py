@@ -307,8 +307,9 @@ class Group:
             return len(set(self.rewards[self.scorable].tolist())) < 2
         if self.credit == "token":
             return not self.scorable.any()
-        each = [self.compared(i) for i in range(len(self.completions))]
-        return all(len(set().union(*(own[name] for own in each))) < 2 for name in each[0])
+        each = [self.compared(int(i)) for i in np.flatnonzero(self.scorable)]
+        names = each[0] if each else ()
+        return all(len(set().union(*(own[name] for own in each))) < 2 for name in names)
 
     def compared(self, i: int) -> dict[str, set[float]]:
         """name -> what the function paid completion i: for its steps, where it gives any."""

@@ -173,6 +173,8 @@ def test_a_completion_of_which_one_reward_failed_is_left_out_whole(settings: dic
     assert group.scorable.tolist() == [True, not left_out, True]
     assert group.correct.tolist() == [True, False, False]
     assert credited(group, "step").scorable.tolist() == group.scorable.tolist()
+    alike = credited(judged(rewards, "c", "b", "c"), "component")
+    assert alike.dead, "what was left out is not compared either"
 
 
 def test_a_reward_that_is_gated_by_one_that_failed_is_unknown(capsys) -> None:
