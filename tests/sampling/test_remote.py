@@ -125,12 +125,12 @@ def test_a_server_that_says_it_took_the_weights_and_did_not_is_named(
 def test_a_server_that_kept_a_little_of_its_weights_is_held_to_its_own_rounding(
     policy: Policy, tmp_path: Path
 ) -> None:
-    """As vLLM on a CPU with its old output layer: 1e-4 nats off after an update, its rounding is 1e-7."""
+    """As vLLM on a CPU with its old output layer: 5e-5 nats off after an update, its rounding is 1e-7."""
     with running(Stub(copied(policy), takes_weights="says so")) as liar:
         made = sampler(policy, [liar], tmp_path)
         list(made.sample(asked(), PARAMS))
         with torch.no_grad():
-            policy.model.get_input_embeddings().weight.mul_(1.0004)
+            policy.model.get_input_embeddings().weight.mul_(1.0002)
         made.sync(Version(1))
         with pytest.raises(SamplersLost, match="off those of version 1"):
             list(made.sample(asked(), PARAMS))
