@@ -187,6 +187,18 @@ def test_nothing_is_said_of_runs_that_solve_their_task_or_begin_without_the_form
     assert explain(run_of(base, learns, 20)[1:], held_out(0.0, 0.8, steps=20), unknown) == []
 
 
+@pytest.mark.parametrize(("correct", "farmed"), [(0.92, False), (0.7, True), (0.05, True)])
+def test_a_form_that_was_always_right_is_farmed_only_where_many_answers_are_lost(
+    tmp_path: Path, correct: float, farmed: bool
+) -> None:
+    setting = run_with(tmp_path, "rewards: [math_answer, {answer_format: 0.1}]")
+    first = {"accuracy": 0.95, "reward/answer/mean": 0.95, "reward/form/mean": 0.99, "reward/mean": 1.05}
+    last = first | {"accuracy": correct, "reward/answer/mean": correct, "reward/mean": correct + 0.1}
+    said = [f.sentence for f in explain(run_of(first, last), [], setting) if f.id == "farmed"]
+    assert bool(said) == farmed
+    assert not any(sentence.startswith("answer") for sentence in said), "the verdict's own fall is no farming"
+
+
 def test_an_empty_run_and_one_without_metrics_say_nothing() -> None:
     assert explain([], [], unknown) == []
     assert explain([{"step": 0, "loss": 2.0, "reward/mean": None, "accuracy": math.nan}], [], unknown) == []
@@ -297,7 +309,7 @@ def test_rules_speak_of_metrics_that_are_logged() -> None:
 
 def test_the_page_has_the_table_of_the_rules() -> None:
     page = (DOCS / "findings.md").read_text(encoding="utf-8")
-    assert "\n".join(table(RULES)) in page, "python -m covey.insight.findings prints it"
+    assert "\n".join(table(RULES)) in page, "print(*table(RULES), sep='\\n') prints it"
 
 
 def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

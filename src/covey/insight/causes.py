@@ -303,9 +303,9 @@ def _(seen: Seen) -> str | None:
     shows=paid_incorrect,
 )
 def _(seen: Seen) -> str | None:
-    """A reward rose by a tenth, or stays above .9 from the tenth step, while fewer completions are correct
-    than at first by two standard errors, or less than a tenth. Because a format that is learned raises
-    both; one that is farmed costs answers.
+    """A reward rose by a tenth while fewer completions are correct than at first by two standard errors, or
+    less than a tenth; or it stays above .9 from the tenth step while a tenth fewer are. Because a format
+    that is learned raises both; one that is farmed costs answers.
     """
     means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
     now, before = seen.late("accuracy"), seen.early("accuracy")
@@ -317,7 +317,8 @@ def _(seen: Seen) -> str | None:
     for name, late in means.items() if len(means) > 1 and fewer else ():
         early = seen.early(f"reward/{name}/mean")
         stays = late > 0.9 and early > 0.5 and late - early > (now - before) / 2
-        if late - early > 0.1 or (stays and seen.after(10)):
+        many_fewer = seen.after(10) and (before - now > 0.1 or now < 0.1)
+        if late - early > 0.1 or (stays and many_fewer):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
             return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
     return None

@@ -75,11 +75,13 @@ def _gate_open(gate: str | None, scores: Mapping[str, Sequence[Score]], sample: 
 
 def _lost(reward: Reward, scores: Mapping[str, Sequence[Score]], sample: int) -> bool:
     """Whether the machinery failed on what a reward adds to the sum."""
+    if reward.weight == 0:
+        return False
     gate = (reward.gated_by or "").partition(":")[0]
-    gate_failed = bool(gate) and scores[gate][sample].status == "infra_error"
+    if gate and scores[gate][sample].status == "infra_error":
+        return True
     failed = scores[reward.name][sample].status == "infra_error"
-    counts = reward.weight != 0 and (failed or gate_failed)
-    return counts and (gate_failed or _gate_open(reward.gated_by, scores, sample))
+    return failed and _gate_open(reward.gated_by, scores, sample)
 
 
 def _steps(score: Score, factor: float) -> StepRewards:
