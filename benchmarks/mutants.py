@@ -58,6 +58,7 @@ NEAR = (
     ("batching", [*MATHEMATICS, *PROOF]),
     ("models", ["tests/models", *MATHEMATICS]),
     ("calling", ["tests/calling"]),
+    ("rewards", ["tests/rewards/test_scorer.py"]),
     ("rollout", ["tests/test_rollout.py", "tests/test_difficulty.py"]),
     ("evaluation", ["tests/test_evaluate.py"]),
     ("estimates", ["tests/test_evaluate.py"]),
@@ -314,6 +315,18 @@ MUTANTS = [
         ("kept sets of the neighbour", "SamplingMask.join(part.sampling_masks)", "SamplingMask.join(part.sampling_masks[1:] + part.sampling_masks[:1])"),
         ("truncated completions trained although masked", "(truncated & mask_truncated)", "(truncated & False)"),
         ("totals of the micro-batch", "totals, group_tokens = batch.totals(max_tokens), batch.group_tokens\n    busy", "totals, group_tokens = batch.select([0]).totals(max_tokens), batch.group_tokens\n    busy"),
+    ),
+    *of(
+        "rewards/groups.py",
+        ("a failed reward counts as 0", "np.where(unknown, np.nan, combine(components, weights))", "combine(components, weights)"),
+        ("a failure without weight loses the completion", "    if reward.weight == 0:\n        return False\n", ""),
+        ("a failed gate is closed", 'if gate and scores[gate][sample].status == "infra_error":\n        return True', "if False:\n        return True"),
+        ("a failure behind a closed gate loses the completion", "return failed and _gate_open(reward.gated_by, scores, sample)", "return failed"),
+    ),
+    *of(
+        "rewards/audit.py",
+        ("scores that failed hide behind sound ones", "count = sum(len(g.completions) for g in groups)", "count = sum(len(g.completions) * len(g.scores) for g in groups)"),
+        ("a window that is not full stops a run", "often = len(recent) == window and failed", "often = failed"),
     ),
     *of(
         "advantage.py",

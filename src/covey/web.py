@@ -66,3 +66,11 @@ def ask(
         with error:  # here, because whoever catches it may forget to close its connection
             raise _kept(error) from None
     return json.loads(received) if received.strip() else None
+
+
+def reason_of(error: BaseException) -> str:
+    """What a server said or what went wrong on the way, in a line."""
+    if isinstance(error, urllib.error.HTTPError):
+        said = error.read().decode(errors="replace")
+        return f"HTTP {error.code} {error.reason} {' '.join(said.split())[:200]}".strip()
+    return str(error).strip() or type(error).__name__

@@ -120,6 +120,10 @@ def test_a_server_that_says_it_took_the_weights_and_did_not_is_named(
         (said,) = made.said
         assert liar.url in said
         assert "off those of version 1" in said
+        moved(policy)
+        made.sync(Version(2))
+        list(made.sample(asked(), PARAMS))
+        assert made.said == [said], "at each version the same complaint with other numbers"
 
 
 def test_a_server_that_kept_a_little_of_its_weights_is_held_to_its_own_rounding(

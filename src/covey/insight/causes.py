@@ -56,9 +56,15 @@ def largest(found: dict[str, float]) -> tuple[str, float]:
     return max(found.items(), key=lambda item: item[1], default=("", math.nan))
 
 
+def _patience(seen: Seen) -> str | None:
+    """A longer wait for the functions; a judge over the network has its own."""
+    failing, _ = largest(seen.names("reward/", "/infra_error"))
+    return None if failing in MODELS else to("scoring.timeout", 600.0)(seen)
+
+
 @_rule(
     "scores_fail",
-    to("scoring.timeout", 600.0),
+    _patience,
     to("scoring.max_infra", 0.05),
     severity="severe",
     advice="`covey score` on some completions: what do the functions say?",
@@ -346,7 +352,7 @@ def _(seen: Seen) -> str | None:
     "inconsistent",
     QUIET,
     LARGER_GROUPS,
-    advice="a judge at temperature 0",
+    advice="the mean of several verdicts on a completion",
     explains=OUTCOMES,
     shows=paid_differently,
 )

@@ -21,6 +21,7 @@ import numpy as np
 from covey.errors import CoveyError
 from covey.rewards.contract import ISOLATED, Context, Reward, described, trace_of, verdict_of
 from covey.rewards.groups import assemble
+from covey.rewards.judge import JudgeFailed
 from covey.rewards.serving import UserSetup
 from covey.rewards.threads import SHARED_SIZE, Call, Executor
 from covey.rewards.worker import ASYNC_CALLS, Failed, Link, Worker, WorkerLink, rebuilt, sendable, sent
@@ -146,8 +147,8 @@ class Rewards:
         words = _in_words(reward, error)
         if reward.name not in self.shown:
             self.shown.add(reward.name)
-            late = isinstance(error, TimeoutError)  # where it was waited for says nothing
-            trace = error.trace if isinstance(error, Failed) else "" if late else trace_of(error)
+            told = isinstance(error, TimeoutError | JudgeFailed)  # where it was waited for says nothing
+            trace = error.trace if isinstance(error, Failed) else "" if told else trace_of(error)
             print(f"reward {reward.name} on problem {problem.id} failed: {words}\n{trace}", file=sys.stderr)
         return Score(None, "infra_error", detail=words[:300])
 

@@ -287,7 +287,9 @@ def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[
     if not 1 <= count <= params.max_tokens or len(one.logprobs) != count:
         raise Misbehaved(f"{count} tokens and {len(one.logprobs)} log-probs, of {params.max_tokens} at most")
     if not all(0 <= t < vocabulary for t in one.tokens):
-        raise Misbehaved(f"a token id that the model does not have ({vocabulary} ids)")
+        raise Misbehaved(
+            f"a token id that the model does not have ({vocabulary} ids): is it serving another model?"
+        )
     if not all(math.isfinite(x) and x <= 1e-3 for x in one.logprobs):
         raise Misbehaved("log-probs that are no logarithms of probabilities")
     if any(t in ends for t in one.tokens[:-1]):

@@ -34,9 +34,9 @@ from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, recognize
 from covey.sampling.restart import restart
-from covey.sampling.servers import FAILURES, TRY_AGAIN, Asking, Piece, RemoteServer, WorkList, reason_of
+from covey.sampling.servers import FAILURES, TRY_AGAIN, Asking, Piece, RemoteServer, WorkList, same_complaint
 from covey.types import Completion
-from covey.web import ask
+from covey.web import ask, reason_of
 
 TOKEN = "COVEY_TOKEN"  # noqa: S105  the variable's name
 """Environment variable with the token that servers ask for."""
@@ -313,7 +313,7 @@ class RemoteSampler:
                     self._bring(server)
                 except FAILURES as error:
                     server.lost, server.version = reason_of(error), None
-                    if server.lost != was:
+                    if not same_complaint(server.lost, was):
                         self.say(f"{server.url} is left out: {server.lost}")
                     continue
                 server.lost, server.arrivals = "", server.arrivals + 1

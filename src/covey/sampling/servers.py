@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import http.client
 import queue
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from urllib.error import HTTPError
 
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
 from covey.types import Completion
 
+NUMBER = re.compile(r"\d[\d.e+-]*")
 TRY_AGAIN = 5.0
 """Seconds after which a server that was left out is tried again."""
 Asking = Callable[[str, object, str, float, int], object]
@@ -76,9 +77,6 @@ class WorkList:
             self.changed.notify_all()
 
 
-def reason_of(error: BaseException) -> str:
-    """What a server said or what went wrong on the way, in a line."""
-    if isinstance(error, HTTPError):
-        said = error.read().decode(errors="replace")
-        return f"HTTP {error.code} {error.reason} {' '.join(said.split())[:200]}".strip()
-    return str(error).strip() or type(error).__name__
+def same_complaint(now: str, before: str) -> bool:
+    """Whether two reasons for leaving a server out differ at most in their numbers, as of versions."""
+    return NUMBER.sub("", now) == NUMBER.sub("", before)
