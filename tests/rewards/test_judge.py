@@ -155,7 +155,7 @@ def test_trouble_is_tried_again_and_then_no_verdict(stub: Stub, trouble: Any) ->
 
 def test_a_refusal_of_the_request_is_not_repeated(stub: Stub) -> None:
     stub.replies, stub.refuses_with = [401], "no such key: sk-1"
-    with pytest.raises(JudgeFailed, match="401.*no such key: sk-1"):
+    with pytest.raises(JudgeFailed, match=r"401.*no such key: sk-1"):
         ask(stub)
     assert len(stub.asked) == 1
 

@@ -9,12 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.dialects import Dialect, Misbehaved
 from covey.types import Completion
 
-NUMBER = re.compile(r"\d[\d.e+-]*")
 TRY_AGAIN = 5.0
 """Seconds after which a server that was left out is tried again."""
 Asking = Callable[[str, object, str, float, int], object]
@@ -79,4 +79,5 @@ class WorkList:
 
 def same_complaint(now: str, before: str) -> bool:
     """Whether two reasons for leaving a server out differ at most in their numbers, as of versions."""
-    return NUMBER.sub("", now) == NUMBER.sub("", before)
+    bare = partial(re.compile(r"\d[\d.e+-]*").sub, "")
+    return bare(now) == bare(before)
