@@ -273,6 +273,6 @@ def completion_of(text: str, tokens: int = 1) -> Completion:
 
 def _in_words(reward: Reward, error: Exception) -> str:
     """What went wrong in a call, for people."""
-    if isinstance(error, Failed):
+    if isinstance(error, Failed | JudgeFailed):
         return str(error)  # it was put into words where it happened
     return described(error, reward.file)
