@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -506,3 +507,27 @@ def test_an_evaluation_may_be_sampled_beside_the_training(
         assert len(together(found)) == 8
         assert len(together(evaluated)) == 4
         assert {v for x in evaluated for v in x.completion.versions.tolist()} == {1}
+
+
+def another_tokenizer(policy: Policy) -> Policy:
+    """The same weights, whose ids mean other texts: each the next one's."""
+    own = copied(policy)
+    other = copy.deepcopy(own.tokenizer)
+    size = len(other)
+    other.decode = lambda ids, **more: policy.tokenizer.decode([(i + 1) % size for i in ids], **more)
+    own.tokenizer = other
+    return own
+
+
+@pytest.mark.parametrize("speaks", ["vllm"])
+def test_a_server_with_another_tokenizer_ends_at_other_places_and_is_left_out(
+    policy: Policy, tmp_path: Path, speaks: str
+) -> None:
+    params = replace(PARAMS, stop=tuple("0123456789"))
+    honest, other = Stub(copied(policy), speaks), Stub(another_tokenizer(policy), speaks)
+    with running(honest), running(other):
+        made = sampler(policy, [honest, other], tmp_path)
+        assert len(list(made.sample(asked(), params))) == 15
+        (said,) = made.said
+        assert other.url in said
+        assert "has it another tokenizer?" in said

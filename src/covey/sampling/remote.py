@@ -166,7 +166,8 @@ class RemoteSampler:
     def _nobody(self) -> SamplersLost:
         reasons = "; ".join(f"{s.url}: {s.lost}" for s in self.servers)
         return SamplersLost(
-            f"no sampling server is left: {reasons}. Start them and run the same command again"
+            f"no sampling server is left: {reasons}. Start them with the model of this run, and run the "
+            "same command again"
         )
 
     # Asking
@@ -256,8 +257,24 @@ class RemoteSampler:
             else:
                 ends = self.policy.end_ids
                 found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
+                for one in found if params.stop else ():
+                    self._check_stop(one, params.stop)
                 self._same(server, server.dialect.stamp(reply))
                 return found
+
+    def _check_stop(self, one: Answer, stop: Sequence[str]) -> None:
+        """A completion ends with the first stop string in its text, as this run's tokenizer reads it."""
+        if any(s in self.policy.decode(one.tokens[:-1]) for s in stop):
+            raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
+        whole = self.policy.tokenizer.decode(one.tokens)
+        if (
+            one.finish == "stop"
+            and one.tokens[-1] not in self.policy.end_ids
+            and not any(s in whole for s in stop)
+        ):
+            raise Misbehaved(
+                "a completion is said to have ended and has no stop string: has it another tokenizer?"
+            )
 
     def _same(self, server: RemoteServer, stamp: object) -> None:
         """Whether it is still the server that has proven itself: it may have been restarted in between."""
