@@ -63,6 +63,7 @@ def test_a_json_file_is_a_list_or_a_row_a_line(tmp_path: Path) -> None:
         ("a.jsonl", '{"prompt": "a", "completions": 1}\n', "a.jsonl:1: column 'completions'"),
         ("a.jsonl", "", "no rows"),
         ("a.csv", "prompt,answer\na,1\nb\n", "a.csv:3: not as many fields"),
+        ("a.csv", 'prompt,answer\na,1\n"b,2\nc,3\nd,4\n', "a.csv:3: not valid CSV"),
         ("a.csv", b"prompt\n\xff\xfe\n", "not valid CSV"),
         ("a.parquet", b"nonsense", "not valid parquet"),
         ("a.txt", "x", "unknown kind of file"),
@@ -137,3 +138,9 @@ def test_a_file_that_powershell_wrote_is_named_as_utf_16(tmp_path: Path, name: s
 def test_rows_that_cannot_be_meant_are_refused(tmp_path: Path, name: str, content: str, says: str) -> None:
     with pytest.raises(DataError, match=says):
         read(tmp_path / name, content)
+
+
+def test_a_field_of_csv_may_be_as_long_as_a_line_of_json(tmp_path: Path) -> None:
+    (file := tmp_path / "a.csv").write_text("prompt,answer,note\na,1," + "x" * 200_000 + "\n")
+    (_, row), *_ = rows(file)
+    assert len(row["note"]) == 200_000

@@ -40,7 +40,11 @@ def rewards_of(
     """Rewards under a config's settings. Raises ConfigError with the line that names them."""
     config = loaded.config
     try:
-        return load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
+        found = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
     except ConfigError as error:
         said = str(error)
         raise ConfigError(loaded.placed(said) if named == config.rewards else said) from None
+    if config.method == "rl" and not any(r.weight for r in found):
+        said = "rewards: each has weight 0, so no completion is better than another; weigh one"
+        raise ConfigError(loaded.placed(said))
+    return found

@@ -150,7 +150,8 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     taken = [n for n, p in reward.parameters.items() if n not in PROVIDED and p.kind is not p.VAR_KEYWORD]
     unknown = [s for s in settings if s not in taken]
     if unknown:
-        raise ConfigError(f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], taken)}")
+        words = [*taken, "name", "weight", "verdict", "gated_by"]
+        raise ConfigError(f"rewards: {reward.name} has no setting {unknown[0]!r}{hint(unknown[0], words)}")
     if reward.ours:
         known = parameters_of(reward.function)
         typed = {name: value for name, value in settings.items() if name in known}

@@ -122,18 +122,23 @@ def _row(row: object, where: str) -> dict[str, Any]:
     return dict(row)
 
 
+csv.field_size_limit((1 << 31) - 1)  # as long as a line of JSON may be
+
+
 def _csv(file: Path) -> NumberedRows:
     # Every value stays the text it is: a reference answer of 007 must not become 7.
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines, strict=True)
+        reader, row_begins = csv.DictReader(lines, strict=True), 1
         try:
             _unique(file, reader.fieldnames or ())
+            row_begins = reader.line_num + 1
             for row in reader:
+                row_begins = reader.line_num + 1
                 if None in row or None in row.values():
                     raise DataError(f"{file}:{reader.line_num}: not as many fields as the header has")
                 yield reader.line_num, row
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"{file}:{reader.line_num}: not valid CSV: {error}") from None
+            raise DataError(f"{file}:{row_begins}: not valid CSV: {error}") from None
 
 
 def _parquet(file: Path) -> NumberedRows:
