@@ -199,6 +199,14 @@ def test_a_form_that_was_always_right_is_farmed_only_where_many_answers_are_lost
     assert not any(sentence.startswith("answer") for sentence in said), "the verdict's own fall is no farming"
 
 
+def test_a_reward_that_says_nothing_of_many_is_named_and_not_given_more_time(tmp_path: Path) -> None:
+    silent = {"reward/unscored": 0.4, "reward/own/not_applicable": 0.4}
+    first, *_ = explain(run_of(silent, {}), [], run_with(tmp_path, "algorithm: grpo"))
+    assert first.id == "scores_fail"
+    assert "40 % of the completions could not be scored: own says nothing of 40 %" in first.sentence
+    assert first.remedy == "", "neither more time nor an earlier end is of use"
+
+
 def test_an_empty_run_and_one_without_metrics_say_nothing() -> None:
     assert explain([], [], unknown) == []
     assert explain([{"step": 0, "loss": 2.0, "reward/mean": None, "accuracy": math.nan}], [], unknown) == []

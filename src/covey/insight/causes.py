@@ -12,6 +12,7 @@ from covey.insight.findings import FindingRule, Seen, collector
 from covey.insight.remedies import (
     BY_STD,
     LARGER_GROUPS,
+    MODELS,
     PULL,
     QUIET,
     WIDER,
@@ -19,6 +20,7 @@ from covey.insight.remedies import (
     at_least,
     dead,
     gated,
+    largest,
     last_token,
     near_tie,
     of_status,
@@ -33,11 +35,11 @@ from covey.insight.remedies import (
     to,
     verified,
     was_truncated,
+    where_failed,
     with_reward,
 )
 from covey.objective.signs import lone, mixes_scripts
 
-MODELS = ("reward_model", "process_reward_model", "judge")
 NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
 STILL = ("flat", "no_motion", "held_out_flat")
 OUTCOMES = (*NO_SIGNAL, *STILL, "worse", "entropy_collapse", "duplicates", "kl_growth", "length_bias")
@@ -51,21 +53,10 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
-def largest(found: dict[str, float]) -> tuple[str, float]:
-    """The name with the largest value; ("", NaN) of none."""
-    return max(found.items(), key=lambda item: item[1], default=("", math.nan))
-
-
-def _patience(seen: Seen) -> str | None:
-    """A longer wait for the functions; a judge over the network has its own."""
-    failing, _ = largest(seen.names("reward/", "/infra_error"))
-    return None if failing in MODELS else to("scoring.timeout", 600.0)(seen)
-
-
 @_rule(
     "scores_fail",
-    _patience,
-    to("scoring.max_infra", 0.05),
+    where_failed("scoring.timeout", 600.0, models=False),  # a judge over the network has its own wait
+    where_failed("scoring.max_infra", 0.05),
     severity="severe",
     advice="`covey score` on some completions: what do the functions say?",
     explains=OUTCOMES,
@@ -79,7 +70,11 @@ def _(seen: Seen) -> str | None:
     if failed > 0.05:
         return f"{percent(failed)} of the scores of {name} failed (infra_error)"
     unscored = seen.late("reward/unscored")
-    return f"{percent(unscored)} of the completions could not be scored" if unscored > 0.05 else None
+    if not unscored > 0.05:
+        return None
+    name, silent = largest(seen.names("reward/", "/not_applicable"))
+    whose = f": {name} says nothing of {percent(silent)} (not_applicable)" if silent > 0.05 else ""
+    return f"{percent(unscored)} of the completions could not be scored{whose}"
 
 
 @_rule(

@@ -12,6 +12,8 @@ from covey.types import Group
 
 BY_STD = ("group_zscore", "leave_one_out_zscore", "component_zscore", "component_leave_one_out")
 """Estimators that divide by the std of a group."""
+MODELS = ("reward_model", "process_reward_model", "judge")
+"""Rewards that are a model's opinion."""
 
 
 def at_least(bound: float) -> Callable[[Any], bool]:
@@ -27,6 +29,21 @@ def to(key: str, value: object, unless: Callable[[Any], bool] | None = None) -> 
         if own is UNKNOWN:  # an algorithm that has no such setting
             return yaml_line(key, value) if seen.setting is unknown else None
         return None if (own == value if unless is None else unless(own)) else yaml_line(key, value)
+
+    return line
+
+
+def largest(found: Mapping[str, float]) -> tuple[str, float]:
+    """The name with the largest value; ("", NaN) of none."""
+    return max(found.items(), key=lambda item: item[1], default=("", math.nan))
+
+
+def where_failed(key: str, value: object, models: bool = True) -> Mend:
+    """A setting for functions that failed; none for those that say nothing. ``models``: for models too."""
+
+    def line(seen: Seen) -> str | None:
+        failing, part = largest(seen.names("reward/", "/infra_error"))
+        return to(key, value)(seen) if part > 0 and (models or failing not in MODELS) else None
 
     return line
 

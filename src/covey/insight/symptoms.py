@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from covey.estimates import gains
-from covey.insight.causes import NO_SIGNAL, STILL, largest, percent
+from covey.insight.causes import NO_SIGNAL, STILL, percent
 from covey.insight.findings import FindingRule, Seen, collector
 from covey.insight.remedies import (
     FEWER_UPDATES,
@@ -15,6 +15,7 @@ from covey.insight.remedies import (
     at_least,
     dead,
     group_size,
+    largest,
     last_token,
     long_incorrect,
     of_status,
