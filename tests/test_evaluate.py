@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
-from dataclasses import replace
+import sys
+import types
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.errors import CheckpointError
-from covey.estimates import Evaluation, gain, gains, mean_interval, pass_at_k, wilson
-from covey.evaluation import evaluate
+from covey.estimates import (
+    Basis,
+    Evaluation,
+    gain,
+    gains,
+    mean_interval,
+    on_shared_problems,
+    pass_at_k,
+    wilson,
+)
+from covey.evaluation import basis_of, evaluate
 from covey.insight.verdict import judge_run
+from covey.prompts import Prompted
 from covey.rewards.base import load_rewards
 from covey.sampling.base import SamplingParams
+from covey.types import Problem
 from tests.fakes import ScriptedSampler, prompted
 
 
@@ -237,3 +252,67 @@ def test_no_interval_leaves_what_is_possible() -> None:
     assert "+50 points" in sentence
     assert all(-100 <= int(end) <= 100 for end in re.findall(r"[+-]\d+", sentence))
     assert judge_run(evaluation([0]), evaluation([1]), seconds=1).word == "cannot tell"
+
+
+def on(problems: str, verdict: str = "v", rewards: str = "r", right: str = "") -> Evaluation:
+    """An evaluation of problems that are a letter each; those in ``right`` are correct."""
+    found = np.array([p in right for p in problems])
+    basis = Basis(verdict, rewards, tuple(problems))
+    return Evaluation(found, 4 * found, found, found + 1.0, samples=4, verdict="answer", basis=basis)
+
+
+def test_problems_are_paired_by_what_they_are_and_not_by_their_place() -> None:
+    before, after = on("abcdef", right="abc"), on("gfedcba", right="abc")
+    pair = on_shared_problems(before, after)
+    assert [e.greedy.tolist() for e in pair] == [[True] * 3 + [False] * 3] * 2
+    assert gains(before, after)["greedy"].value == 0
+    assert [len(e.greedy) for e in on_shared_problems(on("aab"), on("abb"))] == [2, 2], "one of each twin"
+    assert judge_run(on("ab"), on("cd"), 1.0).sentence == (
+        "cannot tell: the held-out problems at first and at the end have none in common"
+    )
+    assert math.isnan(gains(on("ab"), on("cd"))["sampled"].value)
+
+
+def test_another_function_of_the_same_name_says_nothing_of_the_policy() -> None:
+    many = "abcdefghijklmnopqrstuvwxyz"
+    verdict = judge_run(on(many), on(many, verdict="w", rewards="s", right=many), 1.0)
+    assert verdict.sentence.startswith("cannot tell: answer, which says what is correct, is not the same at")
+    other_weights = judge_run(on(many), on(many, rewards="s", right=many), 1.0)
+    assert other_weights.word == "learned", "the weights say nothing of what is correct"
+    assert "reward" not in other_weights.sentence
+    assert judge_run(on(many), on(many, rewards="s"), 1.0).word != "learned"
+
+
+def test_what_was_measured_is_in_the_record() -> None:
+    measured = on("abc", right="a")
+    assert Evaluation.from_record(measured.record()).basis == measured.basis
+    record = measured.record()
+    record["basis"] = {**asdict(measured.basis), "problems": ["a"]}
+    with pytest.raises(CheckpointError, match="damaged"):
+        Evaluation.from_record(record)
+
+
+def test_a_basis_follows_sources_settings_and_rows_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "helped", types.ModuleType("helped"))
+    sys.modules["helped"].least = 1
+
+    def basis(text: str, where: str, answer: str = "4", **settings: object) -> Basis:
+        folder = tmp_path / where
+        folder.mkdir(exist_ok=True)
+        mine = "from helped import least\ndef right(completion, more=0):\n    return 1.0\n"
+        (folder / "mine.py").write_text(mine)
+        (folder / "helped.py").write_text(text)
+        rewards = load_rewards([{"mine.py:right": settings}], folder)
+        problem = Prompted(Problem("p:1", "2+2=", {"answer": answer}), np.array([1]))
+        return basis_of([problem], rewards)
+
+    first = basis("least = 1", "a")
+    assert basis("least = 1", "b") == first, "wherever it lies"
+    assert basis("least = 2", "c").verdict != first.verdict, "also what it imports"
+    assert basis("least = 1", "d", more=1).verdict != first.verdict
+    heavier = basis("least = 1", "e", weight=2.0)
+    assert (heavier.verdict, heavier.problems) == (first.verdict, first.problems)
+    assert heavier.rewards != first.rewards
+    assert basis("least = 1", "f", answer="5").problems != first.problems

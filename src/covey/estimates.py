@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +38,18 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What was measured with what, by hashes; empty where it is not known."""
+
+    verdict: str = ""
+    """Of the function that says what is correct: its source and its settings."""
+    rewards: str = ""
+    """Of all rewards, with weights and gates."""
+    problems: tuple[str, ...] = ()
+    """Of each problem: its prompt and its columns."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What a policy does on held-out problems. n problems, k samples each."""
 
@@ -52,6 +65,7 @@ class Evaluation:
     """k."""
     verdict: str = ""
     """Name of the reward that says what is correct."""
+    basis: Basis = Basis()
 
     @property
     def pass_rate(self) -> np.ndarray:
@@ -80,13 +94,15 @@ class Evaluation:
             found |= {key: None if math.isnan(value) else value for key, value in ends.items()}
         outcome = {n: getattr(self, n).astype(int).tolist() for n in ("greedy", "correct", "majority")}
         rewards = [None if math.isnan(r) else r for r in self.reward.tolist()]
-        return found | {"outcome": {**outcome, "reward": rewards}}
+        basis = {**vars(self.basis), "problems": list(self.basis.problems)}
+        return found | {"outcome": {**outcome, "reward": rewards}, "basis": basis}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Evaluation:
         """The evaluation that ``record`` wrote. Raises CheckpointError for a damaged one."""
         try:
-            outcome = record["outcome"]
+            outcome, basis = record["outcome"], dict(record.get("basis", {}))
+            basis["problems"] = tuple(basis.get("problems", ()))
             found = cls(
                 greedy=np.array(outcome["greedy"], dtype=bool),
                 correct=np.array(outcome["correct"], dtype=np.int64),
@@ -94,9 +110,11 @@ class Evaluation:
                 reward=np.array(outcome["reward"], dtype=np.float64),
                 samples=int(record["samples"]),
                 verdict=str(record["verdict"]),
+                basis=Basis(**basis),
             )
             per_problem = (found.greedy, found.correct, found.majority, found.reward)
-            if any(a.shape != (len(found.greedy),) for a in per_problem):
+            count = len(found.greedy)
+            if any(a.shape != (count,) for a in per_problem) or len(basis["problems"]) not in (0, count):
                 raise ValueError("it has not one outcome a problem")
             if not ((found.correct >= 0) & (found.correct <= found.samples)).all() or found.samples < 1:
                 raise ValueError(f"not 0 to {found.samples} correct samples")
@@ -188,12 +206,46 @@ def paired_bootstrap(before: np.ndarray, after: np.ndarray, draws: int = 4000) -
     return Estimate(mean, float(low), float(high), share=False)
 
 
+def incomparable(
+    before: Evaluation, after: Evaluation, times: tuple[str, str] = ("at first", "at the end")
+) -> str:
+    """Why what is correct in one and in the other says nothing of the policies; empty where it does."""
+    if before.verdict != after.verdict:
+        return f"correct meant {before.verdict} {times[0]} and {after.verdict} {times[1]}"
+    if before.basis.verdict and after.basis.verdict and before.basis.verdict != after.basis.verdict:
+        return f"{before.verdict}, which says what is correct, is not the same {times[0]} and {times[1]}"
+    if not len(on_shared_problems(before, after)[0].greedy):
+        return f"the held-out problems {times[0]} and {times[1]} have none in common"
+    return ""
+
+
 def on_shared_problems(before: Evaluation, after: Evaluation) -> tuple[Evaluation, Evaluation]:
-    """Both on the problems that both have measured: the first ones, if a resume has changed eval.problems."""
-    both = slice(min(len(before.greedy), len(after.greedy)))
+    """Both on the problems that both have measured, in the same order: a resume may have changed the file,
+    or eval.problems. Rewards that are not the same in both are unknown.
+    """
+    hashes = [_numbered(e.basis.problems) for e in (before, after)]
+    if all(hashes):
+        shared = [h for h in hashes[0] if h in hashes[1]]
+        places = [np.array([own[h] for h in shared], dtype=np.int64) for own in hashes]
+    else:
+        places = [np.arange(min(len(before.greedy), len(after.greedy)))] * 2
     names = ("greedy", "correct", "majority", "reward")
-    first, second = (replace(e, **{name: getattr(e, name)[both] for name in names}) for e in (before, after))
+    first, second = (
+        replace(e, **{name: getattr(e, name)[own] for name in names}, basis=replace(e.basis, problems=()))
+        for e, own in zip((before, after), places, strict=True)
+    )
+    if before.basis.rewards and after.basis.rewards and before.basis.rewards != after.basis.rewards:
+        first = replace(first, reward=np.full(len(first.reward), np.nan))
     return first, second
+
+
+def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
+    """(hash, how often it came before) -> its place: a problem may be there twice."""
+    seen, found = Counter[str](), dict[tuple[str, int], int]()
+    for place, one in enumerate(hashes):
+        found[one, seen[one]] = place
+        seen[one] += 1
+    return found
 
 
 def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 
-from covey.estimates import Evaluation
+from covey.estimates import Basis, Evaluation
 from covey.gathering import Progress, score_all
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import Rule, extract
 from covey.rewards.scorer import Scorer
 from covey.rng import key
+from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.types import Group
 
@@ -46,7 +50,27 @@ def evaluate(
         reward=np.array([g.rewards[g.scorable].mean() if g.scorable.any() else np.nan for g in drawn]),
         samples=samples,
         verdict=verdict.name,
+        basis=basis_of(problems, rewards),
     )
+
+
+def basis_of(problems: Sequence[Prompted], rewards: Rewards) -> Basis:
+    """What tells whether two evaluations measure the same."""
+    weighed = sorted((_identity(r), r.weight, r.gated_by or "") for r in rewards)
+    asked = [[p.problem.prompt, {k: str(v) for k, v in p.problem.columns.items()}] for p in problems]
+    return Basis(_identity(rewards.verdict), _hash(weighed), tuple(_hash(one)[:8] for one in asked))
+
+
+def _identity(reward: Reward) -> str:
+    """Of what a reward does: its name, its settings, the sources of a user's function."""
+    settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
+    folder = Path(reward.home[1]) if reward.home else Path()
+    return _hash([reward.name, settings, code_of(reward.function, folder)])
+
+
+def _hash(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _majority(group: Group, reward: Reward) -> bool:

@@ -13,6 +13,7 @@ from covey.cli import main
 from covey.console import RunConsole, inert
 from covey.demonstration import demonstrate
 from covey.estimates import paired_bootstrap
+from covey.insight import difference
 from covey.insight.rescore import Rescored
 from covey.runs.rollouts import read_rollouts
 from tests.train.test_runs import start
@@ -125,8 +126,21 @@ def test_diff_names_the_setting_and_pairs_the_problems(runs, capsys) -> None:
 
 def test_diff_does_not_compare_different_problems(runs, tmp_path: Path, capsys) -> None:
     start(tmp_path / "c", rewards=(by_digits,), eval={"problems": 4}, train={"steps": 1})
-    text = out(capsys, "diff", runs[0], tmp_path / "c")
-    assert "not compared" in text
+    assert "4 held-out problems that both measured" in out(capsys, "diff", runs[0], tmp_path / "c")
+    evals = tmp_path / "c" / "evals.jsonl"
+    records = [json.loads(line) for line in evals.read_text().splitlines()]
+    for record in records:
+        record["basis"]["problems"] = [f"another {n}" for n in range(4)]
+    evals.write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert "have none in common: not compared" in out(capsys, "diff", runs[0], tmp_path / "c")
+
+
+def test_diff_says_what_was_read_that_is_not_the_same(runs, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "training reward" in out(capsys, "diff", *runs)
+    monkeypatch.setattr(difference, "read_environment", lambda stage: {"files": {"mine.py": stage.name}})
+    text = out(capsys, "diff", *runs)
+    assert "mine.py: changed" in text
+    assert "training reward" not in text, "another function may pay for other things"
 
 
 def test_paired_bootstrap_finds_a_shift_and_not_noise() -> None:
@@ -156,6 +170,16 @@ def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> 
     again = json.loads(out(capsys, "rescore", runs[0], runs[0], "--json"))
     assert set(again["changes"]) <= {"same", "stays dead"}
     assert "covey show" in out(capsys, "rescore", runs[0], f"{tmp_path / 'new.py'}:opposite")
+
+
+def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> None:
+    asked = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+    (file := tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    start(tmp_path / "run", rewards=(by_digits,), data={"task": None, "train": str(file)}, train={"steps": 1})
+    assert json.loads(out(capsys, "rescore", tmp_path / "run", "math_answer", "--json"))["groups"] == 4
+    file.write_text("".join(json.dumps(row) + "\n" for row in reversed(asked)))
+    assert main(["rescore", str(tmp_path / "run"), "math_answer"]) == 3
+    assert "has another prompt: put the data back" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,21 @@ def test_a_stage_that_was_stopped_makes_the_same_examples(tmp_path: Path) -> Non
     assert not (tmp_path / "whole/final").exists()
 
 
+def test_a_stage_does_not_mix_completions_of_rows_with_other_rows(tmp_path: Path) -> None:
+    asked = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+    (file := tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    settings = {
+        "method": "pairs", "rollout": SHORT, "train": {"steps": 3, "save_every": 1}, "algorithm": "grpo",
+        "rewards": ["math_answer"], "data": {"task": None, "train": str(file)},
+    }  # fmt: skip
+    with pytest.raises(Stopped):
+        start(tmp_path / "run", StopAt(20), **settings)
+    file.write_text("".join(json.dumps(row) + "\n" for row in reversed(asked)))
+    with pytest.raises(ConfigError, match=r"the data have changed since.*Put the data back"):
+        start(tmp_path / "run", **settings)
+    assert not (tmp_path / "run/examples.jsonl").exists()
+
+
 def test_a_stage_that_yields_nothing_ends_there_and_the_ones_before_are_kept(tmp_path: Path) -> None:
     settings = pipeline()
     settings["stages"] = [settings["stages"][0], {"method": "rejection_sampling"}, {"method": "sft"}]

@@ -310,7 +310,7 @@ def test_two_runs_are_compared(site, page) -> None:
     page.check("input[data-run=one]")
     page.check("input[data-run=two]")
     page.click("button:text-is('Compare two')")
-    page.wait_for_selector("h2:text-is('Settings that differ')")
+    page.wait_for_selector("h2:text-is('What differs')")
     page.wait_for_selector("canvas")
 
 

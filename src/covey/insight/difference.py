@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 
 from covey.config.load import flatten
 from covey.errors import ConfigError
-from covey.estimates import Estimate, Evaluation, gains, paired_bootstrap
+from covey.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems, paired_bootstrap
 from covey.plot import beside, framed, span
 from covey.runs.folder import read_numbers, read_stream
+from covey.runs.inventory import changes
 from covey.runs.reader import last_stage, read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts, recorded_steps
 
@@ -25,11 +27,17 @@ CURVES = {"reward": "reward/mean", "dead groups": "groups/dead", "tokens": "leng
 def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
     """What B does differently from A, and what came of it. As JSON, and for people. Raises ConfigError."""
     first, second = last_stage(a), last_stage(b)
-    settings = changed(first, second)
+    settings, files = changed(first, second), changed_files(first, second)
     held_out, why_not = held_out_change(first, second)
     common, shared = _in_training(first, second)
-    lines = [f"A: {first}", f"B: {second}", "", "settings that differ" if settings else "same settings"]
+    lines = [
+        f"A: {first}",
+        f"B: {second}",
+        "",
+        "what differs" if settings or files else "same settings, same files",
+    ]
     lines += [f"  {name}: {old} -> {new}" for name, (old, new) in settings.items()]
+    lines += [f"  {name}: {what}" for name, what in files.items()]
     lines += ["", *_curves(first, second), ""]
     lines += [f"held-out, the same problems, B - A: {name} {_signed(e)}" for name, e in held_out.items()]
     lines += [why_not] if why_not else []
@@ -39,7 +47,9 @@ def difference(a: Path, b: Path) -> tuple[Mapping[str, object], list[str]]:
         "a": str(first),
         "b": str(second),
         "settings": {k: list(v) for k, v in settings.items()},
+        "files": files,
         "held_out": {k: _ends(e) for k, e in held_out.items()} or None,
+        "note": why_not,
         "training": {"problems": shared, **_ends(common)} if common is not None else None,
     }
     return record, lines
@@ -58,26 +68,31 @@ def changed(first: Path, second: Path) -> dict[str, tuple[object, object]]:
 
 
 def held_out_change(first: Path, second: Path) -> tuple[dict[str, Estimate], str]:
-    """Changes on the held-out problems from A's last evaluation to B's, or why they cannot be told."""
+    """Changes on held-out problems from A's last evaluation to B's; why there are none, or of how few."""
     logs = [read_stream(stage, "evals.jsonl") for stage in (first, second)]
     if not all(logs):
         return {}, "one of them has no evaluation"
-    ends = [Evaluation.from_record(log[-1]) for log in logs]
-    if ends[0].verdict != ends[1].verdict:
-        return {}, f"correct means {ends[0].verdict} in A and {ends[1].verdict} in B: not compared"
-    same = len({(read_environment(stage) or {}).get("data") for stage in (first, second)}) == 1
-    if not same or len(ends[0].greedy) != len(ends[1].greedy):
-        return (
-            {},
-            "their data or eval.problems differ, so the held-out problems are not the same: not compared",
-        )
-    found = gains(*ends)
-    found["reward"] = paired_bootstrap(ends[0].reward, ends[1].reward)
-    return found, ""
+    a, b = (Evaluation.from_record(log[-1]) for log in logs)
+    if why_not := incomparable(a, b, ("in A", "in B")):
+        return {}, f"{why_not}: not compared"
+    found, shared = gains(a, b), on_shared_problems(a, b)
+    found["reward"] = paired_bootstrap(shared[0].reward, shared[1].reward)
+    count, most = len(shared[0].greedy), max(len(a.greedy), len(b.greedy))
+    note = f"{count} held-out problems that both measured" if count < most else ""
+    return {name: e for name, e in found.items() if not math.isnan(e.value)}, note
+
+
+def changed_files(first: Path, second: Path) -> dict[str, str]:
+    """What the two have read that is not the same: data, sources of the user's functions, models."""
+    before, now = ((read_environment(stage) or {}).get("files", {}) for stage in (first, second))
+    return changes(before, now)
 
 
 def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
-    """B's mean reward less A's, over the problems that both met in their last steps."""
+    """B's mean reward less A's, over the problems that both met in their last steps; not of other rewards."""
+    settings = {name.partition(".")[0] for name in changed(first, second)}
+    if "rewards" in settings or any(name.endswith(".py") for name in changed_files(first, second)):
+        return None, 0
     means = [_late_rewards(stage) for stage in (first, second)]
     common = sorted(means[0].keys() & means[1].keys())
     if len(common) < FEW_IN_COMMON:
@@ -87,11 +102,12 @@ def _in_training(first: Path, second: Path) -> tuple[Estimate | None, int]:
 
 
 def _late_rewards(stage: Path) -> dict[str, float]:
+    """Problem and prompt -> mean reward: files may hold other problems under the same name and line."""
     steps, found = recorded_steps(stage), defaultdict[str, list[float]](list)
     for step in steps[-max(1, round(LATE * len(steps))) :]:
         for row in read_rollouts(stage, step).rows:
             if row["reward"] is not None:
-                found[row["problem"]].append(row["reward"])
+                found[f"{row['problem']} {row['prompt']}"].append(row["reward"])
     return {problem: float(np.mean(rewards)) for problem, rewards in found.items()}
 
 

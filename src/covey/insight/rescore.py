@@ -11,6 +11,7 @@ import numpy as np
 from covey.errors import DataError
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, Scorer
+from covey.runs.harvest import same_prompt
 from covey.runs.reader import last_stage, load_recorded
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import load_problems
@@ -71,13 +72,17 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
     for step in logged:
         log, scorer, begun = read_rollouts(stage, step), Scorer(rewards, step), []
         for number, places in log.groups.items():
-            name = log.rows[places[0]]["problem"]
-            if name not in problems:
-                raise DataError(f"{stage}: problem {name} of step {step} is not in the run's data any more")
-            group = scorer.group(problems[name], np.zeros(0, np.int64), len(places))
+            name, prompt = (log.rows[places[0]][key] for key in ("problem", "prompt"))
+            problem = problems.get(name)
+            if problem is None or not same_prompt(problem.prompt, prompt):
+                raise DataError(
+                    f"{stage}: problem {name} of step {step} is not in the run's data any more, or has "
+                    "another prompt: put the data back"
+                )
+            group = scorer.group(problem, np.zeros(0, np.int64), len(places))
             for sample, place in enumerate(places):
                 group.add(sample, _completion(log, place))
-            begun.append((number, problems[name], places, group))
+            begun.append((number, problem, places, group))
         for number, problem, places, group in begun:
             old = np.array([log.rows[p]["reward"] for p in places], dtype=np.float64)
             found.append(Rescored(step, number, problem.id, old, group.result().rewards))

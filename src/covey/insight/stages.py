@@ -61,5 +61,7 @@ def _row(folder: Path) -> tuple[str, ...]:
 
 def points(gain: Estimate) -> str:
     """A difference of fractions in points."""
+    if math.isnan(gain.value):
+        return "not known"
     value, low, high = (100 * v for v in (gain.value, gain.low, gain.high))
     return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from covey.console import duration
-from covey.estimates import Estimate, Evaluation, gains, on_shared_problems
+from covey.estimates import Estimate, Evaluation, gains, incomparable, on_shared_problems
 
 Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
@@ -31,9 +31,8 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
     Accuracy decides. Where it says nothing, because it is all or nothing on both sides or its intervals
     are wide, the reward does.
     """
-    if before.verdict != after.verdict:
-        said = f"correct meant {before.verdict} at first and {after.verdict} at the end"
-        return Verdict("cannot tell", f"cannot tell: {said}")
+    if why := incomparable(before, after):
+        return Verdict("cannot tell", f"cannot tell: {why}")
     before, after = on_shared_problems(before, after)
     changes = gains(before, after)
     up = [name for name in ACCURACIES if changes[name].low > 0]
@@ -90,7 +89,8 @@ def course(before: Evaluation, after: Evaluation) -> str:
         f"{100 * old['greedy'].value:.0f} % -> {new['greedy']} greedy, "
         f"{100 * old['pass@1'].value:.0f} % -> {new['pass@1']} sampled"
     )
-    if all(np.array_equal(e.reward, e.pass_rate) for e in (before, after)):
+    changed = np.isnan(before.reward).all()
+    if changed or all(np.array_equal(e.reward, e.pass_rate) for e in (before, after)):
         return said
     return f"{said}, reward {old['reward'].value:.3g} -> {new['reward']}"
 

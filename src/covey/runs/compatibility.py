@@ -224,6 +224,12 @@ def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> li
     differences = changed_settings(loaded)
     if before is not None:
         differences += changed_environment(before, now)
+    collects = loaded.config.method in ("rejection_sampling", "pairs")
+    if begun and collects and any(d.name == "data" for d in differences):
+        raise ConfigError(
+            f"{output}: the data have changed since its first completions were sampled, and its examples "
+            "would join those with rows of today. Put the data back, or choose another --output"
+        )
     if begun:
         records = ((output / "env.json", before), (output / "config.yaml", recorded_settings(output)))
         lost = [str(path) for path, found in records if found is None]

@@ -141,8 +141,18 @@ def _said(sampled: LoggedSample) -> object:
 def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRow:
     """The columns of a problem, for the rewards; not those of examples."""
     problem = columns.get(sampled.problem)
+    if problem is not None and not same_prompt(problem.prompt, sampled.prompt):
+        raise DataError(
+            f"{sampled.problem} has another prompt than when its completions were sampled: put the data "
+            "back, or sample anew with another output"
+        )
     taken = ("prompt", "completion", "chosen", "rejected", "label", "labels", "margin", "messages")
     return {k: v for k, v in (problem.columns if problem else {}).items() if k not in taken}
+
+
+def same_prompt(prompt: object, logged: object) -> bool:
+    """Whether a problem's prompt is the one that a log of completions names."""
+    return json.loads(json.dumps(prompt, default=str)) == logged
 
 
 def as_jsonl(rows: Iterable[Mapping[str, object]]) -> str:

@@ -13,6 +13,7 @@ import json
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from covey import types
@@ -71,17 +72,28 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     """The files of users' functions, and those of their project that they import: as their text says,
     or, whatever way it was imported, because it is loaded and lies beside them.
     """
-    known: set[Path] = set()
     begun = {path for f in functions for path in _begin(f, folder) if not _library(path)}
-    places = [folder, *(Path(p) for p in sys.path if p and not _library(Path(p)))]
-    waiting = set(begun)
-    while waiting:
-        known.add(path := waiting.pop())
-        waiting |= {p for p in _imported(path, places) if not _library(p)} - known
+    known = _with_imports(begun, folder)
     trees = {path.parent for path in begun}
     loaded = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
     beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not _library(p)}
     return {p for p in known | beside if p.is_file()}
+
+
+@cache
+def code_of(function: Callable[..., object], folder: Path) -> str:
+    """The sha256 of a user's function with what its text imports, when first asked for; empty of ours."""
+    begun = {path for path in _begin(function, folder) if not _library(path)}
+    return " ".join(sorted(digest_of(path) for path in _with_imports(begun, folder) if path.is_file()))
+
+
+def _with_imports(files: set[Path], folder: Path) -> set[Path]:
+    places = [folder, *(Path(p) for p in sys.path if p and not _library(Path(p)))]
+    known, waiting = set[Path](), set(files)
+    while waiting:
+        known.add(path := waiting.pop())
+        waiting |= {p for p in _imported(path, places) if not _library(p)} - known
+    return known
 
 
 def _begin(function: Callable[..., object], folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Two runs side by side: settings that differ, the same held-out problems, the same problems in training."""
+"""Two runs side by side: what differs, the same held-out problems, the same problems in training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covey.insight.difference import changed, held_out_change
+from covey.insight.difference import changed, changed_files, held_out_change
 from covey.runs.rollouts import read_rollouts, recorded_steps
 from covey.ui.records import Record, news, tails
 
@@ -25,24 +25,26 @@ def compared(a: Path, b: Path) -> Record:
     both = [p for p in first if p in second]
     both.sort(key=lambda p: -abs(second[p]["mean"] - first[p]["mean"]))
     settings = [(k, *(json.dumps(v, default=str) for v in pair)) for k, pair in changed(a, b).items()]
+    settings += [(name, "", what) for name, what in changed_files(a, b).items()]
     return {
         "a": news(a, read[0]),
         "b": news(b, read[1]),
         "settings": [{"setting": k, "a": old, "b": new} for k, old, new in settings],
         "held_out": [{"name": name, **vars(estimate)} for name, estimate in found.items()],
         "why_not": why_not,
-        "problems": [{"problem": p, "a": first[p], "b": second[p]} for p in both[:MOST]],
+        "problems": [{"problem": p[0], "a": first[p], "b": second[p]} for p in both[:MOST]],
     }
 
 
-def _problems(run: Path) -> dict[str, Record]:
-    """Problem -> its mean reward when it was last sampled."""
-    found: dict[str, Record] = {}
+def _problems(run: Path) -> dict[tuple[str, str], Record]:
+    """Problem and prompt -> its mean reward when it was last sampled."""
+    found: dict[tuple[str, str], Record] = {}
     for step in recorded_steps(run)[-LATEST:]:
         log = read_rollouts(run, step)
         for group, places in log.groups.items():
             rewards = [r for i in places if (r := log.rows[i]["reward"]) is not None]
             if rewards:
                 place = {"step": step, "group": group, "mean": float(np.mean(rewards))}
-                found[log.rows[places[0]]["problem"]] = place
+                asked = log.rows[places[0]]
+                found[asked["problem"], str(asked["prompt"])] = place
     return found

@@ -47,18 +47,18 @@ export async function compare(a, b) {
   const found = await ask("compare", { a, b });
   const charts = curves({ compare: [{ name: a, ...found.a }, { name: b, ...found.b }] });
   const changed = found.settings.length
-    ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["setting", a, b].map((t) => h("th", {}, written(t))))),
+    ? h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ["setting or file", a, b].map((t) => h("th", {}, written(t))))),
       h("tbody", {}, found.settings.map((s) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, s.setting)), h("td", {}, written(s.a ?? "default")), h("td", {}, written(s.b ?? "default")))))))
-    : h("p", { class: "muted" }, "Both have the same settings.");
+    : h("p", { class: "muted" }, "Both have the same settings and have read the same files.");
   const held = found.held_out;
   const node = h("div", {},
     crumbs(link("#/", "Runs"), "Compared"),
     h("h1", {}, link(at("run", a), written(a)), " and ", link(at("run", b), written(b))),
     h("section", {}, h("h2", {}, "The same held-out problems"),
       held.length ? h("div", { class: "tiles" }, held.map((e) => h("div", { class: "tile" }, h("h3", {}, e.name), h("strong", { class: "num", "data-value": e.value }, e.share ? `${fmt(100 * e.value, 0, true)} points` : fmt(e.value, 3, true)),
-        h("span", { class: "muted num" }, e.share ? `95 %: ${fmt(100 * e.low, 0, true)} to ${fmt(100 * e.high, 0, true)}` : `95 %: ${fmt(e.low, 3, true)} to ${fmt(e.high, 3, true)}`))))
-        : h("p", { class: "muted" }, found.why_not)),
-    h("section", {}, h("h2", {}, "Settings that differ"), changed),
+        h("span", { class: "muted num" }, e.share ? `95 %: ${fmt(100 * e.low, 0, true)} to ${fmt(100 * e.high, 0, true)}` : `95 %: ${fmt(e.low, 3, true)} to ${fmt(e.high, 3, true)}`)))) : null,
+      found.why_not ? h("p", { class: "muted" }, found.why_not) : null),
+    h("section", {}, h("h2", {}, "What differs"), changed),
     h("section", {}, h("h2", {}, "Curves"), charts.node),
     h("section", {}, h("h2", {}, "The same problems in both", h("span", { class: "count num" }, found.problems.length || "")), found.problems.length
       ? h("div", { class: "wide scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["problem", `mean reward, ${a}`, `mean reward, ${b}`].map((t) => h("th", {}, written(t))))),
