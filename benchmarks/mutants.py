@@ -378,7 +378,7 @@ MUTANTS = [
     *of(
         "training/run.py",
         ("groups counted for completions", 'int(metrics["groups/count"]) * config.rollout.group_size', 'int(metrics["groups/count"])'),
-        ("learning rate of the next step", "learning_rate(step, learner.train)", "learning_rate(step + 1, learner.train)"),
+        ("learning rate of the next step", "learning_rate(step, learner.train, number)", "learning_rate(step + 1, learner.train, number)"),
         ("a bad gradient kept for the next update", "            learner.clear()\n", ""),
         ("an update whose loss is not finite applied", " if math.isfinite(loss) else math.nan\n", "\n"),
     ),
@@ -406,7 +406,8 @@ MUTANTS = [
     *of(
         "learner/schedule.py",
         ("warm-up from 0", "train.lr * (step + 1) / train.warmup_steps", "train.lr * step / train.warmup_steps"),
-        ("schedule ignores the warm-up", "(step - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "step / train.steps"),
+        ("schedule ignores the warm-up", "(done - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)", "done / train.steps"),
+        ("schedule stands still within a step", "step + number / (train.inner_epochs * train.updates_per_batch)", "step"),
     ),
     *of(
         "prompts.py",

@@ -85,7 +85,7 @@ class Train(Section):
     lr: float = Field(1e-6, ge=0, description="AdamW learning rate after warm-up.")
     warmup_steps: int = Field(0, ge=0, le=10**9, description="Steps of linear warm-up.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="What the learning rate does after the warm-up."
+        "constant", description="What the learning rate does after the warm-up, optimizer step by step."
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
     betas: tuple[BelowOne, BelowOne] = Field((0.9, 0.99), description="AdamW moment decay rates.")

@@ -7,15 +7,20 @@ import math
 from covey.config.schema import Train
 
 
-def learning_rate(step: int, train: Train) -> float:
-    """The learning rate of a step, counted from 0: linear warm-up, then the schedule to the end.
+def learning_rate(step: int, train: Train, number: int = 0) -> float:
+    """The learning rate of a step's optimizer step ``number``, both counted from 0.
+
+    A warm-up rises by the step, and the schedule falls to the end by the optimizer step.
 
     >>> [learning_rate(s, Train(steps=4, lr=1.0, warmup_steps=2, schedule="linear")) for s in range(4)]
     [0.5, 1.0, 1.0, 0.5]
+    >>> [learning_rate(1, Train(steps=2, lr=1.0, updates_per_batch=2, schedule="linear"), n) for n in (0, 1)]
+    [0.5, 0.25]
     """
     if step < train.warmup_steps:
         return train.lr * (step + 1) / train.warmup_steps
-    progress = (step - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)
+    done = step + number / (train.inner_epochs * train.updates_per_batch)
+    progress = (done - train.warmup_steps) / max(train.steps - train.warmup_steps, 1)
     factors = {
         "constant": 1.0,
         "linear": 1 - progress,

@@ -134,13 +134,14 @@ def step(trainer: Trainer, setting: ShadowConfig, rows: Sequence[Row], number: i
     done = Done(rows, before, [], [], [])
     critic = setting.algorithm["critic"]
     waits = bool(critic) and number < critic["warmup"]
-    for update, minibatch in enumerate(update_parts(setting, rows, number)):
+    start = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
+    for at, minibatch in enumerate(update_parts(setting, rows, number), start):
         mark(setting, minibatch)
-        unmoved = update == 0 and setting.algorithm["old"] == "trainer"
+        unmoved = at == start and setting.algorithm["old"] == "trainer"
         if not waits:
-            apply(trainer, setting, minibatch, number, unmoved, done)
+            apply(trainer, setting, minibatch, at, unmoved, done)
         if critic and (waits or critic["trunk"] == "own"):
-            teach(trainer, setting, minibatch, number)
+            teach(trainer, setting, minibatch, at)
     return done
 
 
@@ -324,7 +325,7 @@ def within(value: Tensor, bound: float | None) -> Tensor:
 
 
 def apply(
-    trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], number: int, unmoved: bool, done: Done
+    trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int, unmoved: bool, done: Done
 ) -> None:
     """One update. Without a completion that pulls there is none, and the norm is 0."""
     axes = setting.algorithm
@@ -339,7 +340,7 @@ def apply(
         compare(trainer, setting, minibatch, unmoved)
     shares = (row_loss(trainer, setting, row, minibatch, unmoved, done) for row in pulling)
     learners = [trainer, *([trainer.critic] if joined and trainer.critic else [])]
-    norms = move(learners, setting, shares, number)
+    norms = move(learners, setting, shares, at)
     done.norms.append(norms[0])
 
 
@@ -356,22 +357,20 @@ def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], u
         row.siblings = [moved[id(r)] for r in others]
 
 
-def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], number: int) -> None:
+def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int) -> None:
     """One update of the critic alone."""
     assert trainer.critic is not None
     shares = (value_share(trainer, setting, row, minibatch, 0.0) for row in minibatch if row.trained)
-    move([trainer.critic], setting, shares, number)
+    move([trainer.critic], setting, shares, at)
 
 
-def move(
-    learners: Sequence[Trainer], setting: ShadowConfig, shares: Iterable[Tensor], number: int
-) -> list[float]:
-    """Sum the gradients of shares of a loss, clip them, move the learners. -> the norms."""
+def move(learners: Sequence[Trainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int) -> list[float]:
+    """Sum the gradients of parts of a loss, clip them, move the learners. -> the norms."""
     totals: list[NamedWeights] = [
         {name: torch.zeros_like(w) for name, w in t.weights.items() if w.requires_grad} for t in learners
     ]
     places = [(t, total, name) for t, total in zip(learners, totals, strict=True) for name in total]
-    for loss in shares:
+    for loss in parts:
         if loss.requires_grad:
             moving = [t.weights[name] for t, _, name in places]
             gradients = torch.autograd.grad(loss, moving, allow_unused=True)
@@ -380,17 +379,17 @@ def move(
     norms = [math.sqrt(math.fsum(float(g.square().sum()) for g in total.values())) for total in totals]
     for learner, total, norm in zip(learners, totals, norms, strict=True):
         if norm or learner.first:  # what has never learned is left alone
-            adamw(learner, setting, total, norm, number)
+            adamw(learner, setting, total, norm, at)
     return norms
 
 
 @torch.no_grad()
-def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, number: int) -> None:
+def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm: float, at: int) -> None:
     """Clip the gradient by its norm, and move the weights. Loshchilov and Hutter, arXiv 1711.05101."""
     train, trainer.applied = setting.train, trainer.applied + 1
     if "value.weight" in gradient:
         train = {**train, "lr": setting.algorithm["critic"]["lr"]}
-    lr, (beta1, beta2) = rate_at(train, number), train["betas"]
+    lr, (beta1, beta2) = rate_at(train, at), train["betas"]
     scale = min(1.0, train["grad_clip"] / (norm + 1e-6))
     for name, raw in gradient.items():
         g, w = raw * scale, trainer.weights[name]
@@ -401,12 +400,12 @@ def adamw(trainer: Trainer, setting: ShadowConfig, gradient: NamedWeights, norm:
         w.copy_(w * (1 - lr * train["weight_decay"]) - lr * first / (second.sqrt() + 1e-8))
 
 
-def rate_at(train: AxisSettings, number: int) -> float:
-    """Of step ``number``, counted from 0: a linear warm-up that begins above 0, then the schedule."""
-    lr, warm, steps = train["lr"], train["warmup_steps"], train["steps"]
-    if number < warm:
-        return float(lr * (number + 1) / warm)
-    done = (number - warm) / max(steps - warm, 1)
+def rate_at(train: AxisSettings, at: int) -> float:
+    """Of optimizer step ``at``, counted from 0: a linear warm-up that begins above 0, then the schedule."""
+    lr, warm, each = train["lr"], train["warmup_steps"], train["inner_epochs"] * train["updates_per_batch"]
+    if at < warm * each:
+        return float(lr * (at // each + 1) / warm)
+    done = (at - warm * each) / max((train["steps"] - warm) * each, 1)
     falls = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}
     return float(lr * falls[train["schedule"]])
 

@@ -49,8 +49,7 @@ def train(run: Run) -> None:
             run.advance(step + 1, rollout.position)
             metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
             report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
-            groups = [*rollout.groups, *rollout.filtered]
-            run.follow(step, metrics, groups, signal=bool(batch.advantages.any()))
+            run.follow(step, metrics, [*rollout.groups, *rollout.filtered], bool(batch.advantages.any()))
             refresh(run.learner, algorithm, before)
             if run.evaluate_and_save():
                 break
@@ -69,10 +68,10 @@ def update(run: Run, batch: Batch, old: OldLogprobs, step: int) -> Updated:
     """The optimizer steps on a rollout batch, those of a critic of its own on the same minibatches."""
     done, algorithm, config = Updated(), run.loaded.algorithm, run.loaded.config
     jobs = list(learners_of(run, step, done))
-    for minibatch in updates(batch, algorithm, config, old, step):
+    for number, minibatch in enumerate(updates(batch, algorithm, config, old, step)):
         for learner, objective, norms in jobs:
             seen = learner.forward_backward(minibatch, objective)
-            norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen]))
+            norms.append(run.update(learner, step, minibatch, [float(s.loss) for s in seen], number))
             done.stats += [s for s in seen if isinstance(s, TokenStats) and isfinite(norms[-1])]
     return done
 

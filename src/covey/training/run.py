@@ -94,16 +94,18 @@ class Run:
         self.stop.check()
         self.journal.console.sampling(done, total, what)
 
-    def update(self, learner: AnyLearner, step: int, minibatch: Batch, losses: Sequence[float]) -> float:
-        """Apply a learner's accumulated gradient and return its norm.
+    def update(
+        self, learner: AnyLearner, step: int, minibatch: Batch, losses: Sequence[float], number: int = 0
+    ) -> float:
+        """Apply a learner's accumulated gradient, the step's ``number``-th, and return its norm.
 
-        If it or the loss is not finite nothing is applied, the batch is kept for a look, and NaN is
-        returned. Raises GuardStop after ``guards.bad_updates`` of these in a row.
+        If it or the loss is not finite nothing is applied, the batch is kept, and NaN is returned. Raises
+        GuardStop after ``guards.bad_updates`` of these in a row.
         """
         config, faults = self.loaded.config, self.options.faults
         faults.in_gradient(learner.optimizer.masters)
         loss = math.nan if faults.hit("loss.nan") else math.fsum(losses)
-        norm = learner.step(learning_rate(step, learner.train)) if math.isfinite(loss) else math.nan
+        norm = learner.step(learning_rate(step, learner.train, number)) if math.isfinite(loss) else math.nan
         faults.in_weights([own(m.detach()) for m in learner.optimizer.masters[:1]])
         if not math.isfinite(norm):
             norm, name = math.nan, f"step_{step:06d}_{self.state.guards.bad_updates}"
