@@ -1,20 +1,21 @@
 """TRL's trainer over `covey.train`: write `from covey.trl import GRPOConfig, GRPOTrainer`, keep the script.
 
 Every name means what it means in TRL, with TRL's default where it is not given, or is refused with what to
-write instead. Names of what covey always does (logging, saving) are left out, and a note says so. Two things
-that TRL's scripts do not say are taken from them, each with a note: which reward says what is correct, and
-which engine samples for a `use_vllm=True` without a server.
+write instead. Names that change nothing of what is learned (logging, memory) are left out, and a note says
+so. Two things that TRL's scripts do not say are taken from them, each with a note: which reward says what is
+correct, and which engine samples for a `use_vllm=True` without a server.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey import api
-from covey.config.trl import ABSENT, ALWAYS, INSTEAD, LOSS, NAMES, SAME, told
+from covey.config.trl import LEFT_OUT, LOSS, NAMES, SAME, algorithm_of, told
 from covey.config.usercode import name_of, spec_of
 from covey.errors import ConfigError
 from covey.rewards.contract import Reward
@@ -35,7 +36,7 @@ _COUNTS = ("save_steps", "eval_steps")
 """In optimizer steps."""
 _DEFAULTS: Mapping[str, object] = {
     "num_generations": 8,
-    "max_completion_length": 256,
+    "max_completion_length": 512,
     "num_iterations": 1,
     "learning_rate": 1e-6,
     "lr_scheduler_type": "linear",
@@ -44,15 +45,63 @@ _DEFAULTS: Mapping[str, object] = {
     "seed": 42,
     "save_steps": 500,
     "loss_type": LOSS["loss_type"],
+    "save_strategy": "steps",
+    "eval_strategy": "no",
+    "per_device_eval_batch_size": 8,
+    "top_entropy_quantile": 1.0,
+    "entropy_target": 0.2,
+    "entropy_coef_max": 1.0,
+    "entropy_coef_delta": 0.005,
+    "repetition_penalty": 1.0,
+    "adam_epsilon": 1e-08,
+    "vllm_mode": "colocate",
+    "vllm_model_impl": "vllm",
+    "vllm_server_host": "0.0.0.0",  # noqa: S104
+    "vllm_server_port": 8000,
+    "vllm_server_timeout": 240.0,
+    "vllm_group_port": 51216,
+    "vllm_gpu_memory_utilization": 0.3,
+    "vllm_tensor_parallel_size": 1,
+    "vllm_importance_sampling_correction": True,
+    "vllm_importance_sampling_mode": "sequence_mask",
+    "vllm_importance_sampling_clip_max": 3.0,
+    "ds3_gather_for_generation": True,
+    "logging_strategy": "steps",
+    "logging_steps": 10,
+    "log_on_each_node": True,
+    "logging_nan_inf_filter": True,
+    "include_num_input_tokens_seen": "no",
+    "log_level": "passive",
+    "log_level_replica": "warning",
+    "report_to": "none",
+    "project": "huggingface",
+    "log_multimodal": True,
+    "skip_memory_metrics": True,
+    "hub_strategy": "every_save",
+    "average_tokens_across_devices": True,
+    "ddp_timeout": 1800,
+    "local_rank": -1,
+    "shuffle_dataset": True,
+    "dataloader_pin_memory": True,
+    "dataloader_in_order": True,
+    "train_sampling_strategy": "random",
+    "length_column_name": "length",
+    "pad_to_multiple_of": "auto",
+    "eval_do_concat_batches": True,
 }
-"""TRL's, where covey's differ or could come to."""
+"""TRL's, where they are more than nothing and covey's differ, could come to, or do not exist."""
+_VLLM = "vllm_importance_sampling_"
 NO_LIMIT = 1_000
 """Calls of tools, where TRL sets no limit."""
 _PROMPTS = frozenset({"prompt", "prompts", "completion", "completions"})
 """Columns that say nothing of what is correct."""
+_LORA = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+_LORA_SAYS_NOTHING = frozenset({"task_type", "peft_type", "auto_mapping", "peft_version", "inference_mode"})
+"""Fields of peft's that do not say what is trained."""
 _OWN = frozenset(
     {*_BATCH, "adam_beta1", "adam_beta2", "bf16", "reward_weights"}
     | {"use_cpu", "use_vllm", "vllm_server_base_url"}
+    | {_VLLM + part for part in ("correction", "mode", "clip_min", "clip_max")}
 )
 """Names that are read here."""
 
@@ -66,22 +115,28 @@ class GRPOConfig:
         for name, value in names.items():
             if name not in NAMES:
                 raise ConfigError(f"GRPOConfig: {name!r} is no argument of TRL's")
-            if name in SAME or name in LOSS or name in _OWN or value is None or value is False:
+            default = value == _DEFAULTS[name] if name in _DEFAULTS else not value
+            if name in SAME or name in LOSS or name in _OWN or value is None or default:
                 continue
-            if name in ABSENT[ALWAYS] or INSTEAD.get(name, "").startswith("leave it out"):
-                self.notes.append(told(name))
-            elif value != 0:
+            if name in LEFT_OUT:
+                self.note(told(name))
+            else:
                 raise ConfigError(f"GRPOConfig: {name}={value!r}: {told(name)}")
         if names.get("use_vllm") and not names.get("vllm_server_base_url"):
             # TRL puts vLLM into the training process then; what is sampled has the same distribution.
-            self.notes.append(
+            self.note(
                 "use_vllm=True without vllm_server_base_url: covey's own engine samples, in this process"
             )
 
+    def note(self, text: str) -> None:
+        """Something that the run says, once."""
+        self.notes += [] if text in self.notes else [text]
+
     def settings(self, rows: int) -> dict[str, object]:
         """As covey's settings, for a dataset of so many rows."""
-        given = {**_DEFAULTS, **self.names}
-        found = {n: v for n, v in given.items() if (n in SAME or n in LOSS) and n not in (*_BATCH, *_COUNTS)}
+        given = {**_DEFAULTS, **{name: value for name, value in self.names.items() if value is not None}}
+        shared = (*SAME, "loss_type", *(n for n, v in LOSS.items() if given.get(n, v) != v))
+        found = {n: given[n] for n in shared if n in given and n not in (*_BATCH, *_COUNTS)}
         for name in _COUNTS:
             if isinstance(given.get(name), float):
                 raise ConfigError(f"GRPOConfig: {name}={given[name]!r}: write a number of steps")
@@ -92,6 +147,10 @@ class GRPOConfig:
         found["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
         if given.get("use_vllm") and (url := given.get("vllm_server_base_url")):
             found["rollout.sampler"] = {"url": [url]}
+            if correction := _correction(given):
+                algorithm = algorithm_of({name: found.pop(name) for name in LOSS if name in found})
+                first = [algorithm["correction"]] if algorithm["correction"] else []
+                found["algorithm"] = {**algorithm, "correction": [*first, correction]}
         return {**found, **self._batches(given, rows)}
 
     def _batches(self, given: Mapping[str, object], rows: int) -> dict[str, object]:
@@ -115,6 +174,12 @@ class GRPOConfig:
         batches = rows // prompts * epochs if isinstance(epochs, int | float) else 0
         if number("max_steps") > 0:
             batches = -(-number("max_steps") // updates)
+        for name in ("max_steps", *_COUNTS):
+            if (asked := number(name)) > 0 and asked % updates and name in self.names:
+                self.note(
+                    f"{name}={asked} is {-(-asked // updates) * updates} here: a rollout batch is "
+                    f"{updates} optimizer steps, and steps end with it"
+                )
         if batches < 1:
             raise ConfigError(f"GRPOConfig: {rows} rows are less than a rollout batch of {prompts} prompts")
         return {
@@ -123,6 +188,28 @@ class GRPOConfig:
             "train.steps": int(batches),
             **{SAME[name]: -(-number(name) // updates) for name in _COUNTS if given.get(name)},
         }
+
+
+def _correction(given: Mapping[str, object]) -> dict[str, object] | None:
+    """What TRL does where a server's log-probs are not the trainer's; None: nothing. Raises ConfigError."""
+    if not given[_VLLM + "correction"]:
+        return None
+    if given.get("loss_type") == "vespo":
+        raise ConfigError(
+            f"GRPOConfig: loss_type vespo takes a server's log-probs into its weights in TRL: write "
+            f"{_VLLM}correction=False"
+        )
+    mode, low, high = (given.get(_VLLM + part) for part in ("mode", "clip_min", "clip_max"))
+    level, _, kind = str(mode).partition("_")
+    if level in ("token", "sequence") and high is not None:
+        if kind == "mask":
+            return {"name": "masked", "level": level, "low": low or 0.0, "high": high}
+        if kind == "truncate" and low is None:
+            return {"name": "truncated", "level": level, "cap": high}
+    raise ConfigError(
+        f"GRPOConfig: {_VLLM}mode={mode!r} with clip_min={low} and clip_max={high} is not here: token or "
+        "sequence, _mask or _truncate, with clip_max; clip_min goes with a mask"
+    )
 
 
 class GRPOTrainer:
@@ -153,9 +240,10 @@ class GRPOTrainer:
         named = isinstance(model, str | Path)
         rewards = _rewards(reward_funcs, self.args.names.get("reward_weights"))
         columns = {name for row in data["train"] if isinstance(row, Mapping) for name in row}
+        settings = self.args.settings(len(data["train"]))
         self._notes = [*self.args.notes, *_mark_verdict(rewards, columns)]
         self._settings: dict[str, object] = {
-            **self.args.settings(len(data["train"])),
+            **settings,
             "model": model,
             "tokenizer": None if named else processing_class,
             "data": data,
@@ -255,12 +343,14 @@ def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:
 
 
 def _lora(peft: object) -> dict[str, object]:
-    """peft's LoraConfig as covey's. Raises ConfigError for what that has not."""
-    known = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
-    for name in ("lora_dropout", "use_rslora", "use_dora", "modules_to_save"):
-        if value := getattr(peft, name, None):
-            raise ConfigError(
-                f"GRPOTrainer: peft_config.{name}={value!r}: {told(name) or 'lora has no such setting'}"
-            )
-    values = {ours: getattr(peft, theirs, None) for theirs, ours in known.items()}
-    return {k: sorted(v) if isinstance(v, set) else v for k, v in values.items() if v is not None}
+    """peft's LoraConfig as covey's. Raises ConfigError for what that has not, and for other adapters."""
+    if not is_dataclass(peft) or isinstance(peft, type) or not hasattr(peft, "lora_alpha"):
+        raise ConfigError(f"GRPOTrainer: peft_config: only peft's LoraConfig is known, not {name_of(peft)}")
+    plain = type(peft)()
+    for name in (f.name for f in fields(peft) if f.name not in _LORA and f.name not in _LORA_SAYS_NOTHING):
+        value = getattr(peft, name)
+        if value != getattr(plain, name):
+            why = told(name) or "lora has rank, alpha and targets, nothing else"
+            raise ConfigError(f"GRPOTrainer: peft_config.{name}={value!r}: {why}")
+    values = {ours: getattr(peft, theirs) for theirs, ours in _LORA.items()}
+    return {k: sorted(v) if isinstance(v, set) else v for k, v in values.items()}

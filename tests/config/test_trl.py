@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from importlib.util import find_spec
@@ -16,7 +17,10 @@ from covey.config.load import load_config
 from covey.config.sources import key_paths
 from covey.errors import ConfigError
 
-CHECKED_IN = set((Path(__file__).parent / "trl_1_16.txt").read_text().split())
+LINES = [line.partition(" ") for line in (Path(__file__).parent / "trl_1_16.txt").read_text().splitlines()]
+CHECKED_IN = {name for name, _, _ in LINES}
+DEFAULTS = {name: ast.literal_eval(default) for name, _, default in LINES if default}
+"""Those of GRPOConfig."""
 
 
 def test_every_name_of_trl_is_in_the_table_once() -> None:
@@ -33,8 +37,14 @@ def test_the_table_is_that_of_the_installed_trl() -> None:
 
     kinds = (GRPOConfig, ModelConfig, GRPOScriptArguments)
     assert {f.name for kind in kinds for f in dataclasses.fields(kind)} == CHECKED_IN
-    defaults = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
-    assert {name: defaults[name] for name in trl.LOSS} == dict(trl.LOSS)
+    made = GRPOConfig(output_dir=None, use_cpu=True, bf16=False)
+    every = {f.name: f.default for f in dataclasses.fields(GRPOConfig)}
+    found = {n: getattr(made, n) if d is dataclasses.MISSING else d for n, d in every.items()}
+    assert found == DEFAULTS
+
+
+def test_the_loss_has_the_defaults_of_trl() -> None:
+    assert {name: DEFAULTS[name] for name in trl.LOSS} == dict(trl.LOSS)
 
 
 def test_what_to_write_instead_are_settings() -> None:

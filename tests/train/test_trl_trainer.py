@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from peft import IA3Config, LoraConfig
+from tests.config.test_trl import DEFAULTS
 from tests.train.test_from_objects import ROWS, Dataset, live, varied, weights
 
 import covey
+from covey.config.algorithm import describe
+from covey.config.load import load_config
+from covey.config.trl import SAME
 from covey.errors import ConfigError, CoveyError
 from covey.models.tiny import build_model, build_tokenizer
 from covey.trl import GRPOConfig, GRPOTrainer
+from covey.trl import _lora as trl_lora
 
 
 def by_length(prompts: list[str], completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -31,6 +36,7 @@ def test_a_pasted_script_trains_the_model_it_was_given(tmp_path: Path, capsys) -
         gradient_accumulation_steps=2, max_completion_length=4, num_train_epochs=1, learning_rate=1e-3,
         temperature=0.9, beta=0.04, num_iterations=2, use_vllm=False, bf16=False, logging_steps=1,
         report_to="none", save_strategy="steps", save_steps=1, push_to_hub=False,
+        eval_on_start=True,
     )  # fmt: skip
     trainer = GRPOTrainer(
         model=given["model"], processing_class=given["tokenizer"], reward_funcs=[by_length], args=args,
@@ -46,7 +52,7 @@ def test_a_pasted_script_trains_the_model_it_was_given(tmp_path: Path, capsys) -
     assert (said["algorithm"]["kl"]["coef"], said["algorithm"]["surrogate"]["clip_high"]) == (0.04, 0.2)
     out = capsys.readouterr().out
     assert "TRL's logging_steps is not here: metrics, completions and curves are always written" in out
-    assert "for TRL's save_strategy leave it out" in out
+    assert "for TRL's eval_on_start leave it out" in out
     trainer.save_model(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").is_file()
 
@@ -141,6 +147,83 @@ def test_batches_are_those_of_trl(names: dict[str, Any], rows: int, sizes: tuple
     assert tuple(found[key] for key in keys) == sizes
 
 
+SPELLED = {n: v for n, v in DEFAULTS.items() if n not in ("output_dir", "gradient_checkpointing")}
+"""TRL's defaults; that of `gradient_checkpointing` changes memory alone, and is not taken over."""
+
+
+def test_what_is_not_given_has_the_default_of_trl() -> None:
+    """As settings: a run of neither, and one of all of them spelled out, learns the same."""
+    plain, spelled = GRPOConfig(), GRPOConfig(**SPELLED)
+    assert spelled.notes == []
+    both = [
+        load_config(values={"model": "tiny", "data": {"task": "sums"}, **config.settings(1000)}).config
+        for config in (plain, spelled)
+    ]
+    assert both[0] == both[1]
+    for name, key in SAME.items():
+        if name in SPELLED and SPELLED[name] is not None and name not in ("max_steps", "optim"):
+            section, _, field = key.rpartition(".")
+            holder = getattr(both[0], section) if section else both[0]
+            assert getattr(holder, field) == SPELLED[name], name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("shuffle_dataset", False), ("top_entropy_quantile", 0.8), ("repetition_penalty", 1.1)),
+        *(("adam_epsilon", 1e-5), ("data_seed", 3), ("train_sampling_strategy", "sequential")),
+    ],
+)
+def test_what_differs_from_trls_default_is_not_passed_over(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value!r}: "):
+        GRPOConfig(**{name: value})
+
+
+def test_what_changes_no_result_is_left_out_with_a_note() -> None:
+    names = {
+        "use_liger_kernel": True, "dataloader_num_workers": 4, "dataloader_pin_memory": False,
+        "ddp_timeout": 3600, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "vllm_gpu_memory_utilization": 0.6, "attn_implementation": "sdpa",
+    }  # fmt: skip
+    notes = GRPOConfig(**names).notes
+    assert [note.split()[1] for note in notes] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "correction"),
+    [
+        ({}, [{"name": "masked", "level": "sequence", "low": 0.0, "high": 3.0}]),
+        (
+            {"mode": "token_truncate", "clip_max": 2.0},
+            [{"name": "truncated", "level": "token", "cap": 2.0}],
+        ),
+        (
+            {"mode": "token_mask", "clip_min": 0.5},
+            [{"name": "masked", "level": "token", "low": 0.5, "high": 3}],
+        ),
+        ({"correction": False}, []),
+    ],
+)
+def test_a_server_is_corrected_for_as_in_trl(names: dict[str, Any], correction: list[object]) -> None:
+    given = {f"vllm_importance_sampling_{name}": value for name, value in names.items()}
+    found = {
+        url: GRPOConfig(use_vllm=True, vllm_server_base_url=url, epsilon=0.1, **given).settings(1000)
+        for url in ("http://127.0.0.1:8000", None)
+    }
+    served, own = (load_config(values={"data": {"task": "sums"}, **s}).algorithm for s in found.values())
+    assert (describe(served)["correction"] or []) == correction
+    assert {**describe(served), "correction": None} == {**describe(own), "correction": None}
+
+
+def test_counts_that_end_with_a_batch_are_said() -> None:
+    args = GRPOConfig(steps_per_generation=4, max_steps=6, save_steps=8)
+    for _ in range(2):
+        assert args.settings(80)["train.steps"] == 2
+    assert args.notes == [
+        "max_steps=6 is 8 here: a rollout batch is 4 optimizer steps, and steps end with it"
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("trl") is None, reason="trl is not installed")
 @pytest.mark.parametrize("names", [{}, {"gradient_accumulation_steps": 4}, {"steps_per_generation": 4}])
@@ -180,9 +263,8 @@ def test_what_covey_has_not_is_refused_in_words(tmp_path: Path, names: dict[str,
     assert not (tmp_path / "run").exists()
 
 
-def lora(**settings: Any) -> SimpleNamespace:
-    """What of peft's LoraConfig is read."""
-    return SimpleNamespace(**{"r": 4, "lora_alpha": 8, "target_modules": {"q_proj"}, **settings})
+def lora(**settings: Any) -> LoraConfig:
+    return LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": {"q_proj"}, **settings})
 
 
 @pytest.mark.parametrize(
@@ -194,6 +276,10 @@ def lora(**settings: Any) -> SimpleNamespace:
         ({"reward_funcs": "no/such"}, "no/such"),
         ({"callbacks": [object()]}, "callbacks has no counterpart"),
         ({"peft_config": lora(lora_dropout=0.1)}, "lora has rank, alpha and targets"),
+        ({"peft_config": lora(rank_pattern={"q_proj": 2})}, r"rank_pattern=.'q_proj': 2.: lora has rank"),
+        ({"peft_config": lora(init_lora_weights="gaussian")}, "init_lora_weights='gaussian'"),
+        ({"peft_config": lora(layers_to_transform=[0])}, "layers_to_transform="),
+        ({"peft_config": IA3Config()}, "peft_config: only peft's LoraConfig is known, not IA3Config"),
     ],
 )
 def test_a_trainer_that_cannot_be_is_refused_in_words(
@@ -216,5 +302,6 @@ def test_weights_adapters_and_servers_are_coveys_settings(tmp_path: Path, monkey
     assert asked["rewards"][0] == {varied: {"weight": 1.0, "name": "varied"}}
     assert asked["rewards"][1] == {"reward_model": {"model": "a/judge", "weight": 0.5}}
     assert asked["lora"] == {"rank": 4, "alpha": 8, "targets": ["q_proj"]}
+    assert trl_lora(LoraConfig(task_type="CAUSAL_LM")) == {"rank": 8, "alpha": 8, "targets": None}
     assert (asked["dtype"], asked["device"]) == ("bfloat16", "cpu")
     assert asked["rollout.sampler"] == {"url": ["http://127.0.0.1:8000"]}

@@ -85,7 +85,8 @@ class Layers:
         new = trl.SAME.get(name, name)
         if new == name:
             return name, value
-        self.notes.append(f"{origin}: {name} is {new} here")
+        if origin != name:  # Python's are TRL's on purpose, as a script's are
+            self.notes.append(f"{origin}: {name} is {new} here")
         self.of_trl = True
         if name in trl.PER_UPDATE:
             self.per_update[new, origin] = name

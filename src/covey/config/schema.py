@@ -198,7 +198,9 @@ class Lora(Section):
 
     rank: int = Field(16, ge=1, le=65_536, description="Rank of the update.")
     alpha: float = Field(32.0, gt=0, le=10**6, description="Scale of the update: alpha / rank.")
-    targets: str | tuple[str, ...] = Field("all-linear", description="Which linear layers.")
+    targets: str | tuple[str, ...] | None = Field(
+        "all-linear", description="Which linear layers; null: peft's choice for the architecture."
+    )
 
 
 class Launch(Section):

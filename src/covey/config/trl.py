@@ -141,17 +141,24 @@ INSTEAD: Mapping[str, str] = {
 
 _NO_VLLM = "completions are sampled by covey itself, or on the servers that rollout.sampler.url names"
 ALWAYS = "metrics, completions and curves are always written to the run's folder"
+_ENGINE = "the engine fits itself to model and memory"
+_FORWARD = "the forward pass is covey's own, without padding"
+_LOADER = "data is read whole; there is no loader"
+_MEMORY = "micro-batches shrink by themselves where memory is short"
 _PROCESSES = "write launch.processes, or start covey under torchrun; weights are split by FSDP2"
-_DATA_FLOW = "data is read whole and shuffled by the seed; there is no loader"
+_TOGETHER = "how processes talk to each other is covey's own, and does not change the result"
+_DATA_FLOW = "data is read whole and shuffled by the seed"
 _FIXED = "it cannot be changed"
 
 ABSENT: Mapping[str, tuple[str, ...]] = {
     _NO_VLLM: (
-        *("vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_server_port"),
-        *("vllm_server_host", "vllm_server_timeout", "vllm_group_port"),
-        *("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
-        *("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged"),
-        *("transformers_continuous_batching_config", "ds3_gather_for_generation", "use_cache"),
+        *("vllm_mode", "vllm_server_port", "vllm_server_host", "vllm_server_timeout", "vllm_group_port"),
+    ),
+    _ENGINE: (
+        *("vllm_model_impl", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization"),
+        *("vllm_max_model_length", "vllm_tensor_parallel_size", "cache_implementation"),
+        *("use_transformers_continuous_batching", "use_transformers_paged", "ds3_gather_for_generation"),
+        *("transformers_continuous_batching_config", "use_cache"),
     ),
     f"{_NO_VLLM}; for another sampler's drift there is algorithm.correction": (
         *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
@@ -172,18 +179,20 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
         *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy"),
         *("hub_always_push", "hub_revision"),
     ),
-    _PROCESSES: (
-        *("accelerator_config", "parallelism_config", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
-        *("ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend", "ddp_timeout", "fsdp", "fsdp_config"),
-        *("deepspeed", "local_rank", "average_tokens_across_devices", "save_on_each_node"),
-        "ignore_bias_buffers",
+    _PROCESSES: (*("accelerator_config", "parallelism_config", "fsdp", "fsdp_config", "deepspeed"),),
+    _TOGETHER: (
+        *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
+        *("ddp_backend", "ddp_timeout", "local_rank", "average_tokens_across_devices"),
+        *("save_on_each_node", "ignore_bias_buffers"),
     ),
     _DATA_FLOW: (
-        *("shuffle_dataset", "data_seed", "remove_unused_columns", "dataloader_drop_last", "label_names"),
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
-        *("train_sampling_strategy", "length_column_name", "dataset_config", "dataset_streaming"),
-        "pad_to_multiple_of",
+        *("shuffle_dataset", "data_seed", "dataloader_drop_last", "label_names", "dataset_config"),
+        *("train_sampling_strategy", "length_column_name", "dataset_streaming"),
+    ),
+    _LOADER: (
+        *("remove_unused_columns", "dataloader_num_workers", "dataloader_pin_memory"),
+        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_in_order"),
+        "dataloader_multiprocessing_context",
     ),
     "evaluation counts correct answers: see the section eval": (
         *("eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_do_concat_batches"),
@@ -197,14 +206,16 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
     _FIXED: (
         *("lr_scheduler_kwargs", "optim_args", "adam_epsilon", "optim_target_modules"),
         *("label_smoothing_factor", "neftune_noise_alpha", "disable_dropout", "cast_lm_head_to_fp32"),
-        *("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs", "router_aux_loss_coef"),
-        *("torch_empty_cache_steps", "tf32", "attn_implementation"),
+        *("router_aux_loss_coef", "tf32"),
     ),
-    "the forward pass is covey's own": (
+    _FORWARD: (
         *("torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel"),
-        "liger_kernel_config",
+        *("liger_kernel_config", "attn_implementation", "pad_to_multiple_of"),
     ),
-    "micro-batches shrink by themselves where memory is short": ("auto_find_batch_size",),
+    _MEMORY: (
+        *("auto_find_batch_size", "torch_empty_cache_steps", "gradient_checkpointing_kwargs"),
+        "activation_checkpointing_kwargs",
+    ),
     "numbers are float32 or bfloat16": (
         *("fp16", "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "use_bnb_nested_quant"),
         "bnb_4bit_quant_storage",
@@ -221,6 +232,12 @@ ABSENT: Mapping[str, tuple[str, ...]] = {
 
 OLDER = frozenset({"max_prompt_length", "warmup_ratio", "torch_dtype", "evaluation_strategy"})
 """Names of earlier versions, still found in scripts."""
+
+LEFT_OUT = frozenset(
+    {name for why in (ALWAYS, _ENGINE, _FORWARD, _LOADER, _MEMORY, _TOGETHER) for name in ABSENT[why]}
+    | {name for name, remedy in INSTEAD.items() if remedy.startswith("leave it out")}
+)
+"""Names that change nothing of what is learned: a script's may be left out for it."""
 
 _ABSENT = {name: why for why, names in ABSENT.items() for name in names}
 NAMES = frozenset({*SAME, *LOSS, *INSTEAD, *_ABSENT})

@@ -153,8 +153,8 @@ def with_lora(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lora: 
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise ConfigError("lora needs peft: pip install 'covey[lora]'") from None
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    named = targets if isinstance(targets, str) else ", ".join(targets)
+    targets = list(lora.targets) if isinstance(lora.targets, tuple) else lora.targets
+    named = ", ".join(targets) if isinstance(targets, list) else targets
     layers = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
         with warnings.catch_warnings():  # peft reads a property that transformers has renamed
