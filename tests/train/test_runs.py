@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from covey.console import RunConsole
 from covey.errors import DataError, GuardStop, Stopped
 from covey.insight.show import show_run
 from covey.models.policy import save_policy
+from covey.runs.checkpoint import newest_checkpoint
+from covey.runs.folder import RunFolder
 from covey.signals import StopSignal
 from covey.training.pipeline import Result, run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
@@ -255,6 +258,21 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-8])
     start(tmp_path / "parts", train={"steps": 6})
     assert fingerprint(tmp_path / "whole") == fingerprint(tmp_path / "parts")
+
+
+def test_a_damaged_checkpoint_does_not_stand_for_a_step_that_is_saved_again(tmp_path: Path) -> None:
+    counter = StopAt()
+    start(tmp_path / "whole", counter, train={"steps": 6})
+    interrupted(tmp_path / "parts", counter.checks - 1, train={"steps": 6})
+    first, second = sorted(p.name for p in (tmp_path / "parts" / "checkpoints").iterdir())
+    weights = tmp_path / "parts" / "checkpoints" / second / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with closing(RunFolder(tmp_path / "parts")) as folder:
+        found, complaints = newest_checkpoint(folder, strict=False)
+        assert (found, len(complaints)) == (tmp_path / "parts" / "checkpoints" / first, 1)
+        assert newest_checkpoint(folder, strict=True) == (found, [])
+        folder.rotate(1)
+    assert sorted(p.name for p in found.parent.iterdir()) == [f"damaged-{second}", first]
 
 
 @pytest.mark.parametrize("setting", [{"eval": {"every": 2}}, {"train": {"stop_at": 0.9}}], ids=str)

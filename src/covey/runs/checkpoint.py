@@ -15,6 +15,7 @@ from covey.models.value_head import ValueModel
 from covey.objective.controllers import Coefficients
 from covey.processes import by_first, is_joint, together
 from covey.rollout import Position
+from covey.runs.atomic import discard
 from covey.runs.folder import Logged, RunFolder
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 
@@ -154,6 +155,7 @@ def load_checkpoint(
 def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, list[str]]:
     """The newest undamaged checkpoint, and what is wrong with those that are skipped.
 
+    These are set aside, so that a step that is saved again is, and none that is good makes room for them.
     Raises CheckpointError if there are only damaged ones or, if ``strict``, any.
     """
     checkpoint, complaints = folder.latest_checkpoint()
@@ -164,4 +166,9 @@ def newest_checkpoint(folder: RunFolder, strict: bool) -> tuple[Path | None, lis
             else ", or remove the run folder to begin again: there is no other checkpoint"
         )
         raise CheckpointError(f"{'; '.join(complaints)}. Put the files back{remedy}")
+    for path in folder.checkpoints()[-len(complaints) :] if complaints else ():
+        aside = path.with_name(f"damaged-{path.name}")
+        if aside.exists():
+            discard(aside)
+        path.rename(aside)
     return checkpoint, complaints
