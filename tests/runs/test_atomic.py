@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,3 +158,38 @@ def test_the_rollout_log_holds_what_could_be_drawn(tmp_path: Path) -> None:
     sets = np.split(arrays["kept_ids"], arrays["kept_ends"][:-1])
     assert [s.tolist() for s in sets] == [ids for _ in range(2) for sets in kept for ids in sets]
     folder.close()
+
+
+def test_a_file_behind_a_link_is_replaced_and_a_device_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "there.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("there.html")
+    write_file(tmp_path / "link.html", "new")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "there.html").read_text() == "new"
+    reader, device = os.openpty()
+    write_file(Path(os.ttyname(device)), "new")
+    assert os.read(reader, 9) == b"new"
+    assert Path(os.ttyname(device)).is_char_device()
+    os.close(reader)
+    os.close(device)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError, match=r"/taken'$"):
+        write_file(tmp_path / "taken", "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_child_of_a_users_does_not_hold_a_run_that_has_ended(tmp_path: Path) -> None:
+    folder, (begin, end) = RunFolder(tmp_path / "run"), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        os.read(begin, 1)
+        os._exit(0)
+    os.close(begin)
+    folder.close()
+    RunFolder(tmp_path / "run").close()
+    os.close(end)
+    os.waitpid(child, 0)

@@ -14,7 +14,7 @@ from covey.console import duration
 from covey.estimates import Estimate, Evaluation, over_seeds
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.stages import in_columns, points
-from covey.runs.atomic import write_file
+from covey.runs.atomic import make_folder, write_file
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import RESULT, read_environment, seconds_of, stages_in
 
@@ -179,6 +179,7 @@ def _best(sweep: Sweep, rows: Sequence[CellRow]) -> str:
 
 def write_sweep(sweep: Sweep, failed: Mapping[Path, str]) -> None:
     """Write the table as JSON and the chart into the sweep's folder."""
+    make_folder(sweep.home)
     write_file(sweep.home / RECORD_NAME, json.dumps(sweep_record(sweep, failed), indent=1) + "\n")
     if rows := rows_of(sweep):
         write_file(sweep.home / CHART_NAME, sweep_chart(sweep, rows))

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from covey.integrity import MANIFEST, manifest_of
@@ -21,12 +21,27 @@ LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file's content atomically. Texts are written as UTF-8."""
-    temporary = path.with_name(f"{TEMPORARY}{path.name}.{os.getpid()}")
-    temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
+    """Replace a file's content atomically: that of a link's file, and a device is written to.
+
+    Texts are written as UTF-8. OSError names the path.
+    """
+    written = content.encode() if isinstance(content, str) else content
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file() and not target.is_dir():
+        target.write_bytes(written)
+        return
+    temporary = target.with_name(f"{TEMPORARY}{target.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(written)
+        sync(temporary)
+        temporary.replace(target)
+        sync(target.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def make_folder(path: Path) -> None:

@@ -67,6 +67,7 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
+        os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
         self._digests = {name: (0, hashlib.sha256()) for name in STREAMS}
         for folder in folders:
             clear_leftovers(folder)
