@@ -75,7 +75,6 @@ def test_a_library_that_fails_in_the_child_is_not_used(tmp_path: Path) -> None:
     trial = build._tried(b"\x7fELF nonsense", tmp_path / "kernels-x.so")
     assert not trial.works
     assert trial.problem.startswith("they fail on this processor: ")
-    assert build._tried(b"", tmp_path / "kernels-x.so") == trial, "the verdict is kept"
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -86,3 +85,15 @@ def test_a_run_goes_on_with_the_choice_it_began_with(tmp_path: Path, here: bool)
     measured = products()
     follow_products(Config(output=tmp_path, data={"task": "arithmetic"}))
     assert products() == ({"float32": ["inputs"]} if here else measured)
+
+
+@pytest.mark.parametrize(("how", "kept"), [("TERM", False), ("KILL", False), ("ILL", True), ("SEGV", True)])
+def test_only_a_fault_of_the_library_is_a_verdict_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, kept: bool
+) -> None:
+    """Memory that ran out, or a signal, says nothing of the processor."""
+    (tmp_path / "python").write_text(f"#!/bin/sh\nkill -{how} $$\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(build.sys, "executable", str(tmp_path / "python"))
+    assert "ended with -" in build._tried(b"", tmp_path / "kernels-x.so").problem
+    assert (tmp_path / "kernels-x.json").exists() == kept

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from covey.kernels.choice import Trial
 from covey.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
 
 OFF = "COVEY_KERNELS"
+FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
+"""What a library that does not fit a processor ends with."""
 """Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""
 WHEEL = Path(__file__).with_name("prebuilt")
 """Where a wheel has its libraries, one for each of `compiler.LEVELS`."""
@@ -127,15 +130,24 @@ def _tried(content: bytes, path: Path) -> Trial:
         command = [sys.executable, "-m", "covey.kernels.trial"]
         environment = {**os.environ, OFF: str(copy), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            start_new_session=True,
         )
     try:
         trial = Trial(**json.loads(done.stdout))
+        lasts = True
     except (ValueError, TypeError):
         last = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
         trial = Trial(problem=f"they fail on this processor: {last:.200}")
-    with contextlib.suppress(OSError):
-        _keep(kept, json.dumps(vars(trial)).encode())
+        lasts = -done.returncode in FAULTS  # anything else, as a lack of memory, may pass
+    if lasts:
+        with contextlib.suppress(OSError):
+            _keep(kept, json.dumps(vars(trial)).encode())
     return trial
 
 
@@ -205,11 +217,15 @@ def _digest_of(target: Path) -> Path:
 def _keep(path: Path, content: bytes) -> None:
     """Write a file atomically and durably; only its owner can read it."""
     handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(handle)
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(handle)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
@@ -220,8 +236,8 @@ def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             handle = os.memfd_create("covey-kernels")  # stays open: the loader knows libraries by their path
-            os.write(handle, content)
-            return ctypes.CDLL(f"/proc/self/fd/{handle}")
+            if os.write(handle, content) == len(content):
+                return ctypes.CDLL(f"/proc/self/fd/{handle}")
     return ctypes.CDLL(str(path))
 
 
