@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from covey.config.load import load_config
-from covey.console import RunConsole, Shown
+from covey.console import Output, RunConsole, Shown
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
 from tests.train.test_runs import FAST, varied
@@ -22,6 +22,17 @@ FACTS = {
     "entropy": "12.34",
     "tokens/s": "123,456",
 }
+
+
+def test_a_stream_takes_what_it_can_and_never_stops_a_run() -> None:
+    raw = io.BytesIO()
+    output = Output(io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    output.write("größe")
+    assert raw.getvalue() == rb"gr\xf6\xdfe"
+    assert output.lost is None
+    raw.close()
+    output.write("more")
+    assert isinstance(output.lost, OSError)
 
 
 def terminal(width: int, height: int = 12) -> Console:

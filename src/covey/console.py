@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import re
 import sys
 import time
@@ -24,11 +25,11 @@ TALL, WIDE = 18, 60
 """Lines and columns of a terminal that has room for curves and completions."""
 
 
-OUTPUT_GONE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, errno.ENXIO, errno.ESTALE)
-
-
 class Output:
-    """A text stream whose reader or disk may go: what cannot be written is dropped, and the reason kept."""
+    """A text stream whose reader or disk may go: what cannot be written is dropped, and the reason kept.
+
+    A character that the stream's encoding lacks is spelled out.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -40,7 +41,10 @@ class Output:
     def write(self, text: str) -> int:
         """Write, or forget."""
         with self._tolerating():
-            self.stream.write(text)
+            try:
+                self.stream.write(text)
+            except UnicodeEncodeError as error:
+                self.stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -53,9 +57,11 @@ class Output:
         try:
             yield
         except OSError as error:
-            if error.errno not in OUTPUT_GONE:
-                raise
             self.lost = self.lost or error
+        except ValueError:
+            if not self.stream.closed:
+                raise
+            self.lost = self.lost or OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 @contextmanager
@@ -116,7 +122,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
     values = [v for v in values if math.isfinite(v)]
     if not values:
         return ""
-    size = -(-len(values) // width)
+    size = -(-len(values) // max(width, 1))
     means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
     low, high = min(means), max(means)
     span = (high - low) or 1.0

@@ -183,6 +183,13 @@ def test_scores_carry_status_extraction_and_parts() -> None:
     assert group.scores["rich"][1].metrics == {"effort": 0.5}
 
 
+def test_half_a_surrogate_pair_in_a_score_is_spelled_out() -> None:
+    """No file takes it, and `json.loads` makes one of a completion's escape."""
+    score = judged(lambda completion: Score(1.0, extracted="\ud83d", metrics={"\ud83d": 1.0})).scores
+    (first, *_) = next(iter(score.values()))
+    assert (first.extracted, first.metrics) == (r"\ud83d", {r"\ud83d": 1.0})
+
+
 def test_score_steps_become_step_rewards() -> None:
     def process(completion):
         return Score(0.75, steps=((0, 1, 0.5), (1, 3, 0.25)))

@@ -100,7 +100,7 @@ class Context:
 
     def log_metric(self, name: object, value: float) -> None:
         """TRL's."""
-        self.logged.setdefault(str(name), []).append(float(value))
+        self.logged.setdefault(_writable(name), []).append(float(value))
 
     def provided(self, reward: Reward) -> dict[str, object]:
         """The arguments among FROM_TRAINER that a function asks for."""
@@ -289,10 +289,10 @@ class Reward:
             return Score(
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,
-                None if score.extracted is None else str(score.extracted),
-                {str(name): float(value) for name, value in score.metrics.items()},
+                None if score.extracted is None else _writable(score.extracted),
+                {_writable(name): float(value) for name, value in score.metrics.items()},
                 None if score.steps is None else tuple(map(_step, score.steps)),
-                str(score.detail),
+                _writable(score.detail),
             )
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise self.broken(problem, f"returned {error}") from None
@@ -385,6 +385,15 @@ def own_copy(value: Any) -> Any:
     if kind in (list, set, tuple):
         return kind(map(own_copy, value))
     return value.copy() if kind is np.ndarray else value
+
+
+def _writable(value: object) -> str:
+    r"""What a user's value is called, with half a surrogate pair, which no file takes, spelled out.
+
+    >>> print(_writable("a\ud83d"))
+    a\ud83d
+    """
+    return str(value).encode(errors="backslashreplace").decode()
 
 
 def _step(step: Sequence[float]) -> tuple[int, int, float]:
