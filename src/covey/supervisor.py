@@ -115,7 +115,7 @@ def _without_result(status: int, where: str) -> int:
 
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number:
-        how = f"was killed by {signal.Signals(number).name} ({signal.strsignal(number)})"
+        how = f"was killed by signal {number} ({signal.strsignal(number)})"
     else:
         how = f"was ended from within, with exit code {os.waitstatus_to_exitcode(status)},"
     crashed = number in (0, *_CRASHES)

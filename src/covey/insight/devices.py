@@ -118,7 +118,7 @@ def device_named(name: str) -> Device:
             read = json.loads(Path(name).read_text(encoding="utf-8"))
             listed = {name: tuple(value) for name, value in read.items() if isinstance(value, list)}
             return Device(**{**read, **listed})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"--device {name}: no rates of benchmarks/cost.py in it ({error})") from None
     if name not in DEVICES:
         raise ConfigError(

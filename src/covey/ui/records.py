@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -59,12 +60,13 @@ class Runs:
         return found
 
     def _below(self, folder: Path, depth: int) -> Iterator[Path]:
-        if (folder / "config.yaml").is_file():
-            yield folder
-        elif depth:
-            for inside in folder.iterdir():
-                if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
-                    yield from self._below(inside, depth - 1)
+        with suppress(PermissionError):  # somebody else's
+            if (folder / "config.yaml").is_file():
+                yield folder
+            elif depth:
+                for inside in folder.iterdir():
+                    if inside.is_dir() and not inside.is_symlink() and not inside.name.startswith("."):
+                        yield from self._below(inside, depth - 1)
 
 
 def _changed(folder: Path) -> float:
@@ -111,7 +113,7 @@ def run_state(folder: Path) -> RunState:
         os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
     except PermissionError:
         return "training"  # by another user
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError, OverflowError):
         return "interrupted"
     return "training"
 
