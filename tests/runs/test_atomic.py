@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,14 +183,16 @@ def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Pat
 
 
 def test_a_child_of_a_users_does_not_hold_a_run_that_has_ended(tmp_path: Path) -> None:
-    folder, (begin, end) = RunFolder(tmp_path / "run"), os.pipe()
+    folder, (mine, its) = RunFolder(tmp_path / "run"), socket.socketpair()
     child = os.fork()
     if not child:
-        os.close(end)
-        os.read(begin, 1)
+        its.sendall(b"runs")
+        its.recv(1)
         os._exit(0)
-    os.close(begin)
+    mine.recv(4)
     folder.close()
     RunFolder(tmp_path / "run").close()
-    os.close(end)
+    mine.sendall(b".")
     os.waitpid(child, 0)
+    mine.close()
+    its.close()

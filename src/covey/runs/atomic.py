@@ -26,12 +26,13 @@ def write_file(path: Path, content: str | bytes) -> None:
     Texts are written as UTF-8. OSError names the path.
     """
     written = content.encode() if isinstance(content, str) else content
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file() and not target.is_dir():
-        target.write_bytes(written)
-        return
+    device = path.exists() and not path.is_file() and not path.is_dir()
+    target = path if device else Path(os.path.realpath(path))
     temporary = target.with_name(f"{TEMPORARY}{target.name}.{os.getpid()}")
     try:
+        if device:
+            path.write_bytes(written)
+            return
         temporary.write_bytes(written)
         sync(temporary)
         temporary.replace(target)
