@@ -115,7 +115,8 @@ def _without_result(status: int, where: str) -> int:
 
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number:
-        how = f"was killed by signal {number} ({signal.strsignal(number)})"
+        named = {int(one): one.name for one in signal.Signals}  # those of real time have no name
+        how = f"was killed by {named.get(number, f'signal {number}')} ({signal.strsignal(number)})"
     else:
         how = f"was ended from within, with exit code {os.waitstatus_to_exitcode(status)},"
     crashed = number in (0, *_CRASHES)
