@@ -8,6 +8,7 @@ nothing about random state needs to be saved.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,9 +35,15 @@ def uniforms(stream: int, count: int, start: int = 0) -> np.ndarray:
     >>> bool((a[4:] == b).all())
     True
     """
-    counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)
+    return uniforms_of([stream], count, [start])[0]
+
+
+def uniforms_of(streams: Sequence[int], count: int, starts: Sequence[int]) -> np.ndarray:
+    """``uniforms`` of several keys, each from a start of its own: (n, count)."""
+    first = np.array(starts, dtype=np.uint64)[:, None] + np.uint64(1)
+    counter = first + np.arange(count, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        z = np.uint64(stream) + counter * _GOLDEN
+        z: np.ndarray = np.array(streams, dtype=np.uint64)[:, None] + counter * _GOLDEN
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)

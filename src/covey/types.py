@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
@@ -277,12 +278,12 @@ class Group:
     def __post_init__(self) -> None:
         assert len(self.rewards) == len(self.completions), "one reward a completion"
 
-    @property
+    @cached_property
     def scorable(self) -> np.ndarray:
         """(G,) bool: which completions got a reward."""
         return ~np.isnan(self.rewards)
 
-    @property
+    @cached_property
     def correct(self) -> np.ndarray:
         """(G,) bool: the verdict is above one half."""
         names = [self.verdict] if self.verdict else list(self.components)
@@ -295,7 +296,7 @@ class Group:
         """Share of the completions that are correct."""
         return float(self.correct.mean())
 
-    @property
+    @cached_property
     def dead(self) -> bool:
         """Whether all rewards are equal, compared one by one, so that the group teaches nothing.
 

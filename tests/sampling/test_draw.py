@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.rng import key, uniforms
+from covey.rng import key, uniforms, uniforms_of
 from covey.sampling.base import SamplingParams
 from covey.sampling.draw import draw, kept_tokens
 
@@ -95,3 +95,5 @@ def test_uniforms_are_keyed_and_in_range() -> None:
     assert abs(np.corrcoef(stream[:-1], stream[1:])[0, 1]) < 0.01
     assert not np.array_equal(uniforms(key("a", 2), 8), stream[:8])
     np.testing.assert_array_equal(uniforms(key("a", 1), 10, start=50), stream[50:60])
+    several = uniforms_of([2**64 - 1, key("a", 1)], 10, [7, 50])
+    np.testing.assert_array_equal(several, [uniforms(2**64 - 1, 10, start=7), stream[50:60]])

@@ -112,7 +112,9 @@ def test_the_tokens_that_could_be_drawn_are_kept_across_a_change() -> None:
 
 def test_a_thread_never_sees_half_an_update() -> None:
     training = Training(policy_of("qwen3"))
-    sampler, found, done = LocalSampler(snapshot(training.policy), lags=True), [], threading.Event()
+    # With few slots it samples for long enough that a busy machine has time for updates.
+    sampler = LocalSampler(snapshot(training.policy), max_running=4, lags=True)
+    found, done = list[Sampled](), threading.Event()
 
     def work() -> None:
         found.extend(sampler.sample(asked(12, 4), PARAMS))

@@ -4,6 +4,7 @@ the command line, or refused with what to do."""
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import subprocess
@@ -161,3 +162,16 @@ def test_functions_of_packages_are_named_by_their_import_path(tmp_path: Path) ->
         load_function("judges_of_mine.rewards:whole", tmp_path)
     loaded = load_config(values={"rewards": [load_function("judges_of_mine.rewards:half", tmp_path)]})
     assert callable(loaded.config.rewards[0])
+
+
+def test_objects_of_the_caller_are_looked_through_for_garbage_again(tmp_path: Path) -> None:
+    passed_over = list[bool]()
+
+    def watching(completion: str) -> float:
+        passed_over.append(gc.get_freeze_count() > 10_000)
+        return float(len(completion))
+
+    covey.train(**SMALL, rewards=[watching], output=str(tmp_path / "run"), quiet=True)
+    assert passed_over
+    assert all(passed_over)
+    assert gc.get_freeze_count() == 0

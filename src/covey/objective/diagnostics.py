@@ -110,17 +110,16 @@ def token_record(stats: Sequence[TokenStats], lengths: Sequence[int]) -> dict[st
     found: dict[str, np.ndarray] = {}
     for s in stats:
         assert s.origin is not None, "they were told apart when the rollout batch was collated"
+        trained, starts = s.mask.numpy(), (ends - lengths)[s.origin.numpy()]
+        places = (starts[:, None] + np.arange(trained.shape[1]))[trained]
         values = {"ratios": s.ratio, "entropies": s.entropy, "ref_log_ratios": s.ref_log_ratio}
         values["applied"] = s.coefficient * s.weight[:, None]
         for name, rows in values.items():
             if rows is None:
                 continue
             flat = found.setdefault(name, np.full(ends[-1], np.nan, np.float32))
-            for origin, row, mask in zip(s.origin.tolist(), rows, s.mask, strict=True):
-                place = flat[ends[origin] - lengths[origin] : ends[origin]]
-                trained = mask[: len(place)].numpy()
-                before = np.nan_to_num(place[trained]) if name == "applied" else 0.0
-                place[trained] = before + row[: len(place)].numpy()[trained]
+            before = np.nan_to_num(flat[places]) if name == "applied" else 0.0
+            flat[places] = before + rows.numpy()[trained]
     return found
 
 

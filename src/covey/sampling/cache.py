@@ -68,10 +68,9 @@ class CacheEngine:
         new = [r for r in dict.fromkeys(requests) if r not in self.logits]
         for chunk in self._chunks(new):
             self._prefill(chunk)
-        for r in requests:
-            self.cache.start(len(self.owners), r)
-            self.owners.append(r)
-            self.lengths.append(len(self.prompts[r]))
+        self.cache.start(len(self.owners), requests)
+        self.owners += requests
+        self.lengths += [len(self.prompts[r]) for r in requests]
         first = torch.stack([self.logits[r] for r in requests])
         # Requests come in order: only the last one may still have completions waiting.
         self.logits = {requests[-1]: self.logits[requests[-1]]}
@@ -178,13 +177,14 @@ class _TorchCache:
         """Store a prompt's keys and values, (P, K, E) each per layer."""
         self.prompts[request] = layers
 
-    def start(self, slot: int, request: int) -> None:
-        """Start a completion of a stored prompt in a slot."""
-        layers = self.prompts[request]
-        length = len(layers[0][0])
-        for i, (k, v) in enumerate(layers):
-            self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
-        self.lengths[slot] = length
+    def start(self, first: int, requests: Sequence[int]) -> None:
+        """Start completions of stored prompts in the slots from ``first`` on."""
+        for slot, request in enumerate(requests, start=first):
+            layers = self.prompts[request]
+            length = len(layers[0][0])
+            for i, (k, v) in enumerate(layers):
+                self.keys[i, slot, :length], self.values[i, slot, :length] = k, v
+            self.lengths[slot] = length
 
     def attention(self, rows: int, kv_length: int) -> Attend:
         """Write a new token into each of the first slots and attend over at most ``kv_length`` positions.
@@ -267,9 +267,10 @@ class _CompiledCache:
             keys[page, :, : columns.shape[1]] = columns
             values[page, :, :length] = v.transpose(0, 1)
 
-    def start(self, slot: int, request: int) -> None:
-        self.page[slot], self.prompt_length[slot] = self.prompts[request]
-        self.length[slot] = 0
+    def start(self, first: int, requests: Sequence[int]) -> None:
+        pages_and_lengths = torch.tensor([self.prompts[r] for r in requests]).t()
+        slots = slice(first, first + len(requests))
+        self.metadata[:2, slots], self.length[slots] = pages_and_lengths, 0
 
     def attention(self, rows: int, _kv_length: int) -> Attend:
         def attend(layer: int, heads: Heads, qkv: Tensor) -> Tensor:

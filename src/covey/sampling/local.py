@@ -24,7 +24,7 @@ from covey.errors import OutOfRoom, out_of_memory
 from covey.fault_injection import Faults
 from covey.kernels.calls import threads_lent
 from covey.models.policy import Policy, copy_trained
-from covey.rng import uniforms
+from covey.rng import uniforms_of
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
@@ -148,9 +148,8 @@ class LocalSampler:
                 logits = [engine.decode(running.last())] if running.owners else []
                 count = min(engine.free_slots(running.count), len(waiting))
                 admitted = [waiting.popleft() for _ in range(count)]
-                for r, s in admitted:
-                    running.admit((r, s), requests[r], begun.get((r, s)))
                 if admitted:
+                    running.admit(admitted, requests, begun)
                     logits.append(engine.admit([place.get(owner, owner[0]) for owner in admitted]))
                 running.draw(torch.cat(logits), version)
                 if ended := running.ended():
@@ -188,7 +187,9 @@ class _Running:
         self.uniform = torch.zeros(shape, device=policy.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.most = torch.full((slots,), params.max_tokens, device=policy.device)
-        self.slots = torch.arange(slots, device=policy.device)
+        self.starts = params.max_tokens * torch.arange(slots, device=policy.device)
+        """Where each slot's tokens begin among all."""
+        self.latest = torch.zeros(slots, dtype=torch.int64, device=policy.device)
         self.end_ids = torch.tensor(policy.end_ids, device=policy.device)
         self.kept: list[list[np.ndarray]] = []
         """For each slot and each of its tokens the ids that could be drawn; nothing where all could."""
@@ -199,19 +200,24 @@ class _Running:
     def count(self) -> int:
         return len(self.owners)
 
-    def admit(self, owner: Owner, request: Request, begun: _Drawn | None) -> None:
-        slot, stream = self.count, request.streams[owner[1]]
-        if request.greedy:
-            self.uniform[slot] = GREEDY
-        else:
-            self.uniform[slot] = torch.from_numpy(uniforms(stream, self.params.max_tokens, request.begun))
-        self.most[slot] = request.most(self.params)
-        self.lengths[slot] = length = len(begun.tokens) if begun else 0
-        if begun is not None:
-            self.tokens[slot, :length], self.logprobs[slot, :length] = begun.tokens, begun.logprobs
-            self.versions[slot, :length] = begun.versions
-        self.owners.append(owner)
-        self.kept.append(list(begun.kept) if begun else [])
+    def admit(
+        self, owners: Sequence[Owner], requests: Sequence[Request], begun: Mapping[Owner, _Drawn]
+    ) -> None:
+        """Give completions the next slots; some have tokens already."""
+        slots, asked = slice(self.count, self.count + len(owners)), [requests[r] for r, _ in owners]
+        streams = [request.streams[s] for request, (_, s) in zip(asked, owners, strict=True)]
+        draws = uniforms_of(streams, self.params.max_tokens, [request.begun for request in asked])
+        draws[[request.greedy for request in asked]] = GREEDY
+        self.uniform[slots] = torch.from_numpy(draws)
+        self.most[slots] = torch.tensor([request.most(self.params) for request in asked])
+        self.lengths[slots] = 0
+        for slot, owner in enumerate(owners, start=self.count):
+            if (drawn := begun.get(owner)) is not None:
+                self.lengths[slot] = length = len(drawn.tokens)
+                self.tokens[slot, :length], self.logprobs[slot, :length] = drawn.tokens, drawn.logprobs
+                self.versions[slot, :length] = drawn.versions
+        self.kept += [list(begun[owner].kept) if owner in begun else [] for owner in owners]
+        self.owners += owners
 
     def drawn(self) -> dict[Owner, _Drawn]:
         """What there is of each completion."""
@@ -221,16 +227,15 @@ class _Running:
 
     def last(self) -> Tensor:
         """(B,) the latest token of each slot."""
-        rows = self.slots[: self.count]
-        return self.tokens[rows, self.lengths[rows] - 1]
+        return self.latest[: self.count]
 
     def draw(self, logits: Tensor, version: int) -> None:
-        rows = self.slots[: self.count]
-        position = self.lengths[rows]
-        drawn = draw(logits, self.uniform[rows, position], self.params)
-        self.tokens[rows, position], self.logprobs[rows, position] = drawn.tokens, drawn.logprobs
-        self.versions[rows, position] = version
-        self.lengths[rows] += 1
+        place = self.starts[: self.count] + self.lengths[: self.count]
+        drawn = draw(logits, self.uniform.view(-1)[place], self.params)
+        self.tokens.view(-1)[place], self.logprobs.view(-1)[place] = drawn.tokens, drawn.logprobs
+        self.versions.view(-1)[place] = version
+        self.lengths[: self.count] += 1
+        self.latest[: self.count] = drawn.tokens
         self.kept_now = drawn.kept
 
     def ended(self) -> dict[int, Literal["stop", "length"]]:
@@ -274,7 +279,15 @@ class _Running:
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended."""
-        every = (self.tokens, self.logprobs, self.versions, self.uniform, self.lengths, self.most)
+        every = (
+            self.tokens,
+            self.logprobs,
+            self.versions,
+            self.uniform,
+            self.lengths,
+            self.most,
+            self.latest,
+        )
         for rows in every if compaction.sources else ():
             rows[compaction.targets] = rows[compaction.sources]
         self.owners, self.kept = compaction.apply(self.owners), compaction.apply(self.kept)

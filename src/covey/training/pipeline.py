@@ -35,7 +35,7 @@ from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
 from covey.integrity import damage, read_record, sealed
-from covey.learner.process import caller_restored
+from covey.learner.process import caller_restored, passed_over
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.reward_model import is_reward_model
@@ -117,7 +117,7 @@ def run_pipeline(
             _refuse_late_changes(placed)
         elif len(stages) > 1:
             _refuse_stale_stages(placed, number)
-        with caller_restored(), lent(placed.config.model):
+        with caller_restored(), passed_over(), lent(placed.config.model):
             results.append(done or _run(placed, console, stop, options))
         if done is not None and number == len(stages):
             console.say(f"{placed.config.output} has ended after {done.steps} steps: nothing is left to do")
