@@ -11,7 +11,7 @@ import torch
 from covey.config.schema import Lora
 from covey.models.forward import supported
 from covey.models.load import with_lora
-from covey.models.ops import TorchOps
+from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
@@ -75,7 +75,7 @@ def test_gradient_is_that_of_single_sequences(name: str) -> None:
 @pytest.mark.parametrize("kind", ["compiled", "torch", "modules"])
 def test_the_token_that_pads_learns_where_it_is_read(kind: str) -> None:
     """Chat models that pad with the end of a message read that token in every prompt."""
-    name = "gemma2" if kind == "modules" else "qwen3"
+    name = "qwen3_moe" if kind == "modules" else "qwen3"
     plain, config = policy_of(name), copy.deepcopy(CONFIGS[name])
     config.pad_token_id = 9
     model = sharpened(config)
@@ -98,7 +98,7 @@ def test_unknown_architectures_caps_and_activations_are_not_ours() -> None:
         assert not supported(sharpened(other))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral_window", "olmo3", "glm", *OTHERS])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral_window", "olmo3", "glm", *OTHERS])
 def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> None:
     """Decoding has its own form of windows, rotary tables and scales."""
     policy = policy_of(name)
@@ -106,6 +106,15 @@ def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> Non
     (drawn,) = LocalSampler(policy).sample([Request(prompt, [1])], SamplingParams(25))
     expected = reference_logprobs(policy.model, prompt, drawn.completion.tokens)
     assert np.allclose(drawn.completion.logprobs, expected.detach().numpy(), atol=1e-5)
+
+
+def test_a_capped_score_and_its_slope() -> None:
+    """tanh(ln 2) = (2 - 1/2) / (2 + 1/2) = .6, and tanh' = 1 - .6^2; far beyond the cap nothing moves."""
+    x = torch.tensor([0.0, 10 * np.log(2), -10 * np.log(2), 1e4], dtype=torch.float64, requires_grad=True)
+    capped = soft_cap(x, 10.0)
+    (slope,) = torch.autograd.grad(capped.sum(), x)
+    torch.testing.assert_close(capped.tolist(), [0.0, 6.0, -6.0, 10.0])
+    torch.testing.assert_close(slope.tolist(), [1.0, 0.64, 0.64, 0.0])
 
 
 def replaced(policy: Policy) -> list[str]:

@@ -56,7 +56,7 @@ class CompiledOps:
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
         """No padding; a vector of queries at a time."""
-        return lambda q, k, v, factor: _apply(_Attend, q, k, v, sequences, factor, window or UNLIMITED)
+        return lambda q, k, v, heads: _apply(_Attend, q, k, v, sequences, heads.factor, window or UNLIMITED)
 
     def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
         """One pass over the row."""
@@ -320,6 +320,7 @@ def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int], norm: Tensor, 
     dtype, like ``norm``, and rotation turns all of a head, ``turned`` features, in halves.
     """
     alike = norm.dtype == weight.dtype and turned == heads.width and not heads.interleaved
+    alike = alike and heads.cap is None
     fits = alike and all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
     if fits and heads.queries // heads.keys <= LANES and available(weight.dtype, weight.device):
         return CompiledOps(weight.dtype)

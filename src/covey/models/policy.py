@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from covey.errors import CheckpointError, ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
-from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
+from covey.models.forward import LOGITS_CAP, Decoder, embed_every_token, hidden_states, supported
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
+from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
@@ -160,12 +161,13 @@ class Policy:
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> logits (..., V)."""
         if self.decoder is not None:
-            return self.decoder.ops.linear(self._head, hidden)
-        if not self.plain_head:
+            logits, cap = self.decoder.ops.linear(self._head, hidden), self.decoder.logits_cap
+        elif self.plain_head:
+            logits = self.model.get_output_embeddings()(hidden)
+            cap = getattr(self.model.config, LOGITS_CAP, None)
+        else:
             return hidden  # ``hidden`` is already the logits
-        logits = self.model.get_output_embeddings()(hidden)
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return soft_cap(logits, cap) if cap else logits
 
     def hidden(self, packed: Packed) -> Tensor:
         """The hidden states that predict: (M, D)."""

@@ -20,7 +20,7 @@ from covey.kernels.recorded import Recorded
 from covey.models.alive import alive_bytes
 from covey.models.compiled import UNLIMITED
 from covey.models.forward import Attend, Decoder
-from covey.models.ops import Heads
+from covey.models.ops import Heads, capped_attention
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
@@ -122,7 +122,7 @@ class CacheEngine:
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
             q, k, v = ops.split_heads(qkv, heads, rotations[heads.rotary])
             layers.append((k, v))
-            return attentions[heads.window](q, k, v, heads.factor).flatten(1)
+            return attentions[heads.window](q, k, v, heads).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
         last = torch.tensor([start + length - 1 for start, length in own], device=hidden.device)
@@ -205,6 +205,8 @@ class _TorchCache:
             keys[slots, position], values[slots, position] = k, v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
             keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
+            if heads.cap is not None:
+                return capped_attention(together, keys, values, visible, heads).flatten(1)
             mixed = F.scaled_dot_product_attention(together, keys, values, visible, scale=heads.factor)
             return mixed.flatten(1)
 
