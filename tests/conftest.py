@@ -134,6 +134,7 @@ EXACT = (
     "granite",
     "smollm3",
     "gemma",
+    "gemma2",
     "gemma3",
     "olmo2",
     "olmo3",

@@ -40,8 +40,8 @@ def packing(name: str):
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch compiles it for no CPU's backward, and refuses. Its plain form has one, which is wrong where layers
-    # are recomputed and scores capped; traced as for a compiler it is right.
+    # torch compiles it for no CPU's backward, and refuses. Its plain form has one, which is wrong where
+    # layers are recomputed and scores capped; traced as for a compiler it is right.
     made = torch.compile(torch_flex.flex_attention, backend="aot_eager", dynamic=True, fullgraph=True)
     monkeypatch.setattr(flex, "compiled", lambda: made)
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)

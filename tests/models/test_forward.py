@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from covey.config.schema import Lora
 from covey.models.forward import supported
@@ -91,11 +92,66 @@ def test_the_token_that_pads_learns_where_it_is_read(kind: str) -> None:
     torch.testing.assert_close(ours, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_unknown_architectures_caps_and_activations_are_not_ours() -> None:
+def changed(name: str, **change: object) -> PreTrainedModel:
+    return sharpened(type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), **change}))
+
+
+def test_unknown_architectures_and_activations_are_not_ours() -> None:
     assert not supported(sharpened(CONFIGS["gpt2"]))
-    for change in ({"final_logit_softcapping": 30.0}, {"hidden_activation": "relu"}):
-        other = type(CONFIGS["gemma3"])(**{**CONFIGS["gemma3"].to_dict(), **change})
-        assert not supported(sharpened(other))
+    assert not supported(changed("gemma3", hidden_activation="relu"))
+    for name in ("gemma", "gemma2", "gemma3"):
+        assert not supported(changed(name, use_bidirectional_attention=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "cap", "ours"),
+    [
+        ("gemma3", "final_logit_softcapping", True),
+        ("gemma3", "attn_logit_softcapping", False),
+        ("llama", "final_logit_softcapping", False),
+        ("qwen3", "attn_logit_softcapping", False),
+    ],
+)
+def test_a_cap_counts_where_the_modules_heed_it(name: str, cap: str, ours: bool) -> None:
+    """And where they do not, the modules decide what the config means."""
+    model = changed(name, **{cap: 0.5})
+    policy = Policy(model, policy_of("qwen3").tokenizer)
+    assert (policy.decoder is not None) == ours
+    prompt, answer = random_prompts(9, 20)
+    found = policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs
+    torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("exact_kl", [True, False])
+def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl: bool) -> None:
+    """Entropy, collision, the exact KL to a reference, and their gradient; the temperature comes after."""
+    policy, reference = policy_of("gemma2"), policy_of("gemma2")
+    with torch.no_grad():
+        for parameter in reference.parameters:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    if not compiled:
+        policy.decoder.ops = reference.decoder.ops = TorchOps()
+    prompt, answer = random_prompts(9, 20)
+    packed = pack([prompt], [[answer]])
+    with torch.no_grad():
+        outputs = (reference.hidden(packed), reference.head) if exact_kl else None
+    scores = policy.score(packed, 0.7, outputs)
+    (scores.entropy + 3 * scores.full_kl + scores.logprobs).sum().backward()
+    ours = {n: p.grad.clone() for n, p in policy.model.named_parameters()}
+    policy.model.zero_grad()
+    tokens = torch.tensor(np.concatenate((prompt, answer)))[None]
+    mine, other = ((m(tokens).logits[0, 8:-1] / 0.7).log_softmax(-1) for m in (policy.model, reference.model))
+    entropy, collision = -(mine.exp() * mine).sum(-1), mine.exp().square().sum(-1)
+    full_kl = (mine.exp() * (mine - other.detach())).sum(-1) * exact_kl
+    logprobs = mine.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    expected = (logprobs, entropy, collision, full_kl)
+    for found, wanted in zip(scores[:4], expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    (entropy + 3 * full_kl + logprobs).sum().backward()
+    for n, p in policy.model.named_parameters():
+        scale = float(p.grad.abs().max())
+        torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=2e-5, rtol=0, msg=n)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral_window", "olmo3", "glm", *OTHERS])

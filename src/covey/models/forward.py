@@ -51,7 +51,7 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "smollm3"), LLAMA),
     "gemma": Family(norm_offset=1.0),
     "gemma2": AROUND._replace(caps=(SCORES_CAP, LOGITS_CAP)),
-    "gemma3_text": AROUND._replace(tables_by_type=True, caps=()),
+    "gemma3_text": AROUND._replace(tables_by_type=True, caps=(LOGITS_CAP,)),
     "glm": Family(interleaved=True),
     "glm4": Family(after=("post_self_attn_layernorm", "post_mlp_layernorm"), interleaved=True),
     "olmo2": Family((None, None), AFTER),
@@ -107,7 +107,8 @@ def _activation(config: PretrainedConfig) -> str:
     return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
 
 
-def _cap(config: PretrainedConfig, name: str) -> float | None:
+def cap_of(config: PretrainedConfig, name: str) -> float | None:
+    """A cap that a config names, or not."""
     found = getattr(config, name, None)
     return float(found) if found else None
 
@@ -162,7 +163,7 @@ class Layer(nn.Module):
             window=_window(attention, config, number),
             rotary=_table(attention, config, number),
             interleaved=family.interleaved,
-            cap=_cap(config, SCORES_CAP),
+            cap=cap_of(config, SCORES_CAP),
         )
         self.residual = getattr(config, "residual_multiplier", 1.0)
         self.gate = ACTIVATIONS[_activation(config)]
@@ -243,7 +244,7 @@ class Decoder(nn.Module):
         self.table_names = {layer.heads.rotary for layer in layers}
         self.embedding_scale = getattr(config, "embedding_multiplier", 1.0)
         self.logits_scale = 1 / getattr(config, "logits_scaling", 1.0)
-        self.logits_cap = _cap(config, LOGITS_CAP)
+        self.logits_cap = cap_of(config, LOGITS_CAP)
         """What no logit of a language model's head goes beyond."""
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
         turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64), 1).values())

@@ -110,6 +110,9 @@ class Ops(Protocol):
     def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
         """activation(gate) * up of rows [gate | up]. (T, 2F) -> (T, F)."""
 
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap tanh(x / cap) of logits. (T, V) -> (T, V)."""
+
 
 class Sequences(NamedTuple):
     """Which flat tokens belong together."""
@@ -167,6 +170,10 @@ class TorchOps:
         """As the Hugging Face modules do."""
         first, up = both.chunk(2, dim=-1)
         return gate.torch(first) * up
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """As the Hugging Face modules do."""
+        return soft_cap(x, cap)
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:

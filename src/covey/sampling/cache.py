@@ -18,7 +18,7 @@ from torch import Tensor
 from covey.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.kernels.recorded import Recorded
 from covey.models.alive import alive_bytes
-from covey.models.compiled import UNLIMITED
+from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
 from covey.models.ops import Heads, capped_attention
 from covey.models.packing import pack
@@ -282,7 +282,7 @@ class _CompiledCache:
             sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes, heads.window or UNLIMITED)
             cos, sin, _ = self.tables[heads.rotary]
             inputs = (qkv, *norms, eps, cos, sin, *slot, *self.layers[layer])
-            call("decode_attend", *inputs, heads.factor, out, *sizes, dtype=self.dtype)
+            call("decode_attend", *inputs, heads.factor, heads.cap or UNCAPPED, out, *sizes, dtype=self.dtype)
             return out
 
         return attend
