@@ -91,6 +91,15 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "smollm3": SmolLM3Config(**WIDE, no_rope_layers=[1, 0]),
     "gemma": GemmaConfig(**SMALL, head_dim=32),
+    # Caps so low that scores and logits are at them.
+    "gemma2": Gemma2Config(
+        **SMALL,
+        head_dim=32,
+        sliding_window=8,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=1.0,
+        final_logit_softcapping=1.5,
+    ),
     "gemma3": Gemma3TextConfig(
         **SMALL,
         head_dim=32,
@@ -102,7 +111,6 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "glm4": Glm4Config(**SMALL, head_dim=32),
     "olmo2": Olmo2Config(**WIDE),
     "olmo3": Olmo3Config(**WIDE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
-    "gemma2": Gemma2Config(**SMALL, head_dim=8),
     "qwen3_moe": Qwen3MoeConfig(
         **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
@@ -116,7 +124,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
 }
-OTHERS = ("gpt2", "gemma2", "qwen3_moe", "gpt_oss")
+OTHERS = ("gpt2", "qwen3_moe", "gpt_oss")
 OURS = tuple(name for name in CONFIGS if name not in OTHERS)
 EXACT = (
     "llama",
@@ -126,6 +134,7 @@ EXACT = (
     "granite",
     "smollm3",
     "gemma",
+    "gemma2",
     "gemma3",
     "olmo2",
     "olmo3",

@@ -9,14 +9,15 @@ void NAME(pack_weight)(const real *, void *, long, long);
 void NAME(product)(const real *, const void *, const float *, real *, long, long, long);
 void NAME(product_once)(const real *, const real *, long, const float *, real *, long, long, long);
 void NAME(outer_sum)(const real *, long, const real *, long, float *, long, long, long);
-void NAME(attend)(const real *, const real *, const real *, const int64_t *, long, float, real *, float *, long,
+void NAME(attend)(const real *, const real *, const real *, const int64_t *, long, float, float, real *, float *, long,
                   long, long, long, long);
 void NAME(attend_back)(const real *, const real *, const real *, const real *, const float *, const real *,
-                       const int64_t *, const int64_t *, long, float, real *, float *, float *, long, long, long, long,
-                       long);
+                       const int64_t *, const int64_t *, long, float, float, real *, float *, float *, long, long, long,
+                       long, long);
 void NAME(decode_attend)(const real *, const real *, const real *, float, const real *, const real *, const int64_t *,
                          const int64_t *, const int64_t *, const float *, const float *, float *, float *, float,
-                         real *, long, long, long, long, long, long, long);
+                         float, real *, long, long, long, long, long, long, long);
+void NAME(soft_cap)(const real *, float, real *, long, long);
 void team_size(long);
 int permit_tiles(void) __attribute__((weak)); /* where there are some */
 
@@ -98,14 +99,35 @@ static void gradients(long M, long N, long K, long more) {
 }
 
 #ifndef MIXED
+static double limited(double score, double cap) { return cap ? cap * tanh(score / cap) : score; }
+
+/* In place and not, with numbers that fill no vector, near 0 and far beyond the cap; NaN stays. */
+static void caps(long M, long V) {
+    real *x = random_reals(M * V), *out = random_reals(M * V);
+    int right = 1;
+    for (long i = 0; i < M * V; i++) {
+        real line[LANES];
+        store(line, splat(i == 3 ? NAN : get(x + i) * powf(10, i % 9 - 5)));
+        x[i] = line[0];
+    }
+    NAME(soft_cap)(x, 2, out, M, V);
+    for (long i = 0; i < M * V; i++) {
+        double wanted = limited(get(x + i), 2);
+        right &= i == 3 ? isnan(get(out + i)) : fabs(get(out + i) - wanted) <= fabs(wanted) * (sizeof(real) == 4 ? 5e-7 : 4e-3);
+    }
+    NAME(soft_cap)(x, 2, x, M, V);
+    expect(right && !memcmp(x, out, M * V * sizeof(real)), "soft_cap", M, V, 0);
+    free(x), free(out);
+}
+
 /* The last of T tokens, decoded after a prompt of P, has the bits that it has among all. */
-static void attention(long P, long T) {
+static void attention(long P, long T, float cap) {
     enum { H = 4, K = 2, E = 32, ROOM = 128 };
     real *q = random_reals(T * H * E), *k = random_reals(T * K * E), *v = random_reals(T * K * E);
     real *all = random_reals(T * H * E), *one = random_reals(H * E);
     float level[1024], *store_[4];
     int64_t spans[] = {0, 0, 0, T}, page = 0, before = P, drawn = T - 1 - P;
-    NAME(attend)(q, k, v, spans, 1, 0.25f, all, level, H, K, E, T, 1L << 40);
+    NAME(attend)(q, k, v, spans, 1, 0.25f, cap, all, level, H, K, E, T, 1L << 40);
     for (int i = 0; i < 4; i++) store_[i] = calloc(K * E * ROOM, sizeof(float));
     for (long t = 0; t < T - 1; t++) {
         float **into = store_ + (t < P ? 0 : 2);
@@ -123,7 +145,7 @@ static void attention(long P, long T) {
     memcpy(qkv, q + (T - 1) * H * E, H * E * sizeof(real));
     memcpy(qkv + H * E, k + (T - 1) * K * E, K * E * sizeof(real));
     memcpy(qkv + (H + K) * E, v + (T - 1) * K * E, K * E * sizeof(real));
-    struct noted noted = {(operation *)NAME(decode_attend), .rows_at = 13, .factors = {0, 0.25f}};
+    struct noted noted = {(operation *)NAME(decode_attend), .rows_at = 13, .factors = {0, 0.25f, cap}};
     void *memory[] = {qkv, NULL, NULL, cosine, sine, &page, &before, &drawn, store_[0], store_[1], store_[2], store_[3], one};
     long sizes[] = {0, H, K, E, ROOM, ROOM, 1L << 40};
     memcpy(noted.values, memory, sizeof(memory)), memcpy(noted.values + 13, sizes, sizeof(sizes));
@@ -134,8 +156,9 @@ static void attention(long P, long T) {
         double score = 0;
         for (long e = 0; e < E; e++)
             score += 0.25 * get(q + (T - 1) * H * E + e) * get(k + t * K * E + e);
-        sum += exp(score);
-        for (long e = 0; e < E; e++) total[e] += exp(score) * get(v + t * K * E + e);
+        score = exp(limited(score, cap));
+        sum += score;
+        for (long e = 0; e < E; e++) total[e] += score * get(v + t * K * E + e);
     }
     int right = 1;
     for (long e = 0; e < E; e++) right &= near(get(one + e), total[e] / sum, 1);
@@ -143,7 +166,7 @@ static void attention(long P, long T) {
 }
 
 /* A prompt of P tokens, which lie behind those that follow it, T in all: the gradient against sums over pairs. */
-static void attention_gradient(long P, long T, long window) {
+static void attention_gradient(long P, long T, long window, float cap) {
     enum { H = 2, E = 16 };
     real *in[5]; /* q, k, v, the gradient of out, out */
     for (int i = 0; i < 5; i++) in[i] = random_reals(T * H * E);
@@ -151,20 +174,22 @@ static void attention_gradient(long P, long T, long window) {
     float *dk = calloc(T * E, sizeof(float)), *dv = calloc(T * E, sizeof(float)), level[1024];
     double *sums = calloc(3 * T * H * E, sizeof(double)), *sk = sums + T * H * E, *sv = sk + T * E;
     int64_t own = T - P, spans[] = {0, 0, own, P, own, P, 0, own}, groups[] = {0, 2};
-    NAME(attend)(in[0], in[1], in[2], spans, 2, 0.25f, in[4], level, H, 1, E, T, window);
-    NAME(attend_back)(in[0], in[1], in[2], in[4], level, in[3], spans, groups, 1, 0.25f, dq, dk, dv, H, 1, E, T, window);
+    NAME(attend)(in[0], in[1], in[2], spans, 2, 0.25f, cap, in[4], level, H, 1, E, T, window);
+    NAME(attend_back)(in[0], in[1], in[2], in[4], level, in[3], spans, groups, 1, 0.25f, cap, dq, dk, dv, H, 1, E, T, window);
     for (long pair = 0; pair < T * H * T; pair++) {
         long query = pair / T / H, key = pair % T, i = (query + own) % T * H + pair / T % H, j = (key + own) % T;
         if (key > query || key + window <= query) continue;
-        double score = -level[i], slope = 0;
+        double score = 0, slope = 0;
         for (long e = 0; e < E; e++) {
             score += 0.25 * get(in[0] + i * E + e) * get(in[1] + j * E + e);
             slope += (double)get(in[3] + i * E + e) * (get(in[2] + j * E + e) - get(in[4] + i * E + e));
         }
+        double weight = exp(limited(score, cap) - level[i]);
+        slope *= 0.25 * weight * (cap ? 1 - pow(tanh(score / cap), 2) : 1);
         for (long e = 0; e < E; e++) {
-            sums[i * E + e] += 0.25 * exp(score) * slope * get(in[1] + j * E + e);
-            sk[j * E + e] += 0.25 * exp(score) * slope * get(in[0] + i * E + e);
-            sv[j * E + e] += exp(score) * get(in[3] + i * E + e);
+            sums[i * E + e] += slope * get(in[1] + j * E + e);
+            sk[j * E + e] += slope * get(in[0] + i * E + e);
+            sv[j * E + e] += weight * get(in[3] + i * E + e);
         }
     }
     int right = 1;
@@ -190,8 +215,12 @@ int main(void) {
             for (int n = 0; n < 4; n++)
                 for (int t = 0; t < 2; t++) gradients(tokens[m], (long[]){1, 20, 97, 130}[n], columns[k], t);
 #ifndef MIXED
-    for (long t = 2; t < 128; t += 9) attention(t / 2, t), attention(1, t);
-    for (long t = 2; t < 260; t += 17) attention_gradient(t / 3 + 1, t, t), attention_gradient(t / 2, t, t / 3 + 1);
+    caps(3, 37), caps(5, 64);
+    for (long t = 2; t < 128; t += 9) attention(t / 2, t, 0), attention(1, t, 0), attention(t / 3 + 1, t, 0.5f);
+    for (long t = 2; t < 260; t += 17) {
+        attention_gradient(t / 3 + 1, t, t, 0), attention_gradient(t / 2, t, t / 3 + 1, 0);
+        attention_gradient(t / 3 + 1, t, t / 2 + 1, 0.5f);
+    }
 #endif
     return wrong;
 }

@@ -7,11 +7,12 @@ import copy
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from covey.config.schema import Lora
 from covey.models.forward import supported
 from covey.models.load import with_lora
-from covey.models.ops import TorchOps
+from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
@@ -75,7 +76,7 @@ def test_gradient_is_that_of_single_sequences(name: str) -> None:
 @pytest.mark.parametrize("kind", ["compiled", "torch", "modules"])
 def test_the_token_that_pads_learns_where_it_is_read(kind: str) -> None:
     """Chat models that pad with the end of a message read that token in every prompt."""
-    name = "gemma2" if kind == "modules" else "qwen3"
+    name = "qwen3_moe" if kind == "modules" else "qwen3"
     plain, config = policy_of(name), copy.deepcopy(CONFIGS[name])
     config.pad_token_id = 9
     model = sharpened(config)
@@ -91,14 +92,69 @@ def test_the_token_that_pads_learns_where_it_is_read(kind: str) -> None:
     torch.testing.assert_close(ours, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_unknown_architectures_caps_and_activations_are_not_ours() -> None:
+def changed(name: str, **change: object) -> PreTrainedModel:
+    return sharpened(type(CONFIGS[name])(**{**CONFIGS[name].to_dict(), **change}))
+
+
+def test_unknown_architectures_and_activations_are_not_ours() -> None:
     assert not supported(sharpened(CONFIGS["gpt2"]))
-    for change in ({"final_logit_softcapping": 30.0}, {"hidden_activation": "relu"}):
-        other = type(CONFIGS["gemma3"])(**{**CONFIGS["gemma3"].to_dict(), **change})
-        assert not supported(sharpened(other))
+    assert not supported(changed("gemma3", hidden_activation="relu"))
+    for name in ("gemma", "gemma2", "gemma3"):
+        assert not supported(changed(name, use_bidirectional_attention=True))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral_window", "olmo3", "glm", *OTHERS])
+@pytest.mark.parametrize(
+    ("name", "cap", "ours"),
+    [
+        ("gemma3", "final_logit_softcapping", True),
+        ("gemma3", "attn_logit_softcapping", False),
+        ("llama", "final_logit_softcapping", False),
+        ("qwen3", "attn_logit_softcapping", False),
+    ],
+)
+def test_a_cap_counts_where_the_modules_heed_it(name: str, cap: str, ours: bool) -> None:
+    """And where they do not, the modules decide what the config means."""
+    model = changed(name, **{cap: 0.5})
+    policy = Policy(model, policy_of("qwen3").tokenizer)
+    assert (policy.decoder is not None) == ours
+    prompt, answer = random_prompts(9, 20)
+    found = policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs
+    torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("exact_kl", [True, False])
+def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl: bool) -> None:
+    """Entropy, collision, the exact KL to a reference, and their gradient; the temperature comes after."""
+    policy, reference = policy_of("gemma2"), policy_of("gemma2")
+    with torch.no_grad():
+        for parameter in reference.parameters:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    if not compiled:
+        policy.decoder.ops = reference.decoder.ops = TorchOps()
+    prompt, answer = random_prompts(9, 20)
+    packed = pack([prompt], [[answer]])
+    with torch.no_grad():
+        outputs = (reference.hidden(packed), reference.head) if exact_kl else None
+    scores = policy.score(packed, 0.7, outputs)
+    (scores.entropy + 3 * scores.full_kl + scores.logprobs).sum().backward()
+    ours = {n: p.grad.clone() for n, p in policy.model.named_parameters()}
+    policy.model.zero_grad()
+    tokens = torch.tensor(np.concatenate((prompt, answer)))[None]
+    mine, other = ((m(tokens).logits[0, 8:-1] / 0.7).log_softmax(-1) for m in (policy.model, reference.model))
+    entropy, collision = -(mine.exp() * mine).sum(-1), mine.exp().square().sum(-1)
+    full_kl = (mine.exp() * (mine - other.detach())).sum(-1) * exact_kl
+    logprobs = mine.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    expected = (logprobs, entropy, collision, full_kl)
+    for found, wanted in zip(scores[:4], expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    (entropy + 3 * full_kl + logprobs).sum().backward()
+    for n, p in policy.model.named_parameters():
+        scale = float(p.grad.abs().max())
+        torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=2e-5, rtol=0, msg=n)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral_window", "olmo3", "glm", *OTHERS])
 def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> None:
     """Decoding has its own form of windows, rotary tables and scales."""
     policy = policy_of(name)
@@ -106,6 +162,15 @@ def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> Non
     (drawn,) = LocalSampler(policy).sample([Request(prompt, [1])], SamplingParams(25))
     expected = reference_logprobs(policy.model, prompt, drawn.completion.tokens)
     assert np.allclose(drawn.completion.logprobs, expected.detach().numpy(), atol=1e-5)
+
+
+def test_a_capped_score_and_its_slope() -> None:
+    """tanh(ln 2) = (2 - 1/2) / (2 + 1/2) = .6, and tanh' = 1 - .6^2; far beyond the cap nothing moves."""
+    x = torch.tensor([0.0, 10 * np.log(2), -10 * np.log(2), 1e4], dtype=torch.float64, requires_grad=True)
+    capped = soft_cap(x, 10.0)
+    (slope,) = torch.autograd.grad(capped.sum(), x)
+    torch.testing.assert_close(capped.tolist(), [0.0, 6.0, -6.0, 10.0])
+    torch.testing.assert_close(slope.tolist(), [1.0, 0.64, 0.64, 0.0])
 
 
 def replaced(policy: Policy) -> list[str]:

@@ -12,6 +12,7 @@ from covey.models import logprobs
 from covey.models.compiled import score_compiled
 from covey.models.linear import FusedLinear
 from covey.models.logprobs import score_tokens
+from covey.models.ops import soft_cap
 from covey.types import SamplingMask
 
 
@@ -74,9 +75,10 @@ def kept_sets(targets: torch.Tensor, vocabulary: int) -> SamplingMask:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("chunk", [50, 50 * 4, 1 << 24])
 def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
-    monkeypatch: pytest.MonkeyPatch, compiled: bool, chunk: int
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, cap: float | None, chunk: int
 ) -> None:
     """Against dense float64 logits with -inf, values and gradients."""
     if compiled and not available(torch.float32, torch.device("cpu")):
@@ -89,10 +91,15 @@ def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
     with torch.no_grad():
         head.weight.mul_(8)
     other_head, other_hidden = nn.Linear(16, 50, bias=False), torch.randn(33, 16)
+
+    def limited(logits: torch.Tensor) -> torch.Tensor:
+        return logits if cap is None else soft_cap(logits, cap)
+
     if compiled:
-        found = score_compiled(hidden, FusedLinear(head), targets, 0.7, mask)
+        found = score_compiled(hidden, FusedLinear(head), targets, 0.7, mask, cap)
     else:
-        found = score_tokens(hidden, head, targets, 0.7, (other_hidden, other_head), mask)
+        other = (other_hidden, lambda h: limited(other_head(h)))
+        found = score_tokens(hidden, lambda h: limited(head(h)), targets, 0.7, other, mask)
     weights = torch.linspace(-1, 1, 33)
     total = (weights * (2 * found.logprobs + found.entropy + 3 * found.full_kl)).sum()
     total.backward()
@@ -102,10 +109,9 @@ def test_under_a_sampling_mask_all_is_of_the_softmax_over_what_is_kept(
     starts = [0, *mask.ends[:-1]]
     for row, (start, end) in enumerate(zip(starts, mask.ends, strict=True)):
         dropped[row, torch.from_numpy(mask.ids[start:end]).long()] = False
-    logp = (wide @ weight.t() / 0.7).masked_fill(dropped, -torch.inf).log_softmax(-1)
-    ref = (other_hidden.double() @ other_head.weight.detach().double().t() / 0.7).masked_fill(
-        dropped, -torch.inf
-    )
+    logp = (limited(wide @ weight.t()) / 0.7).masked_fill(dropped, -torch.inf).log_softmax(-1)
+    ref = limited(other_hidden.double() @ other_head.weight.detach().double().t()) / 0.7
+    ref = ref.masked_fill(dropped, -torch.inf)
     p, logp_kept = logp.exp(), logp.masked_fill(dropped, 0.0)
     chosen = logp.gather(1, targets[:, None])[:, 0]
     entropy = -(p * logp_kept).sum(-1)

@@ -96,6 +96,12 @@ def test_the_bits_of_every_family(name: str) -> None:
     test_sampled_log_probs_are_the_trainers_bits(name, torch.float32, (3, 17, 1, 70), 50, {})
 
 
+@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 4}], ids=str)
+def test_the_bits_of_capped_logits_under_a_mask(truncation: dict[str, Any]) -> None:
+    """What is excluded is so behind the cap, in both."""
+    test_sampled_log_probs_are_the_trainers_bits("gemma2", torch.float32, (3, 40), 80, truncation)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_of_a_product_does_not_depend_on_company_or_threads(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

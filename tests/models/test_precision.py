@@ -35,7 +35,7 @@ def rounded(name: str) -> Policy:
     return Policy(whole.model, whole.tokenizer, rounds=True)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "granite"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "granite"])
 def test_sampled_log_probs_are_the_trainers_bits(name: str) -> None:
     policy, prompts = rounded(name), random_prompts(3, 17)
     assert policy.bit_exact and policy.parameters[0].dtype == torch.float32

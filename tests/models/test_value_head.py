@@ -36,7 +36,7 @@ def expected(model: Any) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma", "gemma2"])
 def test_a_network_of_its_own_gives_what_its_classifier_gives(kind: str, tmp_path: Path) -> None:
     policy = policy_of(kind)
     critic = begun_from(policy)

@@ -58,7 +58,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
-@pytest.mark.parametrize("name", ["qwen3", "qwen2", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen2", "gpt2", "gemma2", "qwen3_moe"])
 def test_equals_a_naive_loop_token_for_token(name: str, params: SamplingParams) -> None:
     policy = policy_of(name)
     prompts = random_prompts(2, 9, 5)
@@ -226,7 +226,7 @@ def test_no_requests_is_no_work(policy: Policy) -> None:
     assert list(LocalSampler(policy).sample([], SamplingParams())) == []
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3", "gemma"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3", "gemma", "gemma2"])
 @pytest.mark.parametrize("shared", [4, 60])
 def test_prompts_that_begin_alike_are_read_as_if_each_were_alone(name: str, shared: int) -> None:
     policy, start = policy_of(name), random_prompts(shared)[0]

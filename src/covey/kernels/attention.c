@@ -102,6 +102,14 @@ static void score(const queries *q, const float *qt, const float *k, long j, lon
         }
 }
 
+/* Caps the scores of keys j to end with the queries that are not before them. */
+static void limit(const queries *q, float *scores, long j, long end, float cap) {
+    for (long key = j; key < end; key++) {
+        long from = most(0, (key - q->before) / LANES * LANES);
+        cap_scores(scores + (key - j) * QUERIES + from, q->present - from, cap);
+    }
+}
+
 /* A vector of scores from query i on with key j: none where a query comes before it, or `window` keys or more after. */
 static inline vec seen(const queries *q, long i, long j, vec scores) {
     long late = j - q->before - i, over = least(late + q->window, LANES);
@@ -149,14 +157,16 @@ static void weigh(const queries *q, float *scores, long j, long end, const vec *
 }
 
 /* Scores become weights, and the gradients of weights those of scores. */
-static void weigh_back(const queries *q, float *scores, float *grads, long j, long end, const float *level, const float *dots) {
+static void weigh_back(const queries *q, float *scores, float *grads, long j, long end, const float *level, const float *dots,
+                       float inverse_cap) {
     for (long i = 0; i < q->present; i += LANES) {
         vec high = *(const vec *)(level + i), dot = *(const vec *)(dots + i);
         long keys = reach(q, i, j, end);
         for (long key = 0; key < keys; key++) {
             vec *weight = (vec *)(scores + key * QUERIES + i), *grad = (vec *)(grads + key * QUERIES + i);
+            vec slope = cap_slope(*weight, inverse_cap);
             *weight = exp_below(seen(q, i, j + key, *weight) - high);
-            *grad = *weight * (*grad - dot);
+            *grad = *weight * (*grad - dot) * slope;
         }
         clear(scores + i, keys, end - j), clear(grads + i, keys, end - j);
     }
@@ -173,8 +183,9 @@ static void mix(const queries *q, const float *p, const float *v, long j, long e
         }
 }
 
-/* out (T, H, E), lse (T, H): softmax attention of every span within [prefix | own], causal. */
-void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale,
+/* out (T, H, E), lse (T, H): softmax attention of every span within [prefix | own], causal. Scores are scaled, and then
+ * capped, if `cap` is not 0. */
+void NAME(attend)(const real *q, const real *k, const real *v, const span *spans, long S, float scale, float cap,
                   real *out, float *lse, long H, long K, long E, long longest, long window) {
     long R = H / K;
     TEAM(S * H * longest * E * 16)
@@ -196,6 +207,7 @@ void NAME(attend)(const real *q, const real *k, const real *v, const span *spans
                 for (long i = 0; i < own.present; i += LANES) top[i / LANES] = splat(-INFINITY), total[i / LANES] = splat(0);
                 for (long j = begin; j < n; j += KEYS) {
                     score(&own, qt, keys, j, least(j + KEYS, n), scores + j * QUERIES);
+                    if (cap) limit(&own, scores + j * QUERIES, j, least(j + KEYS, n), cap);
                     hide(&own, scores + j * QUERIES, j, least(j + KEYS, n), top);
                 }
                 memset(rows, 0, QUERIES * E * sizeof(float));
@@ -230,7 +242,7 @@ static void spread(const queries *q, const float *p, const float *rows, long j, 
  * thread takes a group's key head, because its spans share the prompt's keys. dk and dv are float. */
 void NAME(attend_back)(const real *q, const real *k, const real *v, const real *out, const float *lse,
                        const real *dout, const span *spans, const int64_t *groups, long G, float scale,
-                       real *dq, float *dk, float *dv, long H, long K, long E, long longest, long window) {
+                       float cap, real *dq, float *dk, float *dv, long H, long K, long E, long longest, long window) {
     long R = H / K;
     TEAM(G * K * R * longest * longest * E)
     {
@@ -264,8 +276,9 @@ void NAME(attend_back)(const real *q, const real *k, const real *v, const real *
                         for (long j = most(0, own.before - window + 1), end; j < n; j = end) {
                             end = least(j + KEYS, j < s->prefix_length ? s->prefix_length : n); /* one run of tokens */
                             score(&own, qt, keys, j, end, p);
+                            if (cap) limit(&own, p, j, end, cap);
                             score(&own, gt, values, j, end, ds);
-                            weigh_back(&own, p, ds, j, end, level, dots);
+                            weigh_back(&own, p, ds, j, end, level, dots, cap ? 1.0f / cap : 0);
                             mix(&own, ds, keys, j, end, dqs);
                             long key = (key_at(s, j) * K + head) * E;
                             spread(&own, ds, rows, j, end, dk + key, K * E);

@@ -60,9 +60,10 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
         tables = angles.cos().to(dtype), angles.sin().to(dtype)
         parts = [qkv.new_empty(total, heads, e) for heads in (h, k, k)]
         call("split_heads", qkv, *norms, 1e-6, *tables, places, *parts, total, h, k, e, dtype=dtype)
-        for window in (total, 8):
+        for window, cap in ((total, 0.0), (8, 0.0), (total, 0.5)):
             trained, levels = qkv.new_empty(total, h, e), torch.empty(total, h)
-            call("attend", *parts, spans, 2, 0.2, trained, levels, h, k, e, total, window, dtype=dtype)
+            lengths = (h, k, e, total, window)
+            call("attend", *parts, spans, 2, 0.2, cap, trained, levels, *lengths, dtype=dtype)
             shapes = (ROOM // NEIGHBOURS, e, NEIGHBOURS), (ROOM, e)
             stores = [torch.zeros(1, k, *s) for s in shapes * 2]
             columns = key_columns(parts[1][:READ])
@@ -81,6 +82,7 @@ def _attention(dtype: torch.dtype) -> Iterator[Pair]:
                     *slots,
                     *stores,
                     0.2,
+                    cap,
                     sampled[t],
                 )
                 call("decode_attend", *given, *sizes, dtype=dtype)

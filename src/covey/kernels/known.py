@@ -82,11 +82,11 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     keys, values = zero[:, :K].contiguous(), rising.expand(T, K, E).contiguous()
     spans, groups = torch.tensor([[0, 0, 0, T]]), torch.tensor([0, 1])
     out, levels = _unset(T, H, E, dtype=dtype), _unset(T, H)
-    call("attend", zero, keys, values, spans, 1, 1.0, out, levels, H, K, E, T, T, dtype=dtype)
+    call("attend", zero, keys, values, spans, 1, 1.0, 1.0, out, levels, H, K, E, T, T, dtype=dtype)
     yield "attend", out, torch.arange(T)[:, None, None]
     yield "attend", levels, torch.arange(1, T + 1).log()[:, None]
     dq, dk, dv = _unset(T, H, E, dtype=dtype), torch.zeros(T, K, E), torch.zeros(T, K, E)
-    inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0)
+    inputs = (zero, keys, values, out, levels, torch.ones_like(zero), spans, groups, 1, 1.0, 1.0)
     call("attend_back", *inputs, dq, dk, dv, H, K, E, T, T, dtype=dtype)
     yield "attend_back", dq, 0.0
     yield "attend_back", dv, H * torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3])[:, None, None]
@@ -99,7 +99,7 @@ def _attention(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]
     turn = (torch.ones(2, E, dtype=dtype), torch.zeros(2, E, dtype=dtype))
     drawn = _unset(1, H * E, dtype=dtype)
     state = (qkv, none, none, 0.0, *turn, slot, one, slot, *stores, *own)
-    call("decode_attend", *state, 1.0, drawn, 1, H, K, E, room, room, 2, dtype=dtype)
+    call("decode_attend", *state, 1.0, 1.0, drawn, 1, H, K, E, room, room, 2, dtype=dtype)
     yield "decode_attend", drawn, 3.0
     yield "decode_attend", own[1][0, 0, 0], 4.0
 
@@ -110,11 +110,14 @@ def _logits(call: Callable[..., None], dtype: torch.dtype) -> Iterator[Check]:
     call("draw", logits, torch.tensor([0.01, 0.51]), 1.0, tokens, logprobs, 2, V, dtype=dtype)
     yield "draw", tokens, torch.tensor([0, 32])
     yield "draw", logprobs, -math.log(V)
+    highs, capped = torch.full((2, V), 8 * math.log(2), dtype=dtype), _unset(2, V, dtype=dtype)
+    call("soft_cap", highs, 8.0, capped, 2, V, dtype=dtype)
+    yield "soft_cap", capped, 8 * 0.6  # tanh(ln 2) = (2 - 1/2) / (2 + 1/2)
     scores = [_unset(2) for _ in range(3)]
     call("score_rows", logits, targets, 1.0, *scores, 2, V, dtype=dtype)
     yield "score_rows", torch.stack(scores), torch.tensor([-math.log(V), math.log(V), 1 / V])[:, None]
     slopes = logits.clone()
-    call("score_rows_back", slopes, targets, 1.0, torch.ones(2), None, scores[1], 2, V, dtype=dtype)
+    call("score_rows_back", slopes, targets, 1.0, 1.0, torch.ones(2), None, scores[1], 2, V, dtype=dtype)
     yield "score_rows_back", slopes, torch.eye(V)[targets] - 1 / V
 
 

@@ -267,8 +267,8 @@ static float largest(const float *scores, long n, float top) {
 void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float eps, const real *cos,
                          const real *sin, const int64_t *prompt, const int64_t *prompt_length,
                          const int64_t *drawn, const float *prompt_keys, const float *prompt_values,
-                         float *own_keys, float *own_values, float scale, real *out, long B, long H, long K,
-                         long E, long P, long S, long window) {
+                         float *own_keys, float *own_values, float scale, float cap, real *out, long B, long H,
+                         long K, long E, long P, long S, long window) {
     long R = H / K, stride = P + S;
     TEAM(B * H * (P + S) * E * 2)
     {
@@ -292,6 +292,7 @@ void NAME(decode_attend)(const real *qkv, const real *qw, const real *kw, float 
             score_columns(q, keys, n, scores + P, stride, R, E);
             for (long r = 0; r < R; r++) {
                 float *own = scores + r * stride, top = -INFINITY;
+                if (cap) cap_scores(own, before, cap), cap_scores(own + P, n, cap);
                 for (long j = 0; j <= before + at - window; j++) own[j < before ? j : P + j - before] = -INFINITY;
                 top = largest(own + P, n, largest(own, before, top));
                 for (long j = 0; j < before; j += LANES)
@@ -336,6 +337,20 @@ static float NAME(row_total)(const real *x, long V, float inverse, float *top, f
     }
     *top = highest;
     return total;
+}
+
+/* out = cap tanh(x / cap), (M, V); out may be x. */
+void NAME(soft_cap)(const real *x, float cap, real *out, long M, long V) {
+    TEAM(32 * M * V)
+    EACH(t, M, ROWS_OF(M)) {
+        long i = t * V, end = i + V;
+        for (; i + LANES <= end; i += LANES) store(out + i, capped(load(x + i), cap));
+        for (; i < end; i++) {
+            real line[LANES];
+            store(line, capped(splat(get(x + i)), cap));
+            out[i] = line[0];
+        }
+    }
 }
 
 /* Draw a token per row by inverse CDF from softmax(logits / T); greedy where inverse_temperature is 0, and in
@@ -401,8 +416,9 @@ void NAME(score_rows)(const real *logits, const int64_t *target, float inverse, 
     }
 }
 
-/* In place: logits become d loss / d logits, given the gradients of log-prob and entropy (may be NULL). */
-void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, const float *dlogprob,
+/* In place: logits become d loss / d logits, given the gradients of log-prob and entropy (may be NULL). With 1 / cap,
+ * which is 0 without one, they are capped logits, and it is the gradient of what was capped. */
+void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, float inverse_cap, const float *dlogprob,
                            const float *dentropy, const float *entropy, long M, long V) {
     TEAM(64 * M * V)
     EACH(t, M, ROWS_OF(M)) {
@@ -412,18 +428,20 @@ void NAME(score_rows_back)(real *logits, const int64_t *target, float inverse, c
         float high = dentropy ? entropy[t] : 0, at_target = get(x + target[t]);
         long i = 0;
         for (; i + LANES <= V; i += LANES) {
-            vec z = (load(x + i) - top) * inverse, p = exp_of(z) * (1.0f / total);
-            store(x + i, -p * (pull * (z - level + high) + g));
+            vec y = load(x + i), z = (y - top) * inverse, p = exp_of(z) * (1.0f / total);
+            vec into = -p * (pull * (z - level + high) + g);
+            if (inverse_cap) into *= cap_slope(y, inverse_cap);
+            store(x + i, into);
         }
         for (; i < V; i++) {
             float z = (get(x + i) - top) * inverse, p = exp_of(splat(z))[0] / total;
             real line[LANES];
-            store(line, splat(-p * (g + pull * (z - level + high))));
+            store(line, -p * (g + pull * (z - level + high)) * cap_slope(splat(get(x + i)), inverse_cap));
             x[i] = line[0];
         }
         float z = (at_target - top) * inverse, p = exp_of(splat(z))[0] / total;
         real line[LANES];
-        store(line, splat(g - p * (g + pull * (z - level + high))));
+        store(line, (g - p * (g + pull * (z - level + high))) * cap_slope(splat(at_target), inverse_cap));
         x[target[t]] = line[0];
     }
 }

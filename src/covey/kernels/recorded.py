@@ -25,7 +25,7 @@ NEW = (
 """What torch may do in a recording: everything else would be missing when it runs again."""
 BY_ROW = {
     "add_norm": (0, 1, 4, 5),
-    "decode_attend": (0, 6, 7, 8, 11, 12, 14),
+    "decode_attend": (0, 6, 7, 8, 11, 12, 15),
     "gate_mul": (0, 3),
     "product": (0, 3),
 }

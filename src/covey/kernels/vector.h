@@ -92,6 +92,27 @@ static inline vec exp_below(vec x) {
 /* e^x for any x. */
 static inline vec exp_of(vec x) { return exp_below(pick(x > splat(88.0f), splat(88.0f), x)); }
 
+/* tanh x, to about 2 ulp: by a series near 0, where the other form loses digits (Cephes); NaN stays. */
+static inline vec tanh_of(vec x) {
+    vec s = x * x, p = s * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * s - 5.37397155531e-2f;
+    p = p * s + 1.33314422036e-1f;
+    p = p * s - 3.33332819422e-1f;
+    return pick(s >= splat(0.390625f), 1.0f - 2.0f / (exp_of(x + x) + 1.0f), x * s * p + x);
+}
+static inline vec capped(vec x, float cap) { return tanh_of(x * (1.0f / cap)) * cap; }
+
+/* n scores, which are whole vectors in memory, capped. Never inlined: a compiler fuses sums alike for all who call it. */
+static __attribute__((noinline, unused)) void cap_scores(float *scores, long n, float cap) {
+    for (long i = 0; i < n; i += LANES) *(vec *)(scores + i) = capped(*(vec *)(scores + i), cap);
+}
+
+/* The slope of a cap where y came out: 1 - (y / cap)^2; 1 for no cap (0 = 1 / cap), 0 for what was excluded after it. */
+static inline vec cap_slope(vec y, float inverse_cap) {
+    vec u = larger(y * inverse_cap, splat(-1.0f));
+    return 1.0f - u * u;
+}
+
 /* To bfloat16, which is the upper half of a float: to nearest, ties to even. What it leaves in the lower half is noise. */
 static inline uvec rounded(vec x) {
     uvec bits = (uvec)x;

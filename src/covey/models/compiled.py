@@ -56,11 +56,15 @@ class CompiledOps:
 
     def attention(self, sequences: Sequences, window: int | None = None) -> Attention:
         """No padding; a vector of queries at a time."""
-        return lambda q, k, v, factor: _apply(_Attend, q, k, v, sequences, factor, window or UNLIMITED)
+        return lambda q, k, v, heads: _apply(_Attend, q, k, v, sequences, heads, window or UNLIMITED)
 
     def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
         """One pass over the row."""
         return _apply(_GateMul, both, gate.linear, gate.cubic)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """One pass over the row."""
+        return _apply(_SoftCap, x, cap)
 
 
 class AutogradContext:
@@ -80,6 +84,7 @@ class AutogradContext:
     rotation: Rotation
     sequences: Sequences
     scale: float
+    cap: float
     cubic: float
     inverse: float
     mask: SamplingMask | None
@@ -203,14 +208,15 @@ class _SplitHeads(torch.autograd.Function):
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float, window: int
+        ctx: AutogradContext, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, heads: Heads, window: int
     ) -> Tensor:
         tokens, h, e = q.shape
         out, levels = torch.empty_like(q), torch.empty(tokens, h)
         spans, sizes = sequences.spans, (h, k.shape[1], e, sequences.longest, window)
-        call("attend", q, k, v, spans, len(spans), scale, out, levels, *sizes, dtype=q.dtype)
+        scale, cap = heads.factor, heads.cap or UNCAPPED
+        call("attend", q, k, v, spans, len(spans), scale, cap, out, levels, *sizes, dtype=q.dtype)
         ctx.save_for_backward(q, k, v, out, levels)
-        ctx.sequences, ctx.sizes, ctx.scale = sequences, sizes, scale
+        ctx.sequences, ctx.sizes, ctx.scale, ctx.cap = sequences, sizes, scale, cap
         return out
 
     @staticmethod
@@ -219,7 +225,7 @@ class _Attend(torch.autograd.Function):
         dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
         groups = ctx.sequences.groups
         inputs = (q, k, v, out, levels, grad.contiguous(), ctx.sequences.spans, groups, len(groups) - 1)
-        call("attend_back", *inputs, ctx.scale, dq, dk, dv, *ctx.sizes, dtype=q.dtype)
+        call("attend_back", *inputs, ctx.scale, ctx.cap, dq, dk, dv, *ctx.sizes, dtype=q.dtype)
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
@@ -241,11 +247,34 @@ class _GateMul(torch.autograd.Function):
         return into, None, None
 
 
+class _SoftCap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: AutogradContext, x: Tensor, cap: float) -> Tensor:
+        out = torch.empty_like(x)
+        call("soft_cap", x, cap, out, *x.shape, dtype=x.dtype)
+        ctx.save_for_backward(out)
+        ctx.cap = cap
+        return out
+
+    @staticmethod
+    def backward(ctx: AutogradContext, grad: Tensor) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        return grad * (1 - (out / ctx.cap).square()), None
+
+
 def score_compiled(
-    hidden: Tensor, layer: FusedLinear, targets: Tensor, temperature: float, mask: SamplingMask | None = None
+    hidden: Tensor,
+    layer: FusedLinear,
+    targets: Tensor,
+    temperature: float,
+    mask: SamplingMask | None = None,
+    cap: float | None = None,
 ) -> TokenScores:
-    """``score_tokens`` with the compiled operations: logits are recomputed in the backward pass."""
-    arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask)
+    """``score_tokens`` with the compiled operations: logits are recomputed in the backward pass.
+
+    ``cap`` is that of the logits.
+    """
+    arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask, cap or UNCAPPED)
     logprobs, entropy, collision = _ScoreFunction.apply(*arguments)
     return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
 
@@ -260,15 +289,16 @@ class _ScoreFunction(torch.autograd.Function):
         inverse: float,
         weight: Tensor,
         mask: SamplingMask | None,
+        cap: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
         buffer = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
         for x, rows in _chunks(hidden, buffer):
-            logits = exclude(layer.product_once(x, buffer[: len(x)]), mask, rows.start)
+            logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start)
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
             call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
         ctx.save_for_backward(hidden, targets, entropy, buffer)
-        ctx.layer, ctx.inverse, ctx.weight, ctx.mask = layer, inverse, weight, mask
+        ctx.layer, ctx.inverse, ctx.weight, ctx.mask, ctx.cap = layer, inverse, weight, mask, cap
         ctx.mark_non_differentiable(collision)
         return logprobs, entropy, collision
 
@@ -277,16 +307,16 @@ class _ScoreFunction(torch.autograd.Function):
         ctx: AutogradContext, dlogprob: Tensor, dentropy: Tensor | None, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
         hidden, targets, entropy, buffer = ctx.saved_tensors
-        weight = ctx.weight
+        weight, inverse_cap = ctx.weight, 1 / ctx.cap if ctx.cap else 0.0
         dhidden = torch.empty_like(hidden)
         dlogprob = dlogprob.contiguous()
         dentropy = dentropy.contiguous() if dentropy is not None and bool(dentropy.any()) else None
 
         def add(into: Tensor | None) -> None:
             for x, rows in _chunks(hidden, buffer):
-                logits = exclude(ctx.layer.product_once(x, buffer[: len(x)]), ctx.mask, rows.start)
+                logits = exclude(_logits(ctx.layer, x, buffer, ctx.cap), ctx.mask, rows.start)
                 grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
-                parts = (targets[rows], ctx.inverse, *grads)
+                parts = (targets[rows], ctx.inverse, inverse_cap, *grads)
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
                 dhidden[rows] = ctx.layer.product_back(logits)
                 if into is not None:
@@ -294,7 +324,15 @@ class _ScoreFunction(torch.autograd.Function):
 
         if not weight.requires_grad:
             add(None)
-        return dhidden, None, None, None, add_gradient(weight, add), None
+        return dhidden, None, None, None, add_gradient(weight, add), None, None
+
+
+def _logits(layer: FusedLinear, x: Tensor, buffer: Tensor, cap: float) -> Tensor:
+    """Of rows of hidden states, in the beginning of ``buffer``."""
+    logits = layer.product_once(x, buffer[: len(x)])
+    if cap:
+        call("soft_cap", logits, cap, logits, *logits.shape, dtype=logits.dtype)
+    return logits
 
 
 def _chunk(rows: int, vocabulary: int) -> int:
@@ -311,6 +349,8 @@ def _chunks(hidden: Tensor, buffer: Tensor) -> Iterator[tuple[Tensor, slice]]:
 
 UNLIMITED = 1 << 40
 """A window that hides nothing."""
+UNCAPPED = 0.0
+"""A cap that is none, as the operations read it."""
 
 
 def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int], norm: Tensor, turned: int) -> Ops:

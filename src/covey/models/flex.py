@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from covey.models.ops import Attention, Sequences, TorchOps
+from covey.models.ops import Attention, Heads, Sequences, TorchOps, soft_cap
 
 BLOCK = 128
 """Tokens of a block; blocks without a visible pair are skipped."""
@@ -25,11 +25,11 @@ class FlexOps(TorchOps):
             return super().attention(sequences, window)
         mask = group_mask(sequences)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
             more = mask.seq_lengths[0] - len(q)
             heads_first = (F.pad(x, (0, 0, 0, 0, 0, more)).transpose(0, 1)[None] for x in (q, k, v))
-            shared = q.shape[1] > k.shape[1]
-            mixed = compiled()(*heads_first, block_mask=mask, enable_gqa=shared, scale=factor)
+            options = {"block_mask": mask, "enable_gqa": heads.queries > heads.keys, "scale": heads.factor}
+            mixed = compiled()(*heads_first, score_mod=capped_score(heads.cap, q.device), **options)
             return mixed[0, :, : len(q)].transpose(0, 1)
 
         return attend
@@ -39,6 +39,18 @@ class FlexOps(TorchOps):
 def compiled() -> Callable[..., Tensor]:
     """Compiled once for all lengths. A part that cannot be compiled is an error: it would need T^2 memory."""
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+def capped_score(cap: float | None, device: torch.device) -> Callable[..., Tensor] | None:
+    """What becomes of a scaled score."""
+    if cap is None:
+        return None
+    limit = torch.full((), cap, device=device)  # a number becomes a symbol, which torch cannot trace here
+
+    def capped(score: Tensor, *_place: Tensor) -> Tensor:
+        return soft_cap(score, limit)
+
+    return capped
 
 
 def group_mask(sequences: Sequences) -> BlockMask:

@@ -39,24 +39,27 @@ class Family(NamedTuple):
     """Rotation turns neighbours, not halves."""
     tables_by_type: bool = False
     """Layers of different `layer_types` have different rotary tables."""
+    caps: tuple[str, ...] = ()
+    """The caps of a config that its modules heed."""
 
 
 LLAMA = Family()
 AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
+AROUND = Family(("input_layernorm", "pre_feedforward_layernorm"), AFTER, norm_offset=1.0)
+SCORES_CAP, LOGITS_CAP = "attn_logit_softcapping", "final_logit_softcapping"
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "smollm3"), LLAMA),
     "gemma": Family(norm_offset=1.0),
-    "gemma3_text": Family(
-        ("input_layernorm", "pre_feedforward_layernorm"), AFTER, norm_offset=1.0, tables_by_type=True
-    ),
+    "gemma2": AROUND._replace(caps=(SCORES_CAP, LOGITS_CAP)),
+    "gemma3_text": AROUND._replace(tables_by_type=True, caps=(LOGITS_CAP,)),
     "glm": Family(interleaved=True),
     "glm4": Family(after=("post_self_attn_layernorm", "post_mlp_layernorm"), interleaved=True),
     "olmo2": Family((None, None), AFTER),
     "olmo3": Family((None, None), AFTER, tables_by_type=True),
 }
 """By `model_type`. Everything else runs through its Hugging Face modules."""
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-"""What a config may ask for that this forward does not do."""
+UNUSUAL = (SCORES_CAP, LOGITS_CAP, "use_bidirectional_attention")
+"""What a config may ask for that this forward does in some families or in none."""
 UNTURNED = "none"
 """The rotary table of layers without positions."""
 
@@ -66,12 +69,9 @@ Attend = Callable[[int, Heads, Tensor], Tensor]
 
 def supported(model: PreTrainedModel) -> bool:
     """Whether the own forward computes exactly this model."""
-    config = model.config
-    return (
-        config.model_type in FAMILIES
-        and _activation(config) in ACTIVATIONS
-        and not any(getattr(config, name, None) for name in CAPS)
-    )
+    config, family = model.config, FAMILIES.get(model.config.model_type)
+    asked = {name for name in UNUSUAL if getattr(config, name, None)}
+    return family is not None and _activation(config) in ACTIVATIONS and asked <= {*family.caps}
 
 
 def embed_every_token(model: PreTrainedModel) -> None:
@@ -105,6 +105,12 @@ def hidden_states(
 
 def _activation(config: PretrainedConfig) -> str:
     return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
+
+
+def cap_of(config: PretrainedConfig, name: str) -> float | None:
+    """A cap that a config names, or not."""
+    found = getattr(config, name, None)
+    return float(found) if found else None
 
 
 class ShiftedNorm:
@@ -157,6 +163,7 @@ class Layer(nn.Module):
             window=_window(attention, config, number),
             rotary=_table(attention, config, number),
             interleaved=family.interleaved,
+            cap=cap_of(config, SCORES_CAP),
         )
         self.residual = getattr(config, "residual_multiplier", 1.0)
         self.gate = ACTIVATIONS[_activation(config)]
@@ -237,6 +244,8 @@ class Decoder(nn.Module):
         self.table_names = {layer.heads.rotary for layer in layers}
         self.embedding_scale = getattr(config, "embedding_multiplier", 1.0)
         self.logits_scale = 1 / getattr(config, "logits_scaling", 1.0)
+        self.logits_cap = cap_of(config, LOGITS_CAP)
+        """What no logit of a language model's head goes beyond."""
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
         turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64), 1).values())
         widths = [config.hidden_size, config.intermediate_size]
@@ -313,7 +322,7 @@ class Decoder(nn.Module):
 
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
             q, k, v = self.ops.split_heads(qkv, heads, rotations[heads.rotary])
-            return attentions[heads.window](q, k, v, heads.factor).flatten(1)
+            return attentions[heads.window](q, k, v, heads).flatten(1)
 
         return attend
 

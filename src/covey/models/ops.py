@@ -45,6 +45,8 @@ class Heads(NamedTuple):
     """Which of the model's rotary tables turns them."""
     interleaved: bool = False
     """Whether neighbours are turned together, and not the two halves."""
+    cap: float | None = None
+    """What no score goes beyond (`soft_cap`); None: they stay as they are."""
 
     @property
     def factor(self) -> float:
@@ -76,8 +78,8 @@ class Rotation(NamedTuple):
     positions: Tensor
 
 
-Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""q (T, H, E), k and v (T, K, E), factor of the scores -> (T, H, E)."""
+Attention = Callable[[Tensor, Tensor, Tensor, Heads], Tensor]
+"""q (T, H, E), k and v (T, K, E), how they attend -> (T, H, E)."""
 
 
 class Ops(Protocol):
@@ -107,6 +109,9 @@ class Ops(Protocol):
 
     def gate_mul(self, both: Tensor, gate: Activation) -> Tensor:
         """activation(gate) * up of rows [gate | up]. (T, 2F) -> (T, F)."""
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap tanh(x / cap) of logits. (T, V) -> (T, V)."""
 
 
 class Sequences(NamedTuple):
@@ -152,10 +157,10 @@ class TorchOps:
         """Padded blocks of similar length through scaled_dot_product_attention."""
         blocks = padded_rows(sequences.spans, window)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
             out = torch.zeros_like(q)
             for rows in blocks:
-                mixed = grouped_attention(q[rows.queries], k[rows.keys], v[rows.keys], rows.mask, factor)
+                mixed = grouped_attention(q[rows.queries], k[rows.keys], v[rows.keys], rows.mask, heads)
                 out = out.index_put((rows.queries[rows.real],), mixed[rows.real])
             return out
 
@@ -165,6 +170,10 @@ class TorchOps:
         """As the Hugging Face modules do."""
         first, up = both.chunk(2, dim=-1)
         return gate.torch(first) * up
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """As the Hugging Face modules do."""
+        return soft_cap(x, cap)
 
 
 def rms_norm(x: Tensor, norm: Norm) -> Tensor:
@@ -190,15 +199,37 @@ def rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((pairs, rest), dim=-1)
 
 
-def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, factor: float) -> Tensor:
+def soft_cap(x: Tensor, cap: float | Tensor) -> Tensor:
+    """cap tanh(x / cap), with the slope 1 - tanh(x / cap)^2: x where that is small, and never beyond the cap.
+
+    Of attention's scores and of the last logits in Gemma 2 (2408.00118).
+    """
+    return cap * torch.tanh(x / cap)
+
+
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
     """Scaled dot-product attention with shared key/value heads.
 
     q (R, Q, H, E), k and v (R, N, K, E), mask (R, 1, Q, N) bool -> (R, Q, H, E).
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if heads.cap is not None:
+        together = q.unflatten(1, (heads.keys, -1)).flatten(2, 3)  # the queries of a key head, as rows
+        every = mask.repeat(1, 1, heads.queries // heads.keys, 1)
+        return capped_attention(together, k, v, every, heads).view(q.shape).transpose(1, 2)
     shared = q.shape[1] > k.shape[1]
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared, scale=factor)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=shared, scale=heads.factor)
     return mixed.transpose(1, 2)
+
+
+def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: Heads) -> Tensor:
+    """softmax(soft_cap(q k^T)) v where the mask is true, which torch's own operation cannot.
+
+    q (R, K, Q, E), k and v (R, K, N, E), mask (R, 1, Q or 1, N) bool -> (R, K, Q, E).
+    """
+    assert heads.cap is not None, "without a cap torch's operation is faster"
+    scores = soft_cap(q @ k.mT * heads.factor, heads.cap).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
 SIMILAR = 0.75

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from covey.errors import CheckpointError, ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
-from covey.models.forward import Decoder, embed_every_token, hidden_states, supported
+from covey.models.forward import LOGITS_CAP, Decoder, cap_of, embed_every_token, hidden_states, supported
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
+from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
@@ -160,12 +161,12 @@ class Policy:
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> logits (..., V)."""
         if self.decoder is not None:
-            return self.decoder.ops.linear(self._head, hidden)
+            logits, cap = self.decoder.ops.linear(self._head, hidden), self.decoder.logits_cap
+            return logits if cap is None else self.decoder.ops.soft_cap(logits, cap)
         if not self.plain_head:
             return hidden  # ``hidden`` is already the logits
-        logits = self.model.get_output_embeddings()(hidden)
-        cap = getattr(self.model.config, "final_logit_softcapping", None)
-        return cap * torch.tanh(logits / cap) if cap else logits
+        logits, cap = self.model.get_output_embeddings()(hidden), cap_of(self.model.config, LOGITS_CAP)
+        return logits if cap is None else soft_cap(logits, cap)
 
     def hidden(self, packed: Packed) -> Tensor:
         """The hidden states that predict: (M, D)."""
@@ -183,11 +184,11 @@ class Policy:
     def _score(
         self, packed: Packed, temperature: float, reference: tuple[Tensor, Head] | None
     ) -> TokenScores:
-        hidden = self.hidden(packed)
+        hidden, mask = self.hidden(packed), packed.sampling_mask
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
-            scores = score_compiled(hidden, self._head, packed.targets, temperature, packed.sampling_mask)
+            cap = self.decoder.logits_cap
+            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap)
         else:
-            mask = packed.sampling_mask
             scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask)
         return scores._replace(values=None if self.value is None else self.value(hidden))
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from covey.kernels.calls import NEIGHBOURS, call, key_columns
 from covey.kernels.recorded import Recorded
 from covey.models.alive import alive_bytes
-from covey.models.compiled import UNLIMITED
+from covey.models.compiled import UNCAPPED, UNLIMITED
 from covey.models.forward import Attend, Decoder
-from covey.models.ops import Heads
+from covey.models.ops import Heads, capped_attention
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
@@ -121,7 +121,7 @@ class CacheEngine:
         def attend(_: int, heads: Heads, qkv: Tensor) -> Tensor:
             q, k, v = ops.split_heads(qkv, heads, rotations[heads.rotary])
             layers.append((k, v))
-            return attentions[heads.window](q, k, v, heads.factor).flatten(1)
+            return attentions[heads.window](q, k, v, heads).flatten(1)
 
         hidden = self.decoder(packed.tokens, attend)
         last = torch.tensor([start + length - 1 for start, length in own], device=hidden.device)
@@ -205,6 +205,8 @@ class _TorchCache:
             keys[slots, position], values[slots, position] = k, v
             together = q.unflatten(1, (heads.keys, -1))  # the queries of a key head, as rows
             keys, values = (x[:rows, :kv_length].transpose(1, 2) for x in (keys, values))
+            if heads.cap is not None:
+                return capped_attention(together, keys, values, visible, heads).flatten(1)
             mixed = F.scaled_dot_product_attention(together, keys, values, visible, scale=heads.factor)
             return mixed.flatten(1)
 
@@ -281,7 +283,7 @@ class _CompiledCache:
             sizes = (rows, heads.queries, heads.keys, heads.width, *self.sizes, heads.window or UNLIMITED)
             cos, sin, _ = self.tables[heads.rotary]
             inputs = (qkv, *norms, eps, cos, sin, *slot, *self.layers[layer])
-            call("decode_attend", *inputs, heads.factor, out, *sizes, dtype=self.dtype)
+            call("decode_attend", *inputs, heads.factor, heads.cap or UNCAPPED, out, *sizes, dtype=self.dtype)
             return out
 
         return attend
