@@ -1,4 +1,4 @@
-"""Baselines, group sizes and label noise, on the demo's task; benchmarks/diseases.py has what goes wrong.
+"""Baselines, group sizes and label noise, on `last_digit`; benchmarks/diseases.py has what goes wrong.
 
     python benchmarks/pathologies.py [--only CASE ...] [--seed 1] [--steps 60] [--write]
 
@@ -51,7 +51,7 @@ BY_STEP: Settings = {
     "algorithm": {"name": "grpo_process", "advantage": {"credit": "own_step"}},
 }
 ABOUT = """\
-The demo's task from one cold start, one seed: GRPO, 256 completions a step in groups of 8, four updates
+`last_digit` from one cold start, one seed: GRPO, 256 completions a step in groups of 8, four updates
 per batch, KL .1, unless said otherwise. Metrics are means over the first and the last fifth of the steps.
 Greedy accuracy is that on 256 held-out problems before and after; two standard errors are 6 points. The
 gradient's variance is that of a batch of 256 completions, on the cold start; its noise is the variance over

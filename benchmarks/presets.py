@@ -1,4 +1,4 @@
-"""Nine algorithms on the demo's task, from the same cold starts, to the same bars.
+"""Nine algorithms on `last_digit`, from the same cold starts, to the same bars.
 
     python benchmarks/presets.py [--seeds 3] [--steps 220] [--jobs 1] [--only grpo dapo] [--write]
 
@@ -35,6 +35,7 @@ from covey.machine import available_cpus
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DEMO = yaml.safe_load((ROOT / "src" / "covey" / "recipes" / "demo.yaml").read_text())
+BASE = {**{k: v for k, v in DEMO.items() if k != "stages"}, "data": {"task": "last_digit"}}
 BARS = (0.8, 0.9)
 VERDICT = {"math_answer": {"rule": "answer_tag"}}
 EVAL = {"every": 10, "problems": 256, "samples": 1}
@@ -104,15 +105,13 @@ def trained(config: Settings, folder: Path, threads: int) -> Path:
 
 def cold_start(seed: int, folder: Path, threads: int, over: Settings | None = None) -> Path:
     """The model every preset starts from: the demo's first stage, or one with settings of its own."""
-    base = {k: v for k, v in DEMO.items() if k != "stages"}
-    config = merged(merged(base, DEMO["stages"][0]), {"seed": seed, **(over or {})})
+    config = merged(merged(BASE, DEMO["stages"][0]), {"seed": seed, **(over or {})})
     return trained(config, folder / f"cold-{seed}", threads) / "final"
 
 
 def config_of(name: str, seed: int, steps: int, model: Path) -> dict[str, Any]:
     """The demo's second stage with a preset and its own settings."""
-    base = {k: v for k, v in DEMO.items() if k != "stages"}
-    config = merged(base, DEMO["stages"][1])
+    config = merged(BASE, DEMO["stages"][1])
     config["algorithm"] = {"name": name, "kl": config["algorithm"]["kl"]}  # each with its own advantage
     config = merged(config, {"seed": seed, "model": str(model), "train.steps": steps})
     return merged(config, {"eval": EVAL, "train.save_every": 1000, **PRESETS[name][0]})
@@ -187,7 +186,7 @@ def report(
         f"# {len(found)} algorithms from the same cold starts\n\n"
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}. `{command}`\n\n"
-        f"The demo's task, {len(starts)} seed{'s' * (len(starts) > 1)}, {arguments.steps} steps of 256 "
+        f"`last_digit`, {len(starts)} seed{'s' * (len(starts) > 1)}, {arguments.steps} steps of 256 "
         "completions; lr "
         f"{DEMO['stages'][1]['train']['lr']:g}, four updates per batch and a KL of .1, unless said "
         f"otherwise. Accuracy on {EVAL['problems']} held-out problems every {EVAL['every']} steps; the cold "

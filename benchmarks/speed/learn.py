@@ -96,7 +96,7 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     from covey.tasks.generated import problems
 
     torch.set_num_threads(1)
-    task = TASKS["last_digit"]
+    task = TASKS[DEMO["data"]["task"]]
     tokenizer = AutoTokenizer.from_pretrained(model)
     train, held_out = problems(task, "train", 2000), problems(task, "test", 256)
     rows = [{"prompt": p.prompt, "answer": p.columns["answer"]} for p in train]

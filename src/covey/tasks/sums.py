@@ -1,4 +1,4 @@
-"""Adding numbers step by step: `sums` keeps whole sums, `last_digit` only their last digit."""
+"""Adding numbers step by step: `sums` keeps whole sums, `last_digit` and `modulo_7` what is left of them."""
 
 from __future__ import annotations
 
@@ -62,6 +62,15 @@ def last_digit(rng: random.Random) -> dict[str, object]:
     return worked([rng.randint(0, 9) for _ in range(4)], modulus=10)
 
 
+def modulo_7(rng: random.Random) -> dict[str, object]:
+    """Five numbers from 0 to 6 to add, each partial sum reduced modulo 7.
+
+    Modulo a composite number a model may come to know sums up to a divisor (modulo 10 their parity, say). Its
+    errors then cancel in pairs, so that the answer says nothing about a step, and reinforcement stands still.
+    """
+    return worked([rng.randint(0, 6) for _ in range(5)], modulus=7)
+
+
 def sums(rng: random.Random) -> dict[str, object]:
     """Four numbers up to 20 to add."""
     return worked([rng.randint(1, 20) for _ in range(4)], modulus=1000)
@@ -103,6 +112,13 @@ LAST_DIGIT = Task(
     last_digit,
     REWARDS,
     ({partial_sums: {"modulus": 10}},),
+)
+MODULO_7 = Task(
+    "modulo_7",
+    "add five numbers modulo 7, partial sums written out",
+    modulo_7,
+    REWARDS,
+    ({partial_sums: {"modulus": 7}},),
 )
 MIXED_DIGITS = Task(
     "mixed_digits",
