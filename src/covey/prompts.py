@@ -106,7 +106,7 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
         worst = max(long, key=lambda p: len(p.tokens))
         raise DataError(
             f"{len(long)} of {len(encoded)} prompts leave no room for rollout.max_tokens "
-            f"{config.rollout.max_tokens} in the model's context of {policy.context} tokens; the longest, "
+            f"{config.rollout.max_tokens} in the model's context of {policy.reads}; the longest, "
             f"{worst.problem.id}, has {len(worst.tokens)}. Lower rollout.max_tokens or set "
             "data.long_prompts: drop"
         )
@@ -137,8 +137,8 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     long = [n for n, size in enumerate(sizes) if size > policy.context]
     if long and config.data.long_prompts == "error":
         raise DataError(
-            f"{len(long)} of {len(found)} examples are longer than the model's context of {policy.context} "
-            f"tokens, {found[long[0]].problem.id} for one, with {sizes[long[0]]}. Shorten them, or set "
+            f"{len(long)} of {len(found)} examples are longer than the model's context of {policy.reads}, "
+            f"{found[long[0]].problem.id} for one, with {sizes[long[0]]}. Shorten them, or set "
             "data.long_prompts: drop"
         )
     kept = [p for p, size in zip(found, sizes, strict=True) if size <= policy.context]

@@ -7,17 +7,19 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, Phi3Config, PreTrainedModel
 
 from covey.config.schema import Lora
-from covey.models.forward import supported
+from covey.errors import ConfigError
+from covey.models.forward import supported, turned_alike
 from covey.models.load import with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
 from covey.models.policy import Policy
+from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
-from tests.conftest import CONFIGS, OTHERS, OURS, policy_of, random_prompts, sharpened
+from tests.conftest import CONFIGS, OTHERS, OURS, SMALL, WIDE, policy_of, random_prompts, sharpened
 
 
 def reference_logprobs(model: torch.nn.Module, prompt: np.ndarray, answer: np.ndarray) -> torch.Tensor:
@@ -71,6 +73,53 @@ def test_gradient_is_that_of_single_sequences(name: str) -> None:
     for n, p in policy.model.named_parameters():
         scale = float(p.grad.abs().max())
         torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=1e-5, rtol=0, msg=n)
+
+
+ORIGINAL = {"original_max_position_embeddings": 48}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    **ORIGINAL,
+    "short_factor": [1.0] * 16,
+    "long_factor": [float(n) for n in range(1, 17)],
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+BY_LENGTH = {
+    "longrope": Phi3Config(**WIDE, **ORIGINAL, sliding_window=None, rope_parameters=LONGROPE),
+    "dynamic": LlamaConfig(**SMALL | {"max_position_embeddings": 48}, head_dim=32, rope_parameters=DYNAMIC),
+}
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) -> None:
+    policy = Policy(sharpened(BY_LENGTH[name]), policy_of("qwen3").tokenizer)
+    assert policy.context == 48
+    assert ("short_factor" in policy.reads) == (name == "longrope")
+    (prompt, answer), longer = random_prompts(9, 6), random_prompts(31)[0]
+
+    def scored() -> torch.Tensor:
+        return policy.score(pack([prompt], [[answer]]), 1.0).logprobs.detach()
+
+    first = scored()
+    torch.testing.assert_close(first, reference_logprobs(policy.model, prompt, answer), atol=1e-5, rtol=1e-5)
+    policy.score(pack([longer], [[longer[:17]]]), 1.0)  # to the last token that is turned alike
+    assert torch.equal(scored(), first)
+    # A cache has room for more than the context; what is drawn is still what is scored.
+    request, params = Request(longer, [key(0, g) for g in range(3)], room=17), SamplingParams(max_tokens=40)
+    for *_, c in LocalSampler(policy).sample([request], params):
+        trained = policy.score(pack([longer], [[c.tokens]]), 1.0).logprobs.detach().numpy()
+        np.testing.assert_array_equal(c.logprobs, trained)
+    with pytest.raises(ConfigError, match="49 tokens: beyond 48"):
+        policy.score(pack([longer], [[longer[:19]]]), 1.0)
+    with pytest.raises(ConfigError, match="beyond 48"):
+        list(LocalSampler(policy).sample([Request(longer, [key(0, 0)])], params))
+
+
+def test_tables_that_are_the_same_for_all_lengths_reach_the_whole_context() -> None:
+    same = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
+    config = Phi3Config(**WIDE, **ORIGINAL, sliding_window=None, rope_parameters=same)
+    assert Policy(sharpened(config), policy_of("qwen3").tokenizer).context == 128
+    assert turned_alike(CONFIGS["llama3_rope"]) is None
 
 
 @pytest.mark.parametrize("kind", ["compiled", "torch", "modules"])

@@ -74,6 +74,23 @@ def supported(model: PreTrainedModel) -> bool:
     return family is not None and _activation(config) in ACTIVATIONS and asked <= {*family.caps}
 
 
+def turned_alike(config: PretrainedConfig) -> int | None:
+    """Up to how many tokens a model turns each place alike, whatever else is computed with it; None: always.
+
+    A table that follows the longest sequence at hand (`longrope` has one for short and one for long ones,
+    `dynamic` grows) would turn a token one way where it is sampled, and another where it is trained.
+    """
+    given = getattr(config, "rope_parameters", None) or {}
+    tables = [t for t in (given, *given.values()) if isinstance(t, Mapping)]  # or one a kind of layer
+    most = [
+        int(table.get("original_max_position_embeddings", config.max_position_embeddings))
+        for table in tables
+        if table.get("rope_type") == "longrope" and table["short_factor"] != table["long_factor"]
+    ]
+    most += [config.max_position_embeddings for table in tables if table.get("rope_type") == "dynamic"]
+    return min(most, default=None)
+
+
 def embed_every_token(model: PreTrainedModel) -> None:
     """Let the padding token's embedding learn as any other, as it does in the compiled operations.
 
@@ -247,6 +264,7 @@ class Decoder(nn.Module):
         self.logits_cap = cap_of(config, LOGITS_CAP)
         """What no logit of a language model's head goes beyond."""
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
+        self.turned_alike = turned_alike(config)
         turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64), 1).values())
         widths = [config.hidden_size, config.intermediate_size]
         self.ops = pick_ops(self.embed.weight, self.heads, widths, self.last_norms[0].weight, turned)
@@ -334,14 +352,32 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def rotations(self, positions: Tensor, length: int | None = None) -> dict[str, Rotation]:
-        """Rotary tables by name, for all positions, (T,) int64, or for ``length`` of them."""
-        needed = length or int(positions.max()) + 1
+        """Rotary tables by name, for all positions, (T,) int64, or for ``length`` of them.
+
+        Raises ConfigError for a position beyond those that are turned alike; of a length what is beyond
+        is left out.
+        """
+        if length is None:
+            needed = self.turning(int(positions.max()) + 1)
+        else:
+            needed = min(length, self.turned_alike or length)
         return {name: Rotation(*self._table(name, needed), positions) for name in self.table_names}
+
+    def turning(self, tokens: int) -> int:
+        """So many tokens, if their places are turned alike in sampling and training. Raises ConfigError."""
+        if tokens > (self.turned_alike or tokens):
+            raise ConfigError(
+                f"a sequence of {tokens} tokens: beyond {self.turned_alike} this model's rotary table "
+                "follows the longest sequence at hand, and a token would be sampled by one and trained by "
+                "another; lower rollout.max_tokens or leave out long prompts"
+            )
+        return tokens
 
     def _table(self, name: str, needed: int) -> tuple[Tensor, Tensor]:
         weight, held = self.embed.weight, self._tables.get(name)
         if held is None or len(held[0]) < needed or held[0].dtype != weight.dtype:
-            size = max(needed, 2 * len(held[0]) if held is not None else 0)
+            spare = min(2 * len(held[0]) if held is not None else 0, self.turned_alike or 1 << 30)
+            size = max(needed, spare)
             every = torch.arange(size, device=weight.device)
             kind = (name,) if name not in ("", UNTURNED) else ()
             tables = self._rotary(weight[:1, None], every[None], *kind)

@@ -15,7 +15,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from covey.errors import CheckpointError, ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
-from covey.models.forward import LOGITS_CAP, Decoder, cap_of, embed_every_token, hidden_states, supported
+from covey.models.forward import (
+    LOGITS_CAP,
+    Decoder,
+    cap_of,
+    embed_every_token,
+    hidden_states,
+    supported,
+    turned_alike,
+)
 from covey.models.linear import FusedLinear, ValueHead
 from covey.models.logprobs import Head, TokenScores, score_tokens
 from covey.models.ops import soft_cap
@@ -85,8 +93,22 @@ class Policy:
 
     @property
     def context(self) -> int:
-        """The longest sequence the model can read, in tokens."""
-        return int(getattr(self.model.config, "max_position_embeddings", 1 << 20))
+        """The longest sequence the model can read, and turns alike wherever it is read, in tokens."""
+        config = self.model.config
+        return turned_alike(config) or int(getattr(config, "max_position_embeddings", 1 << 20))
+
+    @property
+    def reads(self) -> str:
+        """Its context in words, and why that is less than its config says, if it is."""
+        longest = getattr(self.model.config, "max_position_embeddings", 0)
+        said = f"{self.context} tokens"
+        if longest <= self.context:
+            return said
+        return (
+            f"{said} (of {longest}: longer sequences are turned by another table, so that a token would be "
+            "sampled by one and trained by the other; make short_factor equal to long_factor in its "
+            "config.json, and all are turned by that one)"
+        )
 
     @property
     def bit_exact(self) -> bool:

@@ -80,7 +80,7 @@ class CacheEngine:
     def decode(self, tokens: Tensor) -> Tensor:
         """Append a token (B,) to every running slot. -> next logits (B, V)."""
         self.lengths = [n + 1 for n in self.lengths]
-        logits = self.step(tokens, max(self.lengths))
+        logits = self.step(tokens, self.decoder.turning(max(self.lengths)))
         self.cache.advance(len(self.owners))
         return logits
 
@@ -170,7 +170,7 @@ class _TorchCache:
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self.rows = torch.arange(slots, device=weight.device)
         self.positions = torch.arange(kv_length, device=weight.device)
-        self.ops, self.tables = decoder.ops, decoder.rotations(self.lengths, kv_length)
+        self.ops, self.tables = decoder.ops, decoder.rotations(self.lengths, longest + max_tokens)
         self.prompts: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def add_prompt(self, request: int, layers: list[tuple[Tensor, Tensor]]) -> None:
