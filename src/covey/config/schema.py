@@ -93,7 +93,7 @@ class Train(Section):
     inner_epochs: int = Field(1, ge=1, le=1_000, description="Passes over each rollout batch.")
     updates_per_batch: int = Field(1, ge=1, le=65_536, description="Optimizer steps per pass.")
     tokens_per_micro_batch: int = Field(
-        8192, ge=1, le=2**31, description="Tokens in the model at once; changes memory, not the result."
+        4096, ge=1, le=2**31, description="Tokens in the model at once; changes memory, not the result."
     )
     recompute_layers: bool = Field(
         False, description="Keep only each layer's input: a third more time, a fraction of the memory."
