@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,17 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.kernels.choice import Trial
+from covey.integrity import sealed, unsealed
+from covey.kernels.choice import Trial, trial_of
 from covey.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
+from covey.kernels.kept import (
+    cache_folder,
+    keep_file,
+    keep_library,
+    kept_library,
+    own_file,
+    tell_damaged,
+)
 
 OFF = "COVEY_KERNELS"
 FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
@@ -92,7 +100,7 @@ def _candidates() -> Iterator[Candidate]:
             file = WHEEL / f"{level.name}.so"
             if level.machine == machine and level.needs <= flags and file.is_file():
                 content = file.read_bytes()
-                kept = _cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
+                kept = cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
                 yield Candidate(content, kept, level.instructions, "from the wheel")
     compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
     if compiler is None or platform.system() not in ("Linux", "Darwin"):
@@ -122,8 +130,10 @@ def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
 def _tried(content: bytes, path: Path) -> Trial:
     """What a child found when it ran this library: computed once, then kept beside it."""
     kept = path.with_suffix(".json")
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Trial(**json.loads(_own_file(kept)))
+    try:
+        return trial_of(unsealed(own_file(kept)))
+    except (OSError, ValueError):
+        tell_damaged(kept, "measured anew")
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "kernels.so"
         copy.write_bytes(content)
@@ -139,15 +149,15 @@ def _tried(content: bytes, path: Path) -> Trial:
             start_new_session=True,
         )
     try:
-        trial = Trial(**json.loads(done.stdout))
+        trial = trial_of(json.loads(done.stdout))
         lasts = True
-    except (ValueError, TypeError):
+    except ValueError:
         last = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
         trial = Trial(problem=f"they fail on this processor: {last:.200}")
         lasts = -done.returncode in FAULTS  # anything else, as a lack of memory, may pass
     if lasts:
         with contextlib.suppress(OSError):
-            _keep(kept, json.dumps(vars(trial)).encode())
+            keep_file(kept, sealed(vars(trial)).encode())
     return trial
 
 
@@ -163,18 +173,15 @@ def _compiled(compiler: str, extra: Sequence[str] = ()) -> tuple[bytes, Path]:
     """The library for this processor, and where it is kept."""
     flags, files = [NATIVE, *extra], c_sources()
     identity = _identity(*files.values(), *FLAGS, *flags, platform.machine(), processor(), _version(compiler))
-    target = _cache_folder() / f"kernels-{identity}.so"
-    content = _kept(target)
+    target = cache_folder() / f"kernels-{identity}.so"
+    content = kept_library(target, "compiled anew")
     if content is None:
-        if os.path.lexists(target):
-            print(f"note: {target} is damaged or not ours alone; compiled anew", file=sys.stderr)
         print(
             "note: compiling operations for this processor, once: half a minute", file=sys.stderr, flush=True
         )
         content = built(compiler, flags, files)
         with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
-            _keep(target, content)
-            _keep(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
+            keep_library(target, content)
     return content, target
 
 
@@ -187,50 +194,6 @@ def _identity(*parts: bytes | str) -> str:
     return hashlib.sha256(b"\0".join(whole)).hexdigest()[:16]
 
 
-def _kept(target: Path) -> bytes | None:
-    """The cached library, if it is intact and only this user can have written it."""
-    try:
-        content, digest = _own_file(target), _own_file(_digest_of(target))
-    except OSError:
-        return None
-    return content if hashlib.sha256(content).hexdigest().encode() == digest else None
-
-
-def _own_file(path: Path) -> bytes:
-    """The content of a file that only this user can change. Raises OSError for any other."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or not _ours_alone(found):
-            raise PermissionError(path)
-        return file.read()
-
-
-def _ours_alone(found: os.stat_result) -> bool:
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _digest_of(target: Path) -> Path:
-    return target.with_suffix(".sha256")
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file atomically and durably; only its owner can read it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
-
-
 def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
     """Load exactly the bytes that were checked: the file could be changed or truncated meanwhile."""
     if hasattr(os, "memfd_create"):
@@ -239,27 +202,6 @@ def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
             if os.write(handle, content) == len(content):
                 return ctypes.CDLL(f"/proc/self/fd/{handle}")
     return ctypes.CDLL(str(path))
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
-    for folder in (
-        Path(base) / "covey" if base else None,
-        Path(tempfile.gettempdir()) / f"covey-{os.getuid()}",
-    ):
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                found = folder.stat()
-            except OSError:
-                continue
-            if _ours_alone(found) and os.access(folder, os.W_OK):
-                return folder
-            if found.st_uid == os.getuid() and not _ours_alone(found):
-                print(
-                    f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr
-                )
-    raise OSError("no folder to keep compiled operations in that only you can write to")
 
 
 @cache
