@@ -58,7 +58,12 @@ def test_a_library_that_fails_its_trial_is_said(monkeypatch) -> None:
 def test_without_compiler_the_next_step_is_to_install_one(monkeypatch) -> None:
     monkeypatch.delenv(build.OFF, raising=False)
     monkeypatch.setattr(build, "tested_kernels", lambda: None)
+    monkeypatch.setattr(build, "compilers", list)
+    assert doctor.kernels().found == f"no C compiler; {build.COST}"
     assert "apt-get install gcc" in doctor.kernels().next_step
+    monkeypatch.setattr(build, "compilers", lambda: ["cc", "clang"])
+    assert doctor.kernels().found.startswith("no C compiler that works (cc, clang failed)")
+    assert "name another compiler, as CC=" in doctor.kernels().next_step
 
 
 def test_no_sandbox_is_a_warning(monkeypatch) -> None:

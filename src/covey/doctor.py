@@ -122,9 +122,7 @@ def kernels() -> Diagnosis:
     if caught:
         step = "report it with this output"
         return Diagnosis("kernels", "WARN", str(caught[0].message), step)
-    return Diagnosis(
-        "kernels", "WARN", f"no C compiler; {build.COST}", "install gcc or clang (apt-get install gcc)"
-    )
+    return Diagnosis("kernels", "WARN", f"{build.no_compiler()}; {build.COST}", build.REMEDY)
 
 
 def threads() -> Diagnosis:
