@@ -64,6 +64,20 @@ def test_a_gpu_is_measured_where_there_is_one(
     assert sizes == pytest.approx({"0.5B": 0.494e9, "1.5B": 1.544e9}, rel=1e-3)
 
 
+def test_a_peer_that_is_not_installed_is_said_once_below_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks" / "speed"))
+    quick = importlib.import_module("quick")
+    sample = {"cpu": 1.0, "tokens": 10}
+    quick.compare(lambda cell, lengths, peer: None if peer == "trl" else [[sample], [sample]], "here")
+    said = capsys.readouterr().out
+    assert said.count("pip install 'covey[bench]'") == 1
+    assert said.index("update, ragged") < said.index("trl is not installed: pip install")
+    quick.compare(lambda *_: [[sample], [sample]], "here")
+    assert "pip install" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("case", "arm"), [(c, a) for c, case in PATHOLOGIES.CASES.items() for a in case.arms]
 )

@@ -43,6 +43,15 @@ def test_more_threads_than_processors(monkeypatch) -> None:
     assert "unset OMP_NUM_THREADS" in doctor.threads().next_step
 
 
+@pytest.mark.parametrize("value", ["many", "65536", "9" * 20])
+def test_a_number_of_threads_that_is_not_used_is_said(monkeypatch, value: str) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    found = doctor.threads()
+    assert found.verdict == "WARN"
+    assert f"OMP_NUM_THREADS={value} is not a number from 1 to 1024, and not used" in found.found
+    assert "unset OMP_NUM_THREADS" in found.next_step
+
+
 def test_a_library_that_fails_its_trial_is_said(monkeypatch) -> None:
     import warnings
 
@@ -58,7 +67,12 @@ def test_a_library_that_fails_its_trial_is_said(monkeypatch) -> None:
 def test_without_compiler_the_next_step_is_to_install_one(monkeypatch) -> None:
     monkeypatch.delenv(build.OFF, raising=False)
     monkeypatch.setattr(build, "tested_kernels", lambda: None)
+    monkeypatch.setattr(build, "compilers", list)
+    assert doctor.kernels().found == f"no C compiler; {build.COST}"
     assert "apt-get install gcc" in doctor.kernels().next_step
+    monkeypatch.setattr(build, "compilers", lambda: ["cc", "clang"])
+    assert doctor.kernels().found.startswith("no C compiler that works (cc, clang failed)")
+    assert "name another compiler, as CC=" in doctor.kernels().next_step
 
 
 def test_no_sandbox_is_a_warning(monkeypatch) -> None:

@@ -13,16 +13,27 @@ import torch
 
 import covey
 from covey import machine
+from covey.config.load import load_config
+from covey.errors import ConfigError
 from covey.machine import available_cpus, available_threads
 from covey.runs.clock import Clock
 
 
 @pytest.mark.parametrize(
     ("value", "threads"),
-    [("1", 1), ("7", 7), ("3,2", 3), (" 2 ", 2), ("0", None), ("many", None), ("", None)],
+    [
+        *(("1", 1), ("7", 7), ("3,2", 3), (" 2 ", 2), ("007", 7), ("1024", 1024)),
+        *((other, None) for other in ("0", "many", "", "-2", "1025", "9" * 20, "9" * 5000)),
+    ],
 )
 def test_the_variable_that_others_respect_is_respected(value: str, threads: int | None) -> None:
     assert available_threads({"OMP_NUM_THREADS": value}) == (threads or available_cpus())
+
+
+def test_so_many_threads_that_none_can_be_started_are_refused_in_words() -> None:
+    assert load_config(values={"threads": machine.MOST_THREADS}).config.threads == machine.MOST_THREADS
+    with pytest.raises(ConfigError, match="threads = 65536: input should be less than or equal to 1024"):
+        load_config(values={"threads": 65_536})
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux has affinities")

@@ -45,14 +45,17 @@ def compare(measured: Callable[[str, str, str], Sequence[Sequence[Any]] | None],
     """Measure the cells and print them beside the page's columns."""
     names, values = recorded()
     head = [f"{machine}, now", *names]
-    began = time.perf_counter()
+    began, lacking = time.perf_counter(), dict[str, None]()
     print("The peer's CPU seconds / covey's, one thread; in brackets covey's tokens per CPU second.\n")
     print(f"{'':18}" + " | ".join(f"{name:>24.24}" for name in head))
     for row, cell in CELLS.items():
         samples = measured(*cell)
         here = ratio(samples) if samples is not None else f"{cell[2]} is not installed"
+        lacking |= {cell[2]: None} if samples is None else {}
         line = [here, *values.get(row, ["?"] * len(names))]
         print(f"{row:18}" + " | ".join(f"{value:>24.24}" for value in line), flush=True)
+    for peer in lacking:
+        print(f"\n{peer} is not installed: pip install 'covey[bench]'")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = time.perf_counter() - began
     print(f"\ntook {seconds:.0f} seconds, {used.ru_utime + used.ru_stime:.0f} of a CPU")

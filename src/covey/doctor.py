@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from covey.errors import SandboxUnavailable
-from covey.machine import available_cpus, available_memory, available_threads
+from covey.machine import MOST_THREADS, asked_threads, available_cpus, available_memory, available_threads
 from covey.types import VERSION
 
 LEAST_MEMORY, LEAST_DISK = 2e9, 1e9
@@ -122,15 +122,17 @@ def kernels() -> Diagnosis:
     if caught:
         step = "report it with this output"
         return Diagnosis("kernels", "WARN", str(caught[0].message), step)
-    return Diagnosis(
-        "kernels", "WARN", f"no C compiler; {build.COST}", "install gcc or clang (apt-get install gcc)"
-    )
+    return Diagnosis("kernels", "WARN", f"{build.no_compiler()}; {build.COST}", build.REMEDY)
 
 
 def threads() -> Diagnosis:
     """How many, and whether other programs compute too."""
     count, cpus, there = available_threads(), available_cpus(), os.cpu_count() or 1
     said = f"{count} of {there} CPUs" + (" (affinity or a container's quota)" if cpus < there else "")
+    if (asked := os.environ.get("OMP_NUM_THREADS", "")).strip() and asked_threads() is None:
+        step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
+        wrong = f"OMP_NUM_THREADS={asked:.30} is not a number from 1 to {MOST_THREADS}, and not used"
+        return Diagnosis("threads", "WARN", f"{said}; {wrong}", step)
     if count > cpus:
         step = f"unset OMP_NUM_THREADS, or set it to {cpus}"
         return Diagnosis("threads", "WARN", f"{count} threads on {cpus} CPUs", step)

@@ -33,16 +33,24 @@ def sealed(values: Mapping[str, object]) -> str:
     return json.dumps({**plain, SEAL: _seal(plain)}, indent=1)
 
 
+def unsealed(content: bytes) -> dict[str, object]:
+    """The values of a record that ``sealed`` has written. Raises ValueError if they are not as they were."""
+    try:
+        values = json.loads(content)
+    except RecursionError:
+        values = None
+    if not isinstance(values, dict) or values.pop(SEAL, None) != _seal(values):
+        raise ValueError("not as it was written")
+    return values
+
+
 def read_record(path: Path, schema: type[T], remedy: str) -> T:
     """A record that ``sealed`` has written, as ``schema``.
 
     Raises CheckpointError naming the file if it is not as it was written.
     """
     try:
-        values = json.loads(path.read_bytes())
-        if not isinstance(values, dict) or values.pop(SEAL, None) != _seal(values):
-            raise ValueError("not as it was written")
-        return TypeAdapter(schema).validate_python(values)
+        return TypeAdapter(schema).validate_python(unsealed(path.read_bytes()))
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
@@ -50,7 +58,7 @@ def read_record(path: Path, schema: type[T], remedy: str) -> T:
         problem = "missing"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-    except (ValueError, RecursionError):
+    except ValueError:
         problem = "damaged: it is not as it was written"
     raise CheckpointError(f"{path}: {problem}. {remedy}")
 

@@ -8,14 +8,21 @@ from math import ceil
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+MOST_THREADS = 1024
+"""Few enough to be started: of too many, whatever asks for a thread next ends the process."""
 
 
 def available_threads(environment: Mapping[str, str] = os.environ, processes: int = 1) -> int:
-    """Threads to compute with: OMP_NUM_THREADS, as libraries with OpenMP read it, or `available_cpus`, which
-    so many processes share.
-    """
-    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isdecimal() and int(first) else max(1, available_cpus() // processes)
+    """Threads to compute with: `asked_threads`, or `available_cpus`, which so many processes share."""
+    return asked_threads(environment) or max(1, available_cpus() // processes)
+
+
+def asked_threads(environment: Mapping[str, str] = os.environ) -> int | None:
+    """OMP_NUM_THREADS, as libraries with OpenMP read it; None where it names no number that can be taken."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip().lstrip("0")
+    if not first.isdecimal() or len(first) > len(str(MOST_THREADS)) or int(first) > MOST_THREADS:
+        return None
+    return int(first)
 
 
 def available_cpus() -> int:

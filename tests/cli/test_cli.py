@@ -54,6 +54,17 @@ def test_algorithms_lists_all_and_shows_one(capsys) -> None:
         ("train", "error: CONFIG is missing. See covey train --help"),
         ("diff one", "error: B is missing. See covey diff --help"),
         ("pairs run", "error: --output is missing. See covey pairs --help"),
+        *(
+            (
+                line,
+                f'error: Invalid value "{value}" for --max-minutes. Must be > 0. See covey {command} --help',
+            )
+            for command, line, value in (
+                ("demo", "demo --max-minutes -1", "-1.0"),
+                ("train", "train run.yaml --max-minutes 0", "0.0"),
+                ("sweep", "sweep run.yaml --max-minutes nan", "nan"),
+            )
+        ),
         (
             "show run x",
             'error: Invalid value for STEP: unable to convert "x" into int. See covey show --help',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,8 @@ import torch
 from covey.config.schema import Config
 from covey.integrity import sealed
 from covey.kernels import build
-from covey.kernels.calls import available, follow, products
-from covey.kernels.choice import PRODUCT_KINDS, Trial
+from covey.kernels.calls import DTYPES, available, follow, key_of, products
+from covey.kernels.choice import NUMBERS, PRODUCT_KINDS, Trial, trial_of
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.sampling.base import Request, SamplingParams
@@ -75,6 +75,79 @@ def test_a_library_that_fails_in_the_child_is_not_used(tmp_path: Path) -> None:
     trial = build._tried(b"\x7fELF nonsense", tmp_path / "kernels-x.so")
     assert not trial.works
     assert trial.problem.startswith("they fail on this processor: ")
+
+
+WHOLE = {
+    "rates": {n: {kind: [2.0, 1.0] for kind in PRODUCT_KINDS} for n in NUMBERS},
+    "differs": dict.fromkeys(NUMBERS, ""),
+}
+
+
+def with_rate(rate: object) -> dict[str, object]:
+    return {**WHOLE, "rates": {**WHOLE["rates"], "mixed": {**WHOLE["rates"]["mixed"], "decode": rate}}}
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prints what the file `says` holds instead of trying a library; a line in `asked` each time."""
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho >> {tmp_path}/asked; cat {tmp_path}/says\n")
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "says").write_text(json.dumps(WHOLE))
+    monkeypatch.setattr(build.sys, "executable", str(tmp_path / "python"))
+    return tmp_path
+
+
+def trials_made(child: Path) -> int:
+    return len((child / "asked").read_text().splitlines())
+
+
+DAMAGED = {
+    "nothing in it": "{}",
+    "no seal": json.dumps({"problem": ""}),
+    "whole without a seal": json.dumps(WHOLE),
+    "another rate than was sealed": sealed(WHOLE).replace("2.0", "9.0", 1),
+    "a sealed nothing": sealed({}),
+    "sealed without differences": sealed({"rates": WHOLE["rates"]}),
+    "a rate of zero": sealed(with_rate([0.0, 1.0])),
+    "a rate alone": sealed(with_rate([2.0])),
+    "rates that are none": sealed({**WHOLE, "rates": dict.fromkeys(NUMBERS, 1)}),
+    "a list": "[]",
+    "brackets": "[" * 100_000,
+    "cut": sealed(WHOLE)[:50],
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_trial_that_is_not_as_it_was_written_is_made_anew_and_said(child: Path, capfd, name: str) -> None:
+    kept = child / "kernels-x.json"
+    kept.write_text(DAMAGED[name])
+    for _ in range(2):
+        assert build._tried(b"", child / "kernels-x.so") == trial_of(WHOLE)
+    assert trials_made(child) == 1
+    assert capfd.readouterr().err == f"note: {kept} is damaged or not ours alone; measured anew\n"
+
+
+@pytest.mark.parametrize("instead", [Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_no_trial(child: Path, instead: Callable[[Path], None]) -> None:
+    instead(child / "kernels-x.json")
+    assert build._tried(b"", child / "kernels-x.so") == trial_of(WHOLE)
+
+
+def test_a_trial_is_made_once_and_in_silence(child: Path, capfd) -> None:
+    for _ in range(2):
+        assert build._tried(b"", child / "kernels-x.so") == trial_of(WHOLE)
+    assert (trials_made(child), capfd.readouterr().err) == (1, "")
+
+
+def test_half_a_trial_is_a_problem_that_does_not_stay(child: Path) -> None:
+    (child / "says").write_text(json.dumps({"rates": WHOLE["rates"]}))
+    assert not build._tried(b"", child / "kernels-x.so").works
+    assert not (child / "kernels-x.json").exists()
+
+
+def test_a_trial_is_asked_for_all_numbers_that_there_are() -> None:
+    assert set(NUMBERS) == {key_of(numbers) for numbers in DTYPES}
 
 
 @pytest.mark.parametrize("here", [True, False])

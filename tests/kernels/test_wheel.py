@@ -26,7 +26,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(build.shutil, "which", lambda _: None)
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(build.OFF, raising=False)
+    for name in (build.OFF, "CC"):
+        monkeypatch.delenv(name, raising=False)
     build.tested_kernels.cache_clear()
     yield tmp_path
     build.tested_kernels.cache_clear()

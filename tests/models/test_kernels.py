@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from covey.kernels import build, compiler, known
+from covey.kernels import build, compiler, kept, known
 from covey.kernels.calls import available, call, packed_size
 
 pytestmark = pytest.mark.skipif(
@@ -118,7 +118,7 @@ def test_a_full_disk_costs_only_the_cache(cache: Path, monkeypatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build, "_keep", full)
+    monkeypatch.setattr(kept, "keep_file", full)
     assert compiled()[0] == compiled()[0]
     assert build.builds == [1, 1]
 

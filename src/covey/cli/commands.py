@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, validators
 
 from covey.console import CONTROLS, Output, finite, inert, tolerant_output
 from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
@@ -55,7 +55,7 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSO
 class Manner:
     """Command-line options that are not part of the config."""
 
-    max_minutes: float | None = None
+    max_minutes: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None
     """End after this long with the state saved (exit code 75)."""
     strict: bool = False
     """Refuse a damaged checkpoint, or anything else that would not continue exactly."""

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
 from covey.config.section import MANY, Paths, Section
+from covey.machine import MOST_THREADS
 
 Method = Literal[
     "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",
@@ -262,7 +263,7 @@ class Config(Section):
     threads: int = Field(
         0,
         ge=0,
-        le=65_536,
+        le=MOST_THREADS,
         description="CPU threads; 0: OMP_NUM_THREADS, or one per core that this process may use.",
     )
     data: Data = Data()

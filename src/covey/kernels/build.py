@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -20,16 +19,28 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from covey.kernels.choice import Trial
+from covey.integrity import sealed, unsealed
+from covey.kernels.choice import Trial, trial_of
 from covey.kernels.compiler import FLAGS, LEVELS, NATIVE, WITHOUT_TILES, built, c_sources
+from covey.kernels.kept import (
+    cache_folder,
+    keep_file,
+    keep_library,
+    kept_library,
+    own_file,
+    tell_damaged,
+)
 
 OFF = "COVEY_KERNELS"
+"""Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""
 FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT)
 """What a library that does not fit a processor ends with."""
-"""Set to 0 to work without compiled operations; set to a path to take that library, unchecked."""
 WHEEL = Path(__file__).with_name("prebuilt")
 """Where a wheel has its libraries, one for each of `compiler.LEVELS`."""
+COMPILERS = ("cc", "gcc", "clang")
+"""Tried in this order, after the one that CC names."""
 COST = "torch does their work: rollouts and updates take about three times as long"
+REMEDY = "install gcc or clang (apt-get install gcc), or name another compiler, as CC=clang"
 
 
 class Kernels(NamedTuple):
@@ -76,38 +87,95 @@ def tested_kernels() -> Kernels | None:
                 return Kernels(_permitted(_loaded(content, path)), path, trial, instructions, origin)
             reason = trial.problem
     except (OSError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", None) or error
+        reason = error
     if reason:
         warnings.warn(f"the compiled operations cannot be used ({reason!s:.300}); {COST}", stacklevel=2)
     else:
-        print(f"note: no compiled operations and no C compiler (cc); {COST}", file=sys.stderr, flush=True)
+        print(f"note: no compiled operations: {no_compiler()}; {COST}; {REMEDY}", file=sys.stderr, flush=True)
     return None
 
 
 def _candidates() -> Iterator[Candidate]:
-    """The wheel's libraries for this processor, then what a compiler makes for it; the best first."""
-    machine, flags = platform.machine(), set(processor().split())
-    if platform.system() == "Linux":
-        for level in LEVELS:
-            file = WHEEL / f"{level.name}.so"
-            if level.machine == machine and level.needs <= flags and file.is_file():
-                content = file.read_bytes()
-                kept = _cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
-                yield Candidate(content, kept, level.instructions, "from the wheel")
-    compiler = next((c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c)), None)
-    if compiler is None or platform.system() not in ("Linux", "Darwin"):
+    """The wheel's libraries for this processor, then what compilers make for it, or made; the best first."""
+    yield from _from_the_wheel()
+    if platform.system() not in ("Linux", "Darwin"):
         return
-    if "amx_bf16" in flags:
-        with contextlib.suppress(subprocess.CalledProcessError):  # an older compiler has no tiles
-            yield Candidate(*_compiled(compiler), _instructions(machine, flags), "compiled here")
-        flags.remove("amx_bf16")
-        yield Candidate(*_compiled(compiler, [WITHOUT_TILES]), _instructions(machine, flags), "compiled here")
-    else:
-        yield Candidate(*_compiled(compiler), _instructions(machine, flags), "compiled here")
+    folder, ways = cache_folder(), _ways()
+    if (named := os.environ.get("CC")) and not shutil.which(named):
+        print(f"note: CC={named} is no program here; not used", file=sys.stderr, flush=True)
+    for compiler in compilers():
+        yield from _made_by(compiler, ways)
+    for way in ways:  # a machine without a compiler may have had one, or its cache from one like it
+        made = folder.glob(f"kernels-{_identity_of(way)}-*.so")
+        for path in sorted(made, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
+            if (content := kept_library(path, "not used")) is not None:
+                yield Candidate(content, path, _instructions(way), "compiled here")
 
 
-def _instructions(machine: str, flags: set[str]) -> str:
-    """The widest that a compiler for this processor uses."""
+def _from_the_wheel() -> Iterator[Candidate]:
+    machine, flags = platform.machine(), set(processor().split())
+    for level in LEVELS if platform.system() == "Linux" else ():
+        file = WHEEL / f"{level.name}.so"
+        if level.machine == machine and level.needs <= flags and file.is_file():
+            content = file.read_bytes()
+            kept = cache_folder() / f"{level.name}-{_identity(content, processor())}.so"
+            yield Candidate(content, kept, level.instructions, "from the wheel")
+
+
+def _ways() -> list[list[str]]:
+    """Options to compile with, the fastest library first."""
+    return [[], [WITHOUT_TILES]] if "amx_bf16" in processor().split() else [[]]
+
+
+def compilers() -> list[str]:
+    """Those that are here, each once: `cc` is mostly another by its name."""
+    found = dict[str, str]()
+    for name in (os.environ.get("CC", ""), *COMPILERS):
+        if place := shutil.which(name):
+            found.setdefault(os.path.realpath(place), name)
+    return list(found.values())
+
+
+def no_compiler() -> str:
+    """Why none made a library."""
+    there = ", ".join(compilers())
+    return f"no C compiler that works ({there} failed)" if there else "no C compiler"
+
+
+def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate]:
+    """A compiler's libraries; one that makes none is said, so that the next is not taken in silence."""
+    failed: Exception | None = None
+    for way in ways:
+        try:
+            content, path = _compiled(compiler, way)
+        except subprocess.TimeoutExpired as error:
+            failed = error
+            break
+        except (OSError, subprocess.CalledProcessError) as error:
+            failed = error  # an older compiler has no tiles, and may have made the next way
+            continue
+        failed = None
+        yield Candidate(content, path, _instructions(way), "compiled here")
+    if failed is not None:
+        print(f"note: {compiler} cannot compile the operations: {_why(failed)}", file=sys.stderr, flush=True)
+
+
+def _why(failed: Exception) -> str:
+    """What a compiler said of its first error, else its last line, or how it ended."""
+    if isinstance(failed, subprocess.TimeoutExpired):
+        return f"no answer within {failed.timeout:.0f} seconds"
+    if isinstance(failed, subprocess.CalledProcessError):
+        lines = failed.stderr.decode(errors="replace").strip().splitlines()
+        lines = lines or [f"exit code {failed.returncode}"]
+        return next((line for line in lines if "error:" in line), lines[-1])[:200]
+    return str(failed)[:200]
+
+
+def _instructions(way: Sequence[str]) -> str:
+    """The widest that a library uses which was compiled this way for this processor."""
+    machine, flags = platform.machine(), set(processor().split())
+    if WITHOUT_TILES in way:
+        flags.discard("amx_bf16")
     levels = (lv for lv in LEVELS if lv.machine == machine.replace("arm64", "aarch64") and lv.needs <= flags)
     return next((level.instructions for level in levels), machine)
 
@@ -122,8 +190,10 @@ def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
 def _tried(content: bytes, path: Path) -> Trial:
     """What a child found when it ran this library: computed once, then kept beside it."""
     kept = path.with_suffix(".json")
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return Trial(**json.loads(_own_file(kept)))
+    try:
+        return trial_of(unsealed(own_file(kept)))
+    except (OSError, ValueError):
+        tell_damaged(kept, "measured anew")
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "kernels.so"
         copy.write_bytes(content)
@@ -139,15 +209,15 @@ def _tried(content: bytes, path: Path) -> Trial:
             start_new_session=True,
         )
     try:
-        trial = Trial(**json.loads(done.stdout))
+        trial = trial_of(json.loads(done.stdout))
         lasts = True
-    except (ValueError, TypeError):
+    except ValueError:
         last = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
         trial = Trial(problem=f"they fail on this processor: {last:.200}")
         lasts = -done.returncode in FAULTS  # anything else, as a lack of memory, may pass
     if lasts:
         with contextlib.suppress(OSError):
-            _keep(kept, json.dumps(vars(trial)).encode())
+            keep_file(kept, sealed(vars(trial)).encode())
     return trial
 
 
@@ -159,23 +229,26 @@ def _keep_freed_memory() -> None:
         libc.mallopt(trim_threshold, 1 << 30)
 
 
-def _compiled(compiler: str, extra: Sequence[str] = ()) -> tuple[bytes, Path]:
+def _compiled(compiler: str, way: Sequence[str] = ()) -> tuple[bytes, Path]:
     """The library for this processor, and where it is kept."""
-    flags, files = [NATIVE, *extra], c_sources()
-    identity = _identity(*files.values(), *FLAGS, *flags, platform.machine(), processor(), _version(compiler))
-    target = _cache_folder() / f"kernels-{identity}.so"
-    content = _kept(target)
+    target = cache_folder() / f"kernels-{_identity_of(way)}-{_identity(_version(compiler))}.so"
+    content = kept_library(target, "compiled anew")
     if content is None:
-        if os.path.lexists(target):
-            print(f"note: {target} is damaged or not ours alone; compiled anew", file=sys.stderr)
         print(
-            "note: compiling operations for this processor, once: half a minute", file=sys.stderr, flush=True
+            f"note: compiling operations for this processor with {compiler}, once: half a minute",
+            file=sys.stderr,
+            flush=True,
         )
-        content = built(compiler, flags, files)
+        content = built(compiler, [NATIVE, *way], c_sources())
         with contextlib.suppress(OSError):  # on a full disk it is compiled anew next time
-            _keep(target, content)
-            _keep(_digest_of(target), hashlib.sha256(content).hexdigest().encode())
+            keep_library(target, content)
     return content, target
+
+
+def _identity_of(way: Sequence[str]) -> str:
+    """Of a library, whichever compiler makes it."""
+    options = (*FLAGS, NATIVE, *way)
+    return _identity(*c_sources().values(), *options, platform.machine(), processor())
 
 
 def _identity(*parts: bytes | str) -> str:
@@ -185,50 +258,6 @@ def _identity(*parts: bytes | str) -> str:
     ]
     whole = [part.encode() if isinstance(part, str) else part for part in (*parts, *tried_with)]
     return hashlib.sha256(b"\0".join(whole)).hexdigest()[:16]
-
-
-def _kept(target: Path) -> bytes | None:
-    """The cached library, if it is intact and only this user can have written it."""
-    try:
-        content, digest = _own_file(target), _own_file(_digest_of(target))
-    except OSError:
-        return None
-    return content if hashlib.sha256(content).hexdigest().encode() == digest else None
-
-
-def _own_file(path: Path) -> bytes:
-    """The content of a file that only this user can change. Raises OSError for any other."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or not _ours_alone(found):
-            raise PermissionError(path)
-        return file.read()
-
-
-def _ours_alone(found: os.stat_result) -> bool:
-    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _digest_of(target: Path) -> Path:
-    return target.with_suffix(".sha256")
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file atomically and durably; only its owner can read it."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(handle)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
 
 
 def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
@@ -241,30 +270,9 @@ def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
-    for folder in (
-        Path(base) / "covey" if base else None,
-        Path(tempfile.gettempdir()) / f"covey-{os.getuid()}",
-    ):
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                found = folder.stat()
-            except OSError:
-                continue
-            if _ours_alone(found) and os.access(folder, os.W_OK):
-                return folder
-            if found.st_uid == os.getuid() and not _ours_alone(found):
-                print(
-                    f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr
-                )
-    raise OSError("no folder to keep compiled operations in that only you can write to")
-
-
 @cache
 def _version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False)
     return done.stdout
 
 

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from pydantic import Field, TypeAdapter
+
+NUMBERS = ("float32", "bfloat16", "mixed")
+"""What products are tried with."""
 PRODUCT_KINDS = ("decode", "forward", "inputs", "weights")
 """Products of few rows, of many rows, and the gradients of both factors."""
 FEW_ROWS = 64
 MUCH_FASTER = 1.5
 
-Rates = Mapping[str, Mapping[str, tuple[float, float]]]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rates = Mapping[str, Mapping[str, tuple[Rate, Rate]]]
 """dtype -> kind -> GFLOP/s of one thread, ours and torch's."""
 
 
@@ -45,3 +51,20 @@ class Trial:
             for dtype, kinds in self.rates.items()
             if dtype != "mixed"
         }
+
+
+def trial_of(record: object) -> Trial:
+    """The trial that a record tells of: a problem, or all rates and bits.
+
+    Raises ValueError for any other. A choice made from half a record would end a run later.
+    """
+    trial = _TRIAL.validate_python(record)
+    measured = all(
+        trial.rates.get(n, {}).keys() == set(PRODUCT_KINDS) and n in trial.differs for n in NUMBERS
+    )
+    if trial.works and not measured:
+        raise ValueError("rates or bits are missing")
+    return trial
+
+
+_TRIAL = TypeAdapter(Trial)

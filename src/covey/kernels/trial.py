@@ -67,7 +67,7 @@ def measured(kind: str, dtype: Numbers) -> tuple[float, float]:
     for _ in range(4):
         for side, work in enumerate(pair):
             best[side] = min(best[side], _seconds(work))
-    rate, of_torch = (round(2e-9 * m * n * k / s, 1) for s in best)
+    rate, of_torch = (max(0.1, round(2e-9 * m * n * k / s, 1)) for s in best)  # rates are divided
     return rate, of_torch
 
 
