@@ -63,7 +63,7 @@ NEAR = (
     ("evaluation", ["tests/test_evaluate.py"]),
     ("estimates", ["tests/test_evaluate.py"]),
     ("tasks/difficulty", ["tests/test_difficulty.py", "tests/test_rollout.py"]),
-    ("sampling", ["tests/sampling/test_draw.py", "tests/sampling/test_local.py"]),
+    ("sampling", ["tests/sampling/test_draw.py", "tests/sampling/test_local.py", "tests/sampling/test_lagging.py"]),
     (
         "runs/folder",
         ["tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint"],
@@ -454,12 +454,13 @@ MUTANTS = [
     *of(
         "sampling/local.py",
         ("an end token at the last position counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "length" if full[slot] else "stop"'),
-        ("a stop string counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "stop" if stopped[slot] else "length"'),
-        ("one uniform for all tokens", "self.uniform[rows, position]", "self.uniform[rows, 0]"),
-        ("greedy completions drawn beside others", "self.uniform[slot] = GREEDY", "self.uniform[slot] = 0.5"),
+        ("a stop string counts as truncated", 'slot: "stop" if stop else "length"', 'slot: "stop" if int(self.latest[slot]) in self.end_ids.tolist() else "length"'),
+        ("one uniform for all tokens", "self.uniform.view(-1)[place]", "self.uniform[: self.count, 0]"),
+        ("greedy completions drawn beside others", "for request in asked]] = GREEDY", "for request in asked]] = 0.5"),
         ("kept sets stay when others leave", "compaction.apply(self.owners), compaction.apply(self.kept)", "(kept := compaction.apply(self.owners)), self.kept[: len(kept)]"),
-        ("uniforms stay when others leave", "self.versions, self.uniform, self.lengths, self.most)", "self.versions, self.lengths, self.most)"),
-        ("a limit stays when others leave", "self.versions, self.uniform, self.lengths, self.most)", "self.versions, self.uniform, self.lengths)"),
+        ("uniforms stay when others leave", "            self.uniform,\n            self.lengths,\n", "            self.lengths,\n"),
+        ("a limit stays when others leave", "            self.most,\n            self.latest,\n", "            self.latest,\n"),
+        ("the latest token stays when others leave", "            self.latest,\n        )", "        )"),
         ("log-prob of the next place", "self.logprobs[slot, :length]", "self.logprobs[slot, 1 : length + 1]"),
     ),
     *of(
@@ -522,7 +523,7 @@ MUTANTS = [
     ),
     *of(
         "models/compiled.py",
-        ("backward pass over the whole vocabulary", "buffer[: len(x)]), ctx.mask, rows.start)", "buffer[: len(x)]), None, rows.start)"),
+        ("backward pass over the whole vocabulary", "ctx.cap), ctx.mask, rows.start)", "ctx.cap), None, rows.start)"),
     ),
     *of(
         "models/logprobs.py",
