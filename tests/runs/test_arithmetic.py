@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,17 @@ import covey
 from covey.cli import main
 from covey.config.load import Loaded, load_config
 from covey.console import RunConsole
+from covey.errors import ConfigError
 from covey.inference import evaluate_once, model_of
 from covey.integrity import SEAL, sealed
 from covey.kernels.calls import available, follow, rounding_pays
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy
+from covey.proof import check_run as repeating
 from covey.proof.check import check
-from covey.runs.reader import load_run, read_environment
+from covey.proof.check_run import check_run, exactly_computed
+from covey.proof.replay import Agreement
+from covey.runs.reader import load_recorded, load_run, read_environment
 from covey.serving.run import service_of
 from covey.training import setup
 
@@ -132,3 +137,30 @@ def test_the_step_that_is_checked_computes_as_the_run(run: Path, monkeypatch) ->
     monkeypatch.setattr(setup, "load_policy", watched)
     assert all(claim.holds for claim in check(load_run(run), QUIET))
     assert seen == [rounds(run)]
+
+
+@pytest.mark.parametrize("asked", ["auto", "bfloat16"])
+def test_a_correct_run_is_called_so_where_products_cannot_be_rounded(
+    run: Path, tmp_path: Path, monkeypatch, asked: str
+) -> None:
+    shutil.copytree(run, tmp_path / "copy")
+    config = (run / "config.yaml").read_text().replace("precision: auto", f"precision: {asked}")
+    (tmp_path / "copy" / "config.yaml").write_text(config)
+    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    assert [claim for claim in check_run(tmp_path / "copy", 2, QUIET) if not claim.holds] == []
+
+
+def test_how_close_numbers_have_to_be_is_what_the_run_recorded(run: Path, monkeypatch) -> None:
+    """A difference of .01 nats is rounding in bfloat16 and an error in float32, wherever it is looked for."""
+    follow(None, rounding=not rounds(run))
+    apart = Agreement(0, logprobs=0.01, advantages=0.0, gradient=0.0, kl_coef=0.0)
+    monkeypatch.setattr(repeating, "replay", lambda *_: [apart])
+    assert check_run(run, 1, QUIET)[0].holds is rounds(run)
+
+
+def test_without_a_record_nothing_is_compared(run: Path, tmp_path: Path) -> None:
+    config = load_recorded(run).config
+    with pytest.raises(ConfigError, match="whether products were rounded"):
+        exactly_computed(tmp_path, config)
+    (tmp_path / "env.json").write_text(sealed({"rounds_products": False, "device": "NVIDIA of somebody"}))
+    assert not exactly_computed(tmp_path, config)  # bfloat16 weights there
