@@ -63,7 +63,10 @@ NEAR = (
     ("evaluation", ["tests/test_evaluate.py"]),
     ("estimates", ["tests/test_evaluate.py"]),
     ("tasks/difficulty", ["tests/test_difficulty.py", "tests/test_rollout.py"]),
-    ("sampling", ["tests/sampling/test_draw.py", "tests/sampling/test_local.py", "tests/sampling/test_lagging.py"]),
+    (
+        "sampling",
+        ["tests/sampling/test_draw.py", "tests/sampling/test_local.py", "tests/sampling/test_lagging.py"],
+    ),
     (
         "runs/folder",
         ["tests/runs/test_atomic.py::test_streams_and_rollouts_rewind_to_a_checkpoint"],

@@ -15,7 +15,7 @@ import covey
 from covey import machine
 from covey.config.load import load_config
 from covey.errors import ConfigError
-from covey.machine import available_cpus, available_threads
+from covey.machine import available_cpus, available_memory, available_threads
 from covey.runs.clock import Clock
 
 
@@ -52,6 +52,69 @@ def test_a_containers_quota_is_respected(monkeypatch, tmp_path: Path, quota: str
     monkeypatch.setattr(machine, "CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert available_cpus() == cpus
+
+
+def groups(monkeypatch: pytest.MonkeyPatch, root: Path, own: str, files: dict[str, str]) -> None:
+    """A machine whose control groups have these files; ``own`` is what /proc/self/cgroup says."""
+    monkeypatch.setattr(machine, "CGROUPS", root / "cgroup")
+    monkeypatch.setattr(machine, "OWN_GROUPS", root / "own")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    (root / "own").write_text(own)
+    for name, text in files.items():
+        (root / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "cgroup" / name).write_text(f"{text}\n")
+
+
+JOB, V1_JOB = "0::/system.slice/job\n", "5:cpu,cpuacct:/slurm/job\n4:memory:/slurm/job\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        (JOB, {"memory.max": "2000"}, 2000),
+        (JOB, {"system.slice/job/memory.max": "1000", "memory.max": "max"}, 1000),
+        (JOB, {"system.slice/job/memory.max": "max", "system.slice/memory.max": "1000"}, 1000),
+        (JOB, {"system.slice/job/memory.max": "3000", "system.slice/memory.max": "1000"}, 1000),
+        (JOB, {"system.slice/other/memory.max": "1000", "memory.max": "2000"}, 2000),
+        (V1_JOB, {"memory/slurm/job/memory.limit_in_bytes": "1000"}, 1000),
+        (V1_JOB, {"memory/slurm/memory.limit_in_bytes": "1000"}, 1000),
+        (V1_JOB, {"memory/memory.limit_in_bytes": "1000"}, 1000),  # as a container sees its own
+        ("", {"memory/memory.limit_in_bytes": "1000"}, 1000),
+    ],
+)
+def test_a_jobs_memory_is_that_of_its_groups(
+    monkeypatch, tmp_path: Path, own: str, files: dict[str, str], limit: int
+) -> None:
+    whole = available_memory()
+    groups(monkeypatch, tmp_path, own, files)
+    assert available_memory() == limit < whole
+
+
+def test_without_a_limit_it_is_the_machines_memory(monkeypatch, tmp_path: Path) -> None:
+    unlimited = {"memory/slurm/job/memory.limit_in_bytes": "9223372036854771712", "memory.max": "max"}
+    groups(monkeypatch, tmp_path, V1_JOB, unlimited)
+    assert available_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cpus"),
+    [
+        (JOB, {"system.slice/job/cpu.max": "200000 100000"}, 2),
+        (JOB, {"system.slice/job/cpu.max": "max 100000", "system.slice/cpu.max": "300000 100000"}, 3),
+        (
+            V1_JOB,
+            {"cpu/slurm/job/cpu.cfs_quota_us": "150000", "cpu/slurm/job/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+        (V1_JOB, {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, 1),
+        (V1_JOB, {"cpu/slurm/job/cpu.cfs_quota_us": "-1", "cpu/slurm/job/cpu.cfs_period_us": "100000"}, 64),
+    ],
+)
+def test_a_jobs_cpus_are_those_of_its_groups(
+    monkeypatch, tmp_path: Path, own: str, files: dict[str, str], cpus: int
+) -> None:
+    groups(monkeypatch, tmp_path, own, files)
     assert available_cpus() == cpus
 
 

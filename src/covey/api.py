@@ -86,19 +86,25 @@ def sample(
     *,
     tokenizer: object = None,
     tools: Sequence[str] = (),
+    precision: str = "auto",
+    quiet: bool = False,
 ) -> list[list[str]]:
     """``n`` completions of each prompt by a model: its folder or hub id, or an object with its ``tokenizer``.
 
     With ``chat`` each prompt is a user's message, after ``system`` if that is given; the template gets
     ``chat_template_kwargs``, as {"enable_thinking": False}. ``tools`` are what the model may call, as in
     ``rollout.tools``; a completion is what the model wrote, without what they said.
+    A run's model computes as in its run where ``precision`` is left open and this machine can; that it cannot
+    is said on standard error, unless ``quiet``.
     """
+    from covey.console import say_aside
     from covey.inference import sample_once
 
-    values = {"model": model, "tokenizer": tokenizer, "seed": seed}
+    values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
     rollout = {"rollout": {"tools": list(tools)}} if tools else {}
+    say = (lambda _: None) if quiet else say_aside
     loaded = load_config(values=with_given({**values, **rollout}))
-    return sample_once(loaded, prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
+    return sample_once(loaded, prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs, say)
 
 
 def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) -> Result:

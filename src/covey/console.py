@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import re
@@ -98,6 +99,11 @@ def inert(text: str) -> str:
     return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+def say_aside(text: str) -> None:
+    """A line on standard error, for people, where standard output is what was asked for."""
+    print(inert(text), file=sys.stderr)
+
+
 def finite(value: object) -> object:
     """A value as JSON has it: null where a number is not finite.
 
@@ -111,6 +117,12 @@ def finite(value: object) -> object:
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def as_line(value: object) -> str:
+    """A value as JSON in which no character acts on a terminal."""
+    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:

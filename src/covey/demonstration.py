@@ -10,7 +10,7 @@ from rich.text import Text
 
 from covey.config.load import Loaded
 from covey.console import RunConsole, inert
-from covey.inference import greedy
+from covey.inference import Say, greedy
 from covey.learned import rewards_of
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import load_run, stages_in
@@ -27,7 +27,7 @@ def demonstrate(home: Path, console: RunConsole) -> None:
     before, after = (load_run(stage) for stage in stages_in(home)[-2:])
     source = load_problems(after)
     problems = source.test[:PROBLEMS]
-    answers = [greedy_answers(loaded, problems, source.rewards) for loaded in (before, after)]
+    answers = [greedy_answers(loaded, problems, source.rewards, console.say) for loaded in (before, after)]
     console.say(f"the first {len(problems)} held-out problems, greedy, before reinforcement and after:")
     for number, problem in enumerate(problems):
         for name, own in zip(("before", "after "), answers, strict=True):
@@ -38,12 +38,12 @@ def demonstrate(home: Path, console: RunConsole) -> None:
 
 
 def greedy_answers(
-    loaded: Loaded, problems: Sequence[Problem], named: Sequence[object]
+    loaded: Loaded, problems: Sequence[Problem], named: Sequence[object], say: Say
 ) -> list[tuple[list[str], bool]]:
     """The tokens of each greedy answer, and whether it is correct."""
     rewards = rewards_of(loaded, loaded.config.rewards or named)
     scorer, found = Scorer(rewards), []
-    for problem, tokens in zip(problems, greedy(loaded, problems), strict=True):
+    for problem, tokens in zip(problems, greedy(loaded, problems, say), strict=True):
         score = scorer.score(rewards.verdict, problem, "".join(tokens))
         found.append((tokens, (score.value or 0.0) > 0.5))
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -15,15 +16,30 @@ from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.learned import rewards_of
 from covey.models.given import lent
-from covey.models.load import load_policy
+from covey.models.load import load_policy, speed_notes
+from covey.models.policy import Policy
 from covey.prompts import Prompted, encode, texts_of, unseen_by_model
 from covey.rewards.audit import check_columns
 from covey.rng import key
 from covey.rollout import sampling_params
+from covey.runs.arithmetic import computing_as, run_behind, unfollowed
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import Source, load_source
 from covey.types import Problem
+
+Say = Callable[[str], None]
+
+
+@contextmanager
+def model_of(loaded: Loaded, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
+    """A config's model for a while; one that a run made computes as in that run, or says that it cannot."""
+    run = run_behind(loaded)
+    with lent(loaded.config.model), computing_as(run):
+        policy = load_policy(loaded, texts)
+        for note in unfollowed(policy, loaded.config, run):
+            say(note)
+        yield policy
 
 
 def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
@@ -36,11 +52,15 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
     rewards = rewards_of(loaded, config.rewards or source.rewards)
     console.say(rewards.criterion)
     check_columns(source.test, rewards)
-    with lent(config.model):
-        policy = load_policy(loaded, texts_of(source, config))
+
+    def warn(note: str) -> None:
+        console.say(note, "yellow")
+
+    with model_of(loaded, warn, texts_of(source, config)) as policy:
         problems = encode(policy, source.test, config)[: config.eval.problems]
-        for note in (*unseen_by_model(policy, source.test, config), *untold(policy, source, toolbox)):
-            console.say(note, "yellow")
+        unseen = unseen_by_model(policy, source.test, config)
+        for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox)):
+            warn(note)
         sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
         console.begin("evaluating", 1)
         try:
@@ -57,10 +77,9 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
             console.end()
 
 
-def greedy(loaded: Loaded, problems: Sequence[Problem]) -> list[list[str]]:
+def greedy(loaded: Loaded, problems: Sequence[Problem], say: Say) -> list[list[str]]:
     """The likeliest completion of each problem by the model of a config, as its tokens' texts."""
-    with lent(loaded.config.model):
-        policy = load_policy(loaded)
+    with model_of(loaded, say) as policy:
         requests = [p.request([0]) for p in encode(policy, problems, loaded.config)]
         params = replace(sampling_params(loaded.config.rollout), temperature=0.0)
         found = {s.request: s.completion for s in LocalSampler(policy).sample(requests, params)}
@@ -77,6 +96,7 @@ def sample_once(
     chat: bool,
     system: str,
     chat_template_kwargs: Mapping[str, object] | None,
+    say: Say,
 ) -> list[list[str]]:
     """``n`` completions of each prompt by the model of a config; the rest as in ``covey.sample``."""
     if not chat and (system or chat_template_kwargs):
@@ -97,8 +117,7 @@ def sample_once(
     ]
     toolbox = toolbox_of(loaded)
     requests = []
-    with lent(loaded.config.model):
-        policy = load_policy(loaded)
+    with model_of(loaded, say) as policy:
         for problem in with_schemas(Source(problems, []), toolbox).train:
             tokens = np.array(policy.encode(problem.prompt, problem.template), dtype=np.int64)
             if not len(tokens):

@@ -54,7 +54,7 @@ def test_a_prompt_survives_the_shell(text: str, tmp_path: Path) -> None:
 def test_covey_takes_the_line(tmp_path: Path, capsys, monkeypatch) -> None:
     """What the shell makes of it reaches the model: the command's own words are not taken for options."""
     asked = []
-    monkeypatch.setattr("covey.api.sample", lambda *a, tools: asked.append(a) or [["x"]])
+    monkeypatch.setattr("covey.api.sample", lambda *a, **_: asked.append(a) or [["x"]])
     for text in filter(None, NASTY):
         chat = [{"role": "system", "content": text}, {"role": "user", "content": text}]
         assert main(said(sample_command(tmp_path, chat, {"enable_thinking": False}))) == 0

@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from covey.config.schema import Config
 from covey.integrity import sealed
 from covey.kernels import build
 from covey.kernels.calls import DTYPES, available, follow, key_of, products
 from covey.kernels.choice import NUMBERS, PRODUCT_KINDS, Trial, trial_of
 from covey.models.packing import pack
 from covey.models.policy import Policy
+from covey.runs.arithmetic import follow_run
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
-from covey.training.setup import follow_products
 from tests.conftest import policy_of, random_prompts
 
 pytestmark = pytest.mark.skipif(
@@ -156,7 +155,7 @@ def test_a_run_goes_on_with_the_choice_it_began_with(tmp_path: Path, here: bool)
     record = {"machine": machine, "products": {"float32": ["inputs"]}}
     (tmp_path / "env.json").write_text(sealed(record))
     measured = products()
-    follow_products(Config(output=tmp_path, data={"task": "arithmetic"}))
+    follow_run(tmp_path)
     assert products() == ({"float32": ["inputs"]} if here else measured)
 
 

@@ -107,7 +107,7 @@ def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
         "output": str(tmp_path / "run"),
     }
     for steps, pays in ((1, True), (2, False)):
-        monkeypatch.setattr("covey.training.setup.rounding_pays", lambda pays=pays: pays)
+        monkeypatch.setattr("covey.runs.arithmetic.rounding_pays", lambda pays=pays: pays)
         values["train"] = {"steps": steps}
         covey.train(quiet=True, rewards=[lambda completion: float(len(completion) % 2)], **values)
         assert read_environment(tmp_path / "run")["rounds_products"] is True

@@ -85,9 +85,32 @@ def test_the_planned_micro_batch_fits(share: float) -> None:
     roles = forecast(SHAPE, CONFIG, ASKED, 1000, False, 0)
     others = sum(roles.values()) - roles["update"]
     there = int((others + share * update_bytes(SHAPE, 1000, False)) / memory.USABLE) + 1
-    tokens = planned_tokens(roles, SHAPE, CONFIG, there)
+    tokens = planned_tokens(roles, SHAPE, CONFIG, ASKED._replace(step=5000), there)
     assert others + update_bytes(SHAPE, tokens, False) <= memory.USABLE * there
     assert tokens == 1000 if share > 1 else tokens < 1000
+
+
+@pytest.mark.parametrize(("tokens", "passing"), [(1000, 170), (100, 100), (10, 25), (1, 25)])
+def test_a_completion_goes_through_whole_however_small_micro_batches_are(tokens: int, passing: int) -> None:
+    """With the longest prompt, 5, and all that it may have, 20; with its group where that has one loss."""
+    roles = forecast(SHAPE, CONFIG, ASKED, tokens, False, 0)
+    assert roles["update"] == update_bytes(SHAPE, passing, False)
+    of_groups = asked_of(CONFIG, [3, 5], [], whole_groups=True)
+    assert forecast(SHAPE, CONFIG, of_groups, tokens, False, 0)["update"] == update_bytes(
+        SHAPE, max(passing, 5 + 4 * 20), False
+    )
+
+
+def test_micro_batches_are_not_halved_in_vain() -> None:
+    """Below the longest prompt, or where a whole step is less than one and fits."""
+    asked = asked_of(CONFIG, [300, 3], [])
+    roles = forecast(SHAPE, CONFIG, asked, 1000, False, 0)
+    assert planned_tokens(roles, SHAPE, CONFIG, asked, there=1) == 250
+    fits = int(sum(forecast(SHAPE, CONFIG, asked, 500, False, 0).values()) / memory.USABLE) + 1
+    assert planned_tokens(roles, SHAPE, CONFIG, asked, fits) == 500
+    roles = forecast(SHAPE, CONFIG, ASKED, 1000, False, 0)
+    there = int(sum(roles.values()) / memory.USABLE) + 1
+    assert planned_tokens(roles, SHAPE, CONFIG, ASKED, there) == 1000
 
 
 def test_a_run_says_what_it_will_take_and_begins_with_what_fits(
@@ -188,6 +211,16 @@ def test_a_run_measures_what_each_role_takes(tmp_path: Path) -> None:
     roles = json.loads((tmp_path / "run/env.json").read_text())["memory"]
     for name in ("weights", "gradient", "reference", "optimizer", "critic"):
         assert roles[name] == pytest.approx(last[f"memory/{name}_mib"] * 2**20, rel=0.01), name
+
+
+@pytest.mark.parametrize("name", ["grpo", "real"])  # `real` has a loss of whole groups
+def test_activations_are_less_than_forecast_where_a_completion_is_longer_than_a_micro_batch(
+    tmp_path: Path, name: str
+) -> None:
+    start(tmp_path / "run", algorithm={"name": name}, train={"steps": 1, "tokens_per_micro_batch": 1})
+    last = json.loads((tmp_path / "run/timings.jsonl").read_text().splitlines()[-1])
+    roles = json.loads((tmp_path / "run/env.json").read_text())["memory"]
+    assert 0 < last["memory/activations_mib"] * 2**20 < roles["update"]
 
 
 def parameters(folder: Path) -> int:

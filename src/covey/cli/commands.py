@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, validators
 
-from covey.console import CONTROLS, Output, finite, inert, tolerant_output
+from covey.console import Output, as_line, inert, say_aside, tolerant_output
 from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
 from covey.parent import CRASHED
 from covey.processes import environment_rank, joined, said_by_another, started_together, tell_end
@@ -226,6 +226,7 @@ def command_sample(
     chat_template_kwargs: str = "",
     tools: str = "",
     seed: int = 0,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
     as_json: Json = False,
 ) -> int:
     """Complete prompts with a model, one line each.
@@ -238,13 +239,15 @@ def command_sample(
     :param system: With --chat: the system message before them.
     :param chat_template_kwargs: With --chat: JSON for the template, as '{"enable_thinking": false}'.
     :param tools: What the model may call, as python,tools.py:look_up.
+    :param precision: As in a config; auto: as the run that made the model, else as this processor is fast.
     """
     from covey import api
 
     arguments = _json_object(chat_template_kwargs, "--chat-template-kwargs")
     called = [name.strip() for name in tools.split(",") if name.strip()]
     manner = (n, max_tokens, temperature, chat, seed, system, arguments)
-    said = list(zip(prompts, api.sample(model, prompts, *manner, tools=called), strict=True))
+    found = api.sample(model, prompts, *manner, tools=called, precision=precision, quiet=as_json)
+    said = list(zip(prompts, found, strict=True))
     by_prompt = {prompt: [text for p, own in said if p == prompt for text in own] for prompt in prompts}
     _print(as_json, by_prompt, (f"{p}{text}" for p, texts in by_prompt.items() for text in texts))
     return 0
@@ -379,16 +382,10 @@ def _print(as_json: bool, value: object, lines: Iterable[str]) -> None:
         print(inert(line))
 
 
-def as_line(value: object) -> str:
-    """A value as JSON in which no character acts on a terminal."""
-    text = json.dumps(finite(value), ensure_ascii=False, allow_nan=False, default=str)
-    return CONTROLS.sub(lambda match: json.dumps(match[0])[1:-1], text)
-
-
 def _tell(as_json: bool, lines: Iterable[str]) -> None:
     """What is said beside it, to people only."""
     for line in () if as_json else lines:
-        print(inert(line), file=sys.stderr)
+        say_aside(line)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -49,6 +49,8 @@ class Loaded:
     """Of a method that learns from pairs or judged answers."""
     checkpoint: Path | None = None
     """Of a run that has not ended: its weights are taken instead of those of the config's model."""
+    run: Path | None = None
+    """The folder of the run whose record this is."""
 
     of_stages: tuple[Loaded, ...] = ()
 

@@ -218,14 +218,14 @@ def plan(stage: Loaded, device: Device, assumption: Assumed, price: float, fleet
     copies, longest = fleet.copies(shape, device), max(prompts)
     slots = min(rollout.max_running, math.ceil(load.completions / copies[0]))
     kept = algorithm.needs_reference and config.lora is None
-    largest = asked_of(config, prompts, ())
+    largest = asked_of(config, prompts, (), algorithm.whole_groups)
 
     def expect(tokens: int) -> dict[str, int]:
         roles = forecast(shape, config, largest, tokens, reference=kept, program=PROGRAM)
         return fleet.split(roles, shape, device, slots, longest, rollout.max_tokens)
 
     asked = config.train.tokens_per_micro_batch
-    tokens = planned_tokens(expect(asked), shape, config, device.memory)
+    tokens = planned_tokens(expect(asked), shape, config, largest, device.memory)
     if sum(expect(tokens).values()) > device.memory:
         tokens = asked  # nothing that is smaller helps
     job = StepWork(

@@ -106,19 +106,30 @@ class Asked(NamedTuple):
     """Of the longest prompt."""
     step: int
     """Of the largest step, each prompt once."""
-    piece: int = 0
-    """Of the largest part of it that goes through the model whole, as a pair does."""
+    piece: int
+    """Of the largest part of it that goes through the model whole: a completion with its prompt, a pair."""
+
+    def at_once(self, tokens: int) -> int:
+        """Of what goes through the model together where micro-batches are of ``tokens``."""
+        return max(min(tokens, self.step), self.piece)
 
 
-def asked_of(config: Config, prompts: Sequence[int], examples: Sequence[int]) -> Asked:
-    """From the lengths of the prompts, and of given examples, their prompt and all their answers."""
+def asked_of(
+    config: Config, prompts: Sequence[int], examples: Sequence[int], whole_groups: bool = False
+) -> Asked:
+    """From the lengths of the prompts, and of given examples, their prompt and all their answers.
+
+    ``whole_groups``: a loss is one of all completions of a group, which is not split then.
+    """
     longest = max(prompts, default=0)
     if examples and config.method not in SAMPLES:
         largest = sorted(examples)[-config.train.batch_size :]
         return Asked(longest, sum(largest), largest[-1])
     rollout = config.rollout
     each = longest + rollout.group_size * rollout.max_tokens
-    return Asked(longest, rollout.prompts_per_step * each)
+    return Asked(
+        longest, rollout.prompts_per_step * each, each if whole_groups else longest + rollout.max_tokens
+    )
 
 
 def forecast(
@@ -147,7 +158,6 @@ def forecast(
     masters = 4 if shape.number < 4 and size() == 1 else 0
     moments = {"adamw": 8, "adamw_8bit": 2}[config.train.optimizer]
     learns = config.method == "rl" or config.method not in SAMPLES
-    passing = max(min(tokens, asked.step), asked.piece)
     return {
         "program": program,
         "weights": shape.parameters * (shape.number + (4 // size() if size() > 1 else 0)),
@@ -158,15 +168,21 @@ def forecast(
         "gradient": shape.trained * 4 * learns // size(),
         "optimizer": shape.trained * (moments * learns + masters) // size(),
         "sampling": sampling_bytes(shape, slots, asked.prompt, (1 + lags) * rollout.max_tokens),
-        "update": update_bytes(shape, passing, config.train.recompute_layers) * learns,
+        "update": update_bytes(shape, asked.at_once(tokens), config.train.recompute_layers) * learns,
     }
 
 
-def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, there: int) -> int:
-    """The micro-batch in tokens whose update fits into ``there`` bytes: the configured one, or halved."""
+def planned_tokens(roles: Mapping[str, int], shape: Shape, config: Config, asked: Asked, there: int) -> int:
+    """The micro-batch in tokens whose update fits into ``there`` bytes: the configured one, or halved.
+
+    Below the longest prompt nothing is gained: it goes through whole. Below a completion of full length
+    there is, because most of them end earlier; whether one of those fits is what the forecast says.
+    """
     others = sum(roles.values()) - roles["update"]
     tokens, recompute = config.train.tokens_per_micro_batch, config.train.recompute_layers
-    while tokens > 1 and others + update_bytes(shape, tokens, recompute) > USABLE * there:
+    while tokens > max(1, asked.prompt):
+        if others + update_bytes(shape, min(tokens, asked.step), recompute) <= USABLE * there:
+            break
         tokens //= 2
     return tokens
 

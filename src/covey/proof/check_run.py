@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from covey.config.load import Loaded
+from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import ConfigError
 from covey.learner.process import caller_restored, set_process
@@ -17,7 +19,7 @@ from covey.models.policy import Policy
 from covey.prompts import texts_of
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
-from covey.runs.reader import last_stage, load_recorded
+from covey.runs.reader import last_stage, load_recorded, read_environment
 from covey.tasks.source import load_source
 
 
@@ -43,7 +45,25 @@ def hides(policy: Policy) -> bool:
     return policy.decoder is not None and policy.decoder.windows != {None}
 
 
+def exactly_computed(stage: Path, config: Config) -> bool:
+    """Whether the run computed in float32, as it has recorded: here it may be computed otherwise.
+
+    Raises ConfigError where nothing says so, because then no difference is too large or small enough.
+    """
+    record = read_environment(stage) or {}
+    if "rounds_products" not in record:
+        raise ConfigError(
+            f"{stage}: no env.json says whether products were rounded, so how close numbers have to be is "
+            "not known. Put the file back"
+        )
+    halved = config.dtype == "bfloat16" or (config.dtype == "auto" and record.get("device") != "cpu")
+    return not (halved or record["rounds_products"])
+
+
 def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
+    exact = exactly_computed(stage, loaded.config)
+    # Only its weights are asked for, which a machine has that cannot compute as the run did.
+    loaded = replace(loaded, config=loaded.config.model_copy(update={"precision": "float32"}))
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))
     if policy.model.config.model_type not in REPLAYED or not supported(policy.model) or hides(policy):
         raise ConfigError(
@@ -52,7 +72,6 @@ def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
     agreements = list(replay(stage, shadow_weights(policy), policy.model.config.to_dict(), steps))
     if not agreements:
         raise ConfigError(f"{stage}: no step has been recorded yet")
-    exact = policy.parameters[0].dtype == torch.float32 and not policy.rounds
     where = f"in steps 0 to {agreements[-1].step}"
     claims = (
         ("the recorded log-probs are those of the weights of each step", "logprobs", "nats", CLOSE),

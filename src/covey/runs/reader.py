@@ -56,6 +56,7 @@ def load_recorded(
     here = origin if origin.is_dir() else Path.cwd()
     loaded = load_config(folder / "config.yaml", overrides, values, here)
     loaded.notes.clear()  # they were told when the run began
+    loaded.run = folder
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
         loaded = replace(loaded, config=_of_stage(loaded.config, folder))
     if here != origin:

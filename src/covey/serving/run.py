@@ -12,9 +12,11 @@ import torch
 import uvicorn
 
 from covey.config.load import load_config
+from covey.console import say_aside
 from covey.errors import ConfigError
 from covey.machine import available_threads
 from covey.models.load import load_policy
+from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
 from covey.sampling.remote import TOKEN
 from covey.serving.app import Service
 from covey.serving.shared import SharedModel
@@ -54,10 +56,18 @@ def serve_http(
 def service_of(
     model: str, weights: Path | None, name: str, settings: Sequence[str], token: str = ""
 ) -> Service:
-    """A model, loaded and ready to answer. Raises ConfigError."""
+    """A model, loaded and ready to answer; the process computes as the run that it serves, or whose it was.
+
+    Raises ConfigError.
+    """
     loaded = load_config(None, settings, {"model": model})
     torch.set_num_threads(loaded.config.threads or available_threads())
-    return Service(SharedModel(load_policy(loaded), loaded.config.rollout.max_running), name, token, weights)
+    run = (run_around(weights) if weights is not None else None) or run_behind(loaded)
+    follow_run(run)
+    policy = load_policy(loaded)
+    for note in unfollowed(policy, loaded.config, run):
+        say_aside(note)
+    return Service(SharedModel(policy, loaded.config.rollout.max_running), name, token, weights)
 
 
 def _listener(host: str, port: int) -> socket.socket:

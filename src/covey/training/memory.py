@@ -36,6 +36,7 @@ def plan_memory(run: Run) -> dict[str, int]:
         config,
         [len(p.tokens) for p in run.train_set],
         [len(e.tokens) + sum(len(a.tokens) for a in e.answers) for e in answered],
+        run.loaded.algorithm.whole_groups,
     )
     judges = reward_model_bytes(run.rewards)
     expect = partial(
@@ -44,7 +45,7 @@ def plan_memory(run: Run) -> dict[str, int]:
     wanted = config.train.tokens_per_micro_batch
     before = (read_environment(config.output) or {}).get("micro_tokens", {})
     again = before.get("configured") == wanted
-    tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, there)
+    tokens = before["planned"] if again else planned_tokens(expect(wanted), shape, config, asked, there)
     tokens = min(gather(tokens))
     learner.micro_tokens = tokens
     if run.critic is not None:

@@ -18,8 +18,6 @@ from covey.config.unread import reads
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
-from covey.kernels.build import processor
-from covey.kernels.calls import follow, rounding_pays
 from covey.learned import rewards_of
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
@@ -31,6 +29,7 @@ from covey.objective.controllers import first_coefficients
 from covey.processes import by_first, first, together
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards
+from covey.runs.arithmetic import follow_run, unfollowed
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -71,14 +70,15 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     source = with_schemas(source, toolbox, console.say)
     source = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
     set_process(config)
-    follow_products(config)
+    follow_run(loaded.run or config.output)
     policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
     unseen = unseen_by_model(policy, [*source.train, *source.test], config)
-    for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox, config.method)):
+    speed = (*speed_notes(policy, config), *unfollowed(policy, config, loaded.run))
+    for note in (*speed, *unseen, *untold(policy, source, toolbox, config.method)):
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
@@ -183,13 +183,6 @@ def connect(run: Run) -> None:
         sampler.on_fewer = on_fewer
     if isinstance(sampler, RemoteSampler):
         sampler.say, sampler.waiting = servers_changed, run.stop.check
-
-
-def follow_products(config: Config) -> None:
-    """Compute as the run in this folder began to, if that was on such a processor."""
-    before = read_environment(config.output) or {}
-    rounding = by_first(lambda: before.get("rounds_products", rounding_pays()))
-    follow(before.get("products") if before.get("machine") == processor() else None, rounding)
 
 
 def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], options: RunOptions) -> Sampler:

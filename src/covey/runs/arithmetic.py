@@ -1,0 +1,66 @@
+"""Computing as a run did, whoever loads its model: the record says what products multiply, and whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from covey.config.load import Loaded
+from covey.config.schema import Config
+from covey.kernels.build import processor
+from covey.kernels.calls import follow, followed, rounding_pays
+from covey.models.policy import Policy
+from covey.processes import by_first
+from covey.runs.reader import read_environment
+
+
+def run_behind(loaded: Loaded) -> Path | None:
+    """The folder of the run that a config is the record of, or that made its model; None without one."""
+    model = loaded.config.model
+    if loaded.run is not None or not isinstance(model, str):
+        return loaded.run
+    return run_around(loaded.folder / model)
+
+
+def run_around(place: Path) -> Path | None:
+    """The run in whose folder a model lies: in `final`, in `checkpoints/...`, or where servers find it."""
+    above = list(place.resolve().parents)[:2] if place.is_dir() else []
+    return next((p for p in above if all((p / name).is_file() for name in ("config.yaml", "env.json"))), None)
+
+
+def follow_run(run: Path | None) -> None:
+    """Compute from now on as the run in this folder began to: without a record, as was measured here.
+
+    Whose products are taken depends on the processor, whether they are rounded does not.
+    """
+    before = (read_environment(run) if run is not None else None) or {}
+    recorded = _rounded(run)
+    rounding = by_first(lambda: rounding_pays() if recorded is None else recorded)
+    follow(before.get("products") if before.get("machine") == processor() else None, rounding)
+
+
+@contextmanager
+def computing_as(run: Path | None) -> Iterator[None]:
+    """``follow_run`` for a while: the process is the caller's."""
+    before = followed()
+    follow_run(run)
+    try:
+        yield
+    finally:
+        follow(*before)
+
+
+def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str]:
+    """What to say where a run's products were rounded and those of this policy cannot be."""
+    if _rounded(run) and config.precision == "auto" and not policy.rounds:
+        yield (
+            f"note: {run} rounded its products to bfloat16, which cannot be done here: these are computed "
+            "in float32, and differ a little from its own"
+        )
+
+
+def _rounded(run: Path | None) -> bool | None:
+    """Whether a run's products were rounded; None where none is known, or on a GPU, which has no such."""
+    record = (read_environment(run) if run is not None else None) or {}
+    return record.get("rounds_products") if record.get("device", "cpu") == "cpu" else None

@@ -1,0 +1,166 @@
+"""Whoever loads a run's model computes as the run did, on any processor, or says that it cannot."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import covey
+from covey.cli import main
+from covey.config.load import Loaded, load_config
+from covey.console import RunConsole
+from covey.errors import ConfigError
+from covey.inference import evaluate_once, model_of
+from covey.integrity import SEAL, sealed
+from covey.kernels.calls import available, follow, rounding_pays
+from covey.learner.process import caller_restored
+from covey.models.policy import Policy
+from covey.proof import check_run as repeating
+from covey.proof.check import check
+from covey.proof.check_run import check_run, exactly_computed
+from covey.proof.replay import Agreement
+from covey.runs.reader import load_recorded, load_run, read_environment
+from covey.serving.run import service_of
+from covey.training import setup
+
+pytestmark = pytest.mark.skipif(
+    not available(torch.bfloat16, torch.device("cpu")), reason="no C compiler on this machine"
+)
+QUIET = RunConsole(quiet=True)
+
+
+REWARD = "def uneven(completion):\n    return float(sum(map(ord, completion)) % 3)\n"
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["rounded", "float32"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    rewards = folder.parent / "rewards.py"  # a worker imports it, and this file is slow to import
+    rewards.write_text(REWARD)
+    with caller_restored():
+        follow(None, rounding=request.param)
+        covey.train(
+            quiet=True,
+            output=str(folder),
+            data={"task": "last_digit", "train_size": 16, "test_size": 4},
+            rewards=[f"{rewards}:uneven"],
+            rollout={"group_size": 4, "prompts_per_step": 2, "max_tokens": 6},
+            train={"steps": 2, "save_every": 1, "lr": 1e-3},
+            eval={"problems": 2, "samples": 1},
+        )
+    assert read_environment(folder)["rounds_products"] is request.param
+    return folder
+
+
+def rounds(run: Path) -> bool:
+    return bool(read_environment(run)["rounds_products"])
+
+
+def of_final(run: Path) -> Loaded:
+    return load_config(values={"model": str(run / "final")})
+
+
+def of_checkpoint(run: Path) -> Loaded:
+    return load_config(values={"model": str(run / "checkpoints" / "step_000001")})
+
+
+@pytest.mark.parametrize("loader", [load_run, of_final, of_checkpoint])
+def test_a_runs_model_computes_as_in_its_run(run: Path, loader) -> None:
+    follow(None, rounding=not rounds(run))
+    said: list[str] = []
+    with model_of(loader(run), said.append) as policy:
+        assert policy.rounds is rounds(run)
+    assert rounding_pays() is not rounds(run)  # the process is the caller's again
+    assert said == []
+
+
+def test_what_is_asked_for_wins(run: Path) -> None:
+    loaded = load_run(run, values={"precision": "float32"})
+    with model_of(loaded, pytest.fail) as policy:
+        assert not policy.rounds
+
+
+def test_a_record_of_another_machine_says_whether_products_are_rounded(run: Path, tmp_path: Path) -> None:
+    record = {**read_environment(run), "rounds_products": not rounds(run), "machine": "flags : of another"}
+    record.pop(SEAL, None)
+    (tmp_path / "final").symlink_to(run / "final")
+    (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text())
+    (tmp_path / "env.json").write_text(sealed(record))
+    with model_of(load_run(tmp_path), pytest.fail) as policy:
+        assert policy.rounds is not rounds(run)
+    (tmp_path / "env.json").write_text(sealed({**record, "device": "NVIDIA of somebody"}))
+    with model_of(load_run(tmp_path), pytest.fail) as policy:
+        assert not policy.rounds  # as here: a GPU rounds by its weights' dtype
+
+
+def test_a_machine_that_cannot_round_says_so_in_one_line(run: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    evaluate_once(load_run(run), RunConsole())
+    lines = [line for line in capsys.readouterr().out.splitlines() if "rounded its products" in line]
+    assert len(lines) == rounds(run)
+    assert main(["sample", str(run / "final"), "1+1=", "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().err.count("rounded its products") == rounds(run)
+    assert main(["sample", str(run / "final"), "1+1=", "--max-tokens", "2", "--precision", "float32"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["sample", str(run / "final"), "1+1=", "--max-tokens", "2", "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_evaluation_says_that_products_are_rounded(capsys) -> None:
+    follow(None, rounding=True)
+    values = {"data": {"task": "last_digit"}, "rollout": {"max_tokens": 2}, "eval": {"problems": 1}}
+    evaluate_once(load_config(values=values), RunConsole())
+    assert "products round to bfloat16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["final", "sync"])
+def test_a_server_computes_as_the_run_that_it_serves(run: Path, place: str) -> None:
+    follow(None, rounding=not rounds(run))
+    (run / "sync").mkdir(exist_ok=True)
+    model, weights = (str(run / "final"), None) if place == "final" else ("tiny", run / "sync")
+    assert service_of(model, weights, "policy", ()).model.policy.rounds is rounds(run)
+
+
+def test_the_step_that_is_checked_computes_as_the_run(run: Path, monkeypatch) -> None:
+    follow(None, rounding=not rounds(run))
+    seen: list[bool] = []
+
+    def watched(*arguments: object) -> Policy:
+        policy = load_policy(*arguments)
+        seen.append(policy.rounds)
+        return policy
+
+    load_policy = setup.load_policy
+    monkeypatch.setattr(setup, "load_policy", watched)
+    assert all(claim.holds for claim in check(load_run(run), QUIET))
+    assert seen == [rounds(run)]
+
+
+@pytest.mark.parametrize("asked", ["auto", "bfloat16"])
+def test_a_correct_run_is_called_so_where_products_cannot_be_rounded(
+    run: Path, tmp_path: Path, monkeypatch, asked: str
+) -> None:
+    shutil.copytree(run, tmp_path / "copy")
+    config = (run / "config.yaml").read_text().replace("precision: auto", f"precision: {asked}")
+    (tmp_path / "copy" / "config.yaml").write_text(config)
+    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    assert [claim for claim in check_run(tmp_path / "copy", 2, QUIET) if not claim.holds] == []
+
+
+def test_how_close_numbers_have_to_be_is_what_the_run_recorded(run: Path, monkeypatch) -> None:
+    """A difference of .01 nats is rounding in bfloat16 and an error in float32, wherever it is looked for."""
+    follow(None, rounding=not rounds(run))
+    apart = Agreement(0, logprobs=0.01, advantages=0.0, gradient=0.0, kl_coef=0.0)
+    monkeypatch.setattr(repeating, "replay", lambda *_: [apart])
+    assert check_run(run, 1, QUIET)[0].holds is rounds(run)
+
+
+def test_without_a_record_nothing_is_compared(run: Path, tmp_path: Path) -> None:
+    config = load_recorded(run).config
+    with pytest.raises(ConfigError, match="whether products were rounded"):
+        exactly_computed(tmp_path, config)
+    (tmp_path / "env.json").write_text(sealed({"rounds_products": False, "device": "NVIDIA of somebody"}))
+    assert not exactly_computed(tmp_path, config)  # bfloat16 weights there
