@@ -5,6 +5,7 @@ Prompts are left-padded and repeated; a batch runs until all its completions hav
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,24 +13,32 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from covey.errors import ConfigError
 from covey.models.alive import alive_bytes
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 
+KEYS, STATES = "past_key_values", "cache_params"
+"""What architectures call their cache: those with attention, and those with states alone."""
+NO_CACHE = "its modules give back no cache of transformers, so it would have to read everything at each token"
+
 
 class ModulesEngine:
-    """Slots over the model's own key/value cache."""
+    """Slots over the model's own cache: keys and values, states, or both."""
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, _max_tokens: int) -> None:
         self.policy, self.prompts, self.slots = policy, prompts, slots
         self.rows: list[int] = []
         self.cache: Cache | None = None
+        self.cache_name = _cache_name(policy)
 
     @property
     def memory(self) -> int:
-        """Bytes of keys and values."""
+        """Bytes of keys, values and states."""
         layers = self.cache.layers if self.cache is not None else ()
-        return alive_bytes(x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor))
+        kept = [x for layer in layers for x in vars(layer).values()]
+        states = [x for each in kept if isinstance(each, dict) for x in each.values()]
+        return alive_bytes(x for x in (*kept, *states) if isinstance(x, Tensor))
 
     def free_slots(self, running: int) -> int:
         """All or none: a new batch starts when the last one is done."""
@@ -53,24 +62,45 @@ class ModulesEngine:
         if len(self.rows) < len(self.seen):
             rows = torch.tensor(self.rows, device=self.seen.device)
             assert self.cache is not None, "completions are admitted before they are decoded"
-            self.cache.batch_select_indices(rows)
+            # Not batch_select_indices, which layers with states do not have, or which forgets their states.
+            self.cache.reorder_cache(rows)
             self.seen = self.seen[rows]
             self.rows = list(range(len(rows)))
         self.seen = torch.cat((self.seen, self.seen.new_ones(len(tokens), 1)), dim=1)
         return self._forward(tokens[:, None], self.seen.sum(-1, keepdim=True) - 1)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        # What has states alone masks the tokens that it is given, not those before them.
+        mask = self.seen if self.cache_name == KEYS else self.seen[:, -tokens.shape[1] :]
         out = self.policy.model(
             input_ids=tokens,
-            attention_mask=self.seen,
+            attention_mask=mask,
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self.cache_name: self.cache},
         )
-        self.cache = out.past_key_values
+        self.cache = getattr(out, self.cache_name, None)
+        if not isinstance(self.cache, Cache):
+            raise _refused(self.policy, NO_CACHE)
         return out.logits[:, -1]
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended; the next ``decode`` drops their rows."""
         self.rows = compaction.apply(self.rows)
+
+
+def _cache_name(policy: Policy) -> str:
+    taken = inspect.signature(policy.model.forward).parameters
+    for name in (KEYS, STATES):
+        if name in taken:
+            return name
+    raise _refused(policy, NO_CACHE)
+
+
+def _refused(policy: Policy, why: str) -> ConfigError:
+    kind = policy.model.config.model_type
+    return ConfigError(
+        f"model: {kind} cannot be sampled from in this process: {why}. Take another model, or let vLLM or "
+        "SGLang sample (rollout.sampler)"
+    )
