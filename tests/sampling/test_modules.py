@@ -15,13 +15,17 @@ from transformers import (
     MambaConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
+    RwkvConfig,
 )
 
+from covey.errors import ConfigError
 from covey.models.packing import pack
 from covey.models.policy import Policy
 from covey.models.tiny import build_tokenizer
 from covey.rng import key
 from covey.sampling.base import SamplingParams
+from covey.sampling.local import LocalSampler
+from covey.sampling.modules import check_sampling
 from tests.conftest import SMALL, random_prompts, sharpened
 from tests.sampling.test_local import naive, requests, sampled
 
@@ -86,3 +90,29 @@ def test_architectures_with_states_are_sampled_from_in_bfloat16(name: str) -> No
     policy = policy_with(CONFIGS[name], torch.bfloat16)
     assert policy.plain_head  # also where the residual stream stays in float32
     sampled(policy, requests(random_prompts(2, 9, 5)), SamplingParams(max_tokens=12))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (RwkvConfig(**{**ALONE, "pad_token_id": None}), "rwkv .* no cache of transformers"),
+        (Lfm2Config(**SMALL, layer_types=["conv", "conv"]), "lfm2 .* fail with a cache .*get_seq_length"),
+    ],
+    ids=["own states", "no attention"],
+)
+def test_an_architecture_that_cannot_be_sampled_from_is_refused(config: PretrainedConfig, why: str) -> None:
+    sampler = LocalSampler(policy_with(config))
+    with pytest.raises(ConfigError, match=why):
+        list(sampler.sample(requests(random_prompts(3)), SamplingParams(max_tokens=2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_architecture_whose_states_padding_would_change_is_refused(dtype: torch.dtype) -> None:
+    policy = policy_with(CONFIGS["mamba2"], dtype)
+    forward = policy.model.forward
+    check_sampling(policy)
+    policy.model.forward = lambda attention_mask=None, cache_params=None, **others: forward(
+        cache_params=cache_params, **others
+    )
+    with pytest.raises(ConfigError, match="prompts of several lengths"):
+        check_sampling(policy)

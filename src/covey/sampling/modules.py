@@ -1,6 +1,8 @@
 """Decoding through the Hugging Face modules: any architecture, correct and slower.
 
 Prompts are left-padded and repeated; a batch runs until all its completions have ended.
+Architectures differ in what they keep from token to token, and in whether padding leaves traces in it, so
+each is tried before it is sampled from (``check_sampling``).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from covey.errors import ConfigError
+from covey.errors import ConfigError, CoveyError, out_of_memory
 from covey.models.alive import alive_bytes
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
@@ -21,6 +23,8 @@ from covey.sampling.compaction import Compaction
 KEYS, STATES = "past_key_values", "cache_params"
 """What architectures call their cache: those with attention, and those with states alone."""
 NO_CACHE = "its modules give back no cache of transformers, so it would have to read everything at each token"
+LARGEST_ERROR, LARGEST_ROUNDED = 0.01, 0.25
+"""How far padding and cache may move logits, in standard deviations; and where weights are rounded."""
 
 
 class ModulesEngine:
@@ -88,6 +92,41 @@ class ModulesEngine:
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended; the next ``decode`` drops their rows."""
         self.rows = compaction.apply(self.rows)
+
+
+def check_sampling(policy: Policy) -> None:
+    """Raise ConfigError unless a ragged batch of completions has the logits of each completion alone."""
+    try:
+        errors = _trial(policy)
+    except Exception as reason:  # of whatever code an architecture has
+        if isinstance(reason, CoveyError) or out_of_memory(reason):
+            raise
+        what = (str(reason).strip().splitlines() or [""])[0][:300].rstrip(".")
+        why = f"its modules fail with a cache ({type(reason).__name__}: {what})"
+        raise _refused(policy, why) from reason
+    rounded = any(p.dtype != torch.float32 for p in policy.model.parameters())
+    # Of rounded ones not the largest, where rounding alone may have chosen other experts.
+    if errors.median() > LARGEST_ROUNDED if rounded else errors.max() > LARGEST_ERROR:
+        raise _refused(policy, "in a batch of prompts of several lengths its logits differ from those alone")
+
+
+@torch.no_grad()
+def _trial(policy: Policy) -> Tensor:
+    """How far the logits of some short texts are from those of each alone, in standard deviations: (7,)."""
+    vocabulary = len(policy.model.get_input_embeddings().weight)
+    texts = [torch.arange(start, start + length) % vocabulary for start, length in ((5, 9), (40, 2), (70, 5))]
+    engine, errors = ModulesEngine(policy, [text.numpy() for text in texts], len(texts), 2), list[Tensor]()
+    logits = engine.admit(range(len(texts)))
+    for ended in ([0], [], None):
+        for found, text in zip(logits, texts, strict=True):
+            alone = policy.model(input_ids=text[None].to(policy.device), use_cache=False).logits[0, -1]
+            errors.append((found - alone).float().square().mean().sqrt() / alone.float().std())
+        if ended is not None:
+            compaction = Compaction.after(ended, len(texts))
+            engine.evict(compaction)
+            texts = [torch.cat((text, text[:1])) for text in compaction.apply(texts)]
+            logits = engine.decode(torch.stack([text[-1] for text in texts]).to(policy.device))
+    return torch.stack(errors)
 
 
 def _cache_name(policy: Policy) -> str:
