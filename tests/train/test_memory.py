@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.conftest import sharpened
 from tests.train.test_runs import fingerprint, interrupted, start
+from transformers import MambaConfig
 
 import covey
 from covey.config.schema import Config
@@ -20,10 +22,13 @@ from covey.learner.memory import (
     forecast,
     planned_tokens,
     sampling_bytes,
+    shape_of,
     token_bytes,
     update_bytes,
 )
 from covey.models.alive import Activations, alive_bytes
+from covey.models.policy import Policy
+from covey.models.tiny import build_tokenizer
 from covey.training import memory as planning
 from covey.training.run import RunOptions
 
@@ -67,6 +72,12 @@ def test_a_cache_has_a_key_and_a_value_for_every_place() -> None:
     cache = 2 * 2 * 8 * (5 + 20) * 2 * 16 * 4
     assert sampling_bytes(SHAPE, 8, 5, 20) == cache + (10_000 - 100 * 32) * 4
     assert sampling_bytes(SHAPE._replace(exact=False, number=2), 8, 5, 20) == cache // 2
+
+
+def test_a_model_of_states_alone_counts_as_one_head_of_its_width() -> None:
+    model = sharpened(MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=8))
+    shape = shape_of(Policy(model, build_tokenizer(["1+2=3"] * 3, vocab_size=300)))
+    assert (shape.layers, shape.queries, shape.keys, shape.head) == (2, 1, 1, 32)
 
 
 def test_without_a_reference_none_is_paid_for() -> None:

@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 def shape_of(policy: Policy) -> Shape:
     """The shape of a policy's model."""
     config, parameters = policy.model.config, list(policy.model.parameters())
-    queries = config.num_attention_heads
+    queries = getattr(config, "num_attention_heads", None) or 1  # state spaces have none
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in policy.parameters),

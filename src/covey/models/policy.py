@@ -187,7 +187,8 @@ class Policy:
             return logits if cap is None else self.decoder.ops.soft_cap(logits, cap)
         if not self.plain_head:
             return hidden  # ``hidden`` is already the logits
-        logits, cap = self.model.get_output_embeddings()(hidden), cap_of(self.model.config, LOGITS_CAP)
+        head, cap = self.model.get_output_embeddings(), cap_of(self.model.config, LOGITS_CAP)
+        logits = head(hidden.to(head.weight.dtype))  # some models keep their residual stream in float32
         return logits if cap is None else soft_cap(logits, cap)
 
     def hidden(self, packed: Packed) -> Tensor:
@@ -216,18 +217,20 @@ class Policy:
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
         """(N, S) padded tokens through the Hugging Face modules -> (N, S, D), or logits."""
-        model = self.model.base_model if self.plain_head else self.model
+        model = _trunk(self.model) if self.plain_head else self.model
         out = model(input_ids=tokens, attention_mask=attention_mask, use_cache=False)
         return out.last_hidden_state if self.plain_head else out.logits
 
     @torch.no_grad()
     def _head_explains_logits(self) -> bool:
         """Whether head(hidden) gives this architecture's logits; some scale them on the way."""
-        self.plain_head = True
+        self.plain_head = _trunk(self.model) is not self.model
+        if self.device.type == "meta":  # a skeleton has no numbers to compare
+            return self.plain_head
         tokens = torch.tensor([[0, 1, 2, 3]], device=self.device)
         expected = self.model(input_ids=tokens, use_cache=False).logits
         found = self.head(self._states(tokens, torch.ones_like(tokens)))
-        return bool(torch.allclose(expected, found, rtol=1e-4, atol=1e-4))
+        return bool(torch.allclose(expected.float(), found.float(), rtol=1e-4, atol=1e-4))
 
 
 def snapshot(policy: Policy) -> Policy:
@@ -243,6 +246,13 @@ def copy_trained(policy: Policy, into: Policy) -> None:
     for mine, theirs in zip(into.model.parameters(), policy.model.parameters(), strict=True):
         if theirs.requires_grad:
             mine.copy_(theirs)
+
+
+def _trunk(model: PreTrainedModel) -> PreTrainedModel:
+    """What computes the hidden states below a model's head; the model itself where nothing can be told."""
+    # Llama 4's `base_model_prefix` is that of the model with images around it.
+    below = [m for m in (model.base_model, *model.children()) if isinstance(m, PreTrainedModel)]
+    return next((m for m in below if m is not model), model)
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:

@@ -29,7 +29,7 @@ from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.cache import CacheEngine
 from covey.sampling.compaction import Compaction
 from covey.sampling.draw import GREEDY, draw
-from covey.sampling.modules import ModulesEngine
+from covey.sampling.modules import ModulesEngine, check_sampling
 from covey.types import Completion, SamplingMask
 
 Engine = CacheEngine | ModulesEngine
@@ -63,6 +63,8 @@ class LocalSampler:
         self.most_memory = 0
         """Bytes that sampling has taken at the most."""
         self._door, self._weights = threading.Lock(), threading.Lock()
+        self._known = policy.decoder is not None
+        """Whether its engine is known to be right for this architecture."""
 
     @property
     def bit_exact(self) -> bool:
@@ -90,8 +92,13 @@ class LocalSampler:
         """Yield completions as they end, in no particular order.
 
         Those that were running when memory ran out start again: draws are keyed, so they get the same
-        tokens. Raises OutOfRoom where a single one does not fit.
+        tokens. Raises OutOfRoom where a single one does not fit, ConfigError for an architecture that
+        cannot be sampled from.
         """
+        if not self._known:
+            with self._still():
+                check_sampling(self.policy)
+            self._known = True
         unfinished = dict.fromkeys(
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )

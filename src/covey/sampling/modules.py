@@ -1,10 +1,13 @@
 """Decoding through the Hugging Face modules: any architecture, correct and slower.
 
 Prompts are left-padded and repeated; a batch runs until all its completions have ended.
+Architectures differ in what they keep from token to token, and in whether padding leaves traces in it, so
+each is tried before it is sampled from (``check_sampling``).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,24 +15,34 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from covey.errors import ConfigError, CoveyError, out_of_memory
 from covey.models.alive import alive_bytes
 from covey.models.policy import Policy
 from covey.sampling.compaction import Compaction
 
+KEYS, STATES = "past_key_values", "cache_params"
+"""What architectures call their cache: those with attention, and those with states alone."""
+NO_CACHE = "its modules give back no cache of transformers, so it would have to read everything at each token"
+LARGEST_ERROR, LARGEST_ROUNDED = 0.01, 0.25
+"""How far padding and cache may move logits, in standard deviations; and where weights are rounded."""
+
 
 class ModulesEngine:
-    """Slots over the model's own key/value cache."""
+    """Slots over the model's own cache: keys and values, states, or both."""
 
     def __init__(self, policy: Policy, prompts: Sequence[np.ndarray], slots: int, _max_tokens: int) -> None:
         self.policy, self.prompts, self.slots = policy, prompts, slots
         self.rows: list[int] = []
         self.cache: Cache | None = None
+        self.cache_name = _cache_name(policy)
 
     @property
     def memory(self) -> int:
-        """Bytes of keys and values."""
+        """Bytes of keys, values and states."""
         layers = self.cache.layers if self.cache is not None else ()
-        return alive_bytes(x for layer in layers for x in vars(layer).values() if isinstance(x, Tensor))
+        kept = [x for layer in layers for x in vars(layer).values()]
+        states = [x for each in kept if isinstance(each, dict) for x in each.values()]
+        return alive_bytes(x for x in (*kept, *states) if isinstance(x, Tensor))
 
     def free_slots(self, running: int) -> int:
         """All or none: a new batch starts when the last one is done."""
@@ -53,24 +66,80 @@ class ModulesEngine:
         if len(self.rows) < len(self.seen):
             rows = torch.tensor(self.rows, device=self.seen.device)
             assert self.cache is not None, "completions are admitted before they are decoded"
-            self.cache.batch_select_indices(rows)
+            # Not batch_select_indices, which layers with states do not have, or which forgets their states.
+            self.cache.reorder_cache(rows)
             self.seen = self.seen[rows]
             self.rows = list(range(len(rows)))
         self.seen = torch.cat((self.seen, self.seen.new_ones(len(tokens), 1)), dim=1)
         return self._forward(tokens[:, None], self.seen.sum(-1, keepdim=True) - 1)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        # What has states alone masks the tokens that it is given, not those before them.
+        mask = self.seen if self.cache_name == KEYS else self.seen[:, -tokens.shape[1] :]
         out = self.policy.model(
             input_ids=tokens,
-            attention_mask=self.seen,
+            attention_mask=mask,
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self.cache_name: self.cache},
         )
-        self.cache = out.past_key_values
+        self.cache = getattr(out, self.cache_name, None)
+        if not isinstance(self.cache, Cache):
+            raise _refused(self.policy, NO_CACHE)
         return out.logits[:, -1]
 
     def evict(self, compaction: Compaction) -> None:
         """Free the slots of completions that have ended; the next ``decode`` drops their rows."""
         self.rows = compaction.apply(self.rows)
+
+
+def check_sampling(policy: Policy) -> None:
+    """Raise ConfigError unless a ragged batch of completions has the logits of each completion alone."""
+    try:
+        errors = _trial(policy)
+    except Exception as reason:  # of whatever code an architecture has
+        if isinstance(reason, CoveyError) or out_of_memory(reason):
+            raise
+        what = (str(reason).strip().splitlines() or [""])[0][:300].rstrip(".")
+        why = f"its modules fail with a cache ({type(reason).__name__}: {what})"
+        raise _refused(policy, why) from reason
+    rounded = any(p.dtype != torch.float32 for p in policy.model.parameters())
+    # Of rounded ones not the largest, where rounding alone may have chosen other experts.
+    if errors.median() > LARGEST_ROUNDED if rounded else errors.max() > LARGEST_ERROR:
+        raise _refused(policy, "in a batch of prompts of several lengths its logits differ from those alone")
+
+
+@torch.no_grad()
+def _trial(policy: Policy) -> Tensor:
+    """How far the logits of some short texts are from those of each alone, in standard deviations: (7,)."""
+    vocabulary = len(policy.model.get_input_embeddings().weight)
+    texts = [torch.arange(start, start + length) % vocabulary for start, length in ((5, 9), (40, 2), (70, 5))]
+    engine, errors = ModulesEngine(policy, [text.numpy() for text in texts], len(texts), 2), list[Tensor]()
+    logits = engine.admit(range(len(texts)))
+    for ended in ([0], [], None):
+        for found, text in zip(logits, texts, strict=True):
+            alone = policy.model(input_ids=text[None].to(policy.device), use_cache=False).logits[0, -1]
+            errors.append((found - alone).float().square().mean().sqrt() / alone.float().std())
+        if ended is not None:
+            compaction = Compaction.after(ended, len(texts))
+            engine.evict(compaction)
+            texts = [torch.cat((text, text[:1])) for text in compaction.apply(texts)]
+            logits = engine.decode(torch.stack([text[-1] for text in texts]).to(policy.device))
+    return torch.stack(errors)
+
+
+def _cache_name(policy: Policy) -> str:
+    taken = inspect.signature(policy.model.forward).parameters
+    for name in (KEYS, STATES):
+        if name in taken:
+            return name
+    raise _refused(policy, NO_CACHE)
+
+
+def _refused(policy: Policy, why: str) -> ConfigError:
+    kind = policy.model.config.model_type
+    return ConfigError(
+        f"model: {kind} cannot be sampled from in this process: {why}. Take another model, or let vLLM or "
+        "SGLang sample (rollout.sampler)"
+    )
