@@ -23,6 +23,10 @@ def set_process(config: Config) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
+FROZEN_BY_PYTHON = 1000
+"""Objects that Python 3.12 freezes at its own start, at most: some hundred."""
+
+
 @contextmanager
 def passed_over() -> Iterator[None]:
     """What is there already, some 400,000 objects of imported modules, is not looked through for garbage.
@@ -30,7 +34,7 @@ def passed_over() -> Iterator[None]:
     That takes a twentieth of a small run's time. Python has one such set: within another call, or a program
     that has frozen objects itself, this does nothing.
     """
-    if gc.get_freeze_count():
+    if gc.get_freeze_count() > FROZEN_BY_PYTHON:
         yield
         return
     gc.collect()  # what is garbage by now would be kept
