@@ -17,6 +17,7 @@ from covey.rewards import answers
 from covey.rewards.answers import bad_references, exact_answer, math_answer
 from covey.rewards.notation import number
 from covey.rewards.once import Once
+from covey.rewards.symbolic import equal
 from covey.sandbox.base import Outcome
 from covey.sandbox.confine import Limits
 
@@ -307,6 +308,15 @@ def test_a_bomb_that_is_seen_costs_no_child(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(answers, "verifier_server", None)
     for bomb in (r"9^{9^{9^{9}}}", r"((9!)!)!", r"\binom{10^9}{5\cdot10^8}"):
         assert boxed(bomb, r"\sqrt{2}").status == "too_large"
+
+
+def test_a_young_models_garbage_costs_no_child_and_is_judged_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [("4 4", "6"), ("4+", "1/2"), ("\ufffd6", "1"), ("5\x121", "x"), ("3 = ", "3"), ("1.2.3", "0.5")]
+    by_algebra = [equal(gold, text) for text, gold in pairs[:4]]
+    monkeypatch.setattr(answers, "verifier_server", None)
+    scores = [boxed(text, gold) for text, gold in pairs]
+    assert by_algebra == ["answer"] * 4 and {s.value for s in scores} == {0.0}
+    assert {s.status for s in scores[:4]} == {"unparsable"}
 
 
 def test_equal_answers_to_a_problem_cost_one_child(monkeypatch: pytest.MonkeyPatch) -> None:

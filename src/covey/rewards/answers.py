@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Literal
 
-from covey.rewards.compare import compare, exact
+from covey.rewards.compare import compare, exact, no_formula
 from covey.rewards.contract import reward, unfinished
 from covey.rewards.extract import Rule, TextOrMessages, Turns, extract, hash4
 from covey.rewards.magnitude import monstrous
@@ -185,6 +185,8 @@ def _judged(reference: str, found: str | None, percent: Percent) -> Score:
     equal = compare(ours, theirs, exact)
     if equal is not None:
         score = Score(float(equal), extracted=found)
+    elif theirs.kind == "leaf" and not ours.parts and _is_plain(ours) and no_formula(theirs.text):
+        score = Score(0.0, "unparsable", found)
     else:
         score = _by_algebra(reference, found, ours, percent)
     if score.value == 0.0 and score.status in ("ok", "unparsable") and _hedges(ours, theirs, found):

@@ -19,6 +19,8 @@ APPLIED = re.compile(r"(?<=[a-zA-Z}]) ?\((?:[^()]|\([^()]*\))*\)$")
 """What a function is of: f(2) can be given a value, whatever stands in the parentheses."""
 DIFFERENCE = re.compile(r"\d+-\d+")
 """As a reference answer, it is a range, a score or a telephone number: nobody leaves it to be subtracted."""
+NO_FORMULA = re.compile(r"['⟨⟩⨯\ufffd\x00-\x1f\x7f]|\d ?_|(?<![_^])\d [.\d]|\.\d+\.|[-+*/^_=<>]$")
+"""What no formula contains, or ends with: what a model writes that has not learned to answer yet."""
 ORDERED = {"()", "[]", "[)", "(]", "matrix", ":"}
 
 
@@ -102,6 +104,15 @@ def significant(text: str) -> int:
 def balanced(text: str) -> bool:
     """Whether the braces close; what was truncated is no formula."""
     return text.count("{") == text.count("}") and text.count("(") == text.count(")")
+
+
+def no_formula(text: str) -> bool:
+    """Whether a look is enough to tell that algebra cannot read a clean text.
+
+    >>> no_formula("4 4"), no_formula("3+"), no_formula("3+4")
+    (True, True, False)
+    """
+    return not balanced(text) or NO_FORMULA.search(text) is not None
 
 
 def _plain(node: Node) -> Node:

@@ -16,7 +16,7 @@ import sympy
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-from covey.rewards.compare import balanced, compare, decimals, significant
+from covey.rewards.compare import compare, decimals, no_formula, significant
 from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, Percent, read, value
 
 Formula: TypeAlias = Any
@@ -92,7 +92,7 @@ def expression(text: str) -> Formula:
     """A clean text as a SymPy object. Raises Unreadable."""
     if (known := value(text)) is not None:
         return sympy.Rational(known)
-    if not balanced(text) or re.search(r"['⟨⟩⨯]|\d ?_|(?<![_^])\d [.\d]|\.\d+\.", text):
+    if no_formula(text):
         raise Unreadable(text)
     latex = text.replace(THOUSANDS, "").replace(OPEN, r"\{").replace(CLOSE, r"\}").replace(ROW, r"\\ ")
     latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
