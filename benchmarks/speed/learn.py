@@ -3,7 +3,7 @@
     python benchmarks/speed/learn.py [--seeds 3] [--cap 6] [--rates 1e-4 2e-4 4e-4] [--jobs 1] [--write]
 
 The cold start is the demo's first stage. Both sides use one thread and the demo's second stage: 256
-completions a step, four updates per batch, DAPO's loss, a KL of .1 to a reference that is renewed. covey's
+completions a step, four updates per batch, DAPO's loss, the KL to a reference that is renewed. covey's
 advantage is the demo's, MaxRL's, which TRL does not have: its is divided by the standard deviation. Where
 `precision: auto` rounds products, TRL runs under autocast. Everything that a process does is counted, its
 start and its evaluations too (covey's are greedy as well as sampled). TRL's GRPOTrainer runs at each of the
@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks/results/learn.md"
 DEMO = yaml.safe_load((ROOT / "src/covey/recipes/demo.yaml").read_text())
 STAGE = DEMO["stages"][1]
+KL = STAGE["algorithm"]["kl"]
 BAR = 0.9
 EVERY = 10
 
@@ -131,9 +132,9 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
             per_device_train_batch_size=64,
             steps_per_generation=4,
             num_generations=8,
-            beta=0.1,
+            beta=KL["coef"],
             sync_ref_model=True,
-            ref_model_sync_steps=STAGE["algorithm"]["kl"]["refresh_every"],
+            ref_model_sync_steps=KL["refresh_every"],
             ref_model_mixup_alpha=1.0,
             max_completion_length=DEMO["rollout"]["max_tokens"],
             max_steps=4000,
