@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,35 @@ def test_a_model_is_measured_and_sampled(tmp_path: Path, capsys) -> None:
     assert texts == covey.sample(str(run / "final"), ["1+1="], n=2, max_tokens=3)
     assert main(["eval", str(run)]) == 2
     assert "covey.evaluate(" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["default dtype", "inference", "autocast", "device", "no gradients"])
+def test_the_modes_that_a_caller_works_in_are_not_a_runs(tmp_path: Path, mode: str) -> None:
+    """With bfloat16 as the default dtype the compiled operations wrote behind the ends of tensors."""
+
+    def ended(given: dict[str, Any], name: str) -> dict[str, torch.Tensor]:
+        data = {"train": ROWS, "test": ROWS[:4]}
+        covey.train(**given, **SMALL, data=data, rewards=[varied], output=tmp_path / name)
+        covey.sample(str(tmp_path / name / "final"), ["1+1="], max_tokens=3, quiet=True)
+        return load_file(tmp_path / name / "final" / "model.safetensors")
+
+    expected, given = ended(live(), "plain"), live()
+    modes = {
+        "inference": torch.inference_mode,
+        "autocast": partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+        "device": partial(torch.device, "meta"),
+        "no gradients": torch.no_grad,
+    }
+    with modes.get(mode, nullcontext)():
+        if mode == "default dtype":
+            torch.set_default_dtype(torch.bfloat16)
+        try:
+            found = ended(given, "other")
+            assert torch.get_default_dtype() == (torch.bfloat16 if mode == "default dtype" else torch.float32)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight)
 
 
 def half(rewards: torch.Tensor, *, factor: float = 0.5) -> torch.Tensor:
