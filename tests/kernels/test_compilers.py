@@ -114,6 +114,22 @@ def test_an_older_compiler_without_tiles_is_no_failure(machine: Machine, monkeyp
     assert "cannot" not in capfd.readouterr().err
 
 
+def test_the_next_library_is_taken_where_this_process_may_not_load_one(
+    machine: Machine, monkeypatch, capfd
+) -> None:
+    """A small stack for signals, which another library has set here and not in the child, forbids tiles."""
+    machine.has(cc=WORKS, gcc=WORKS)
+
+    def permitted(loaded: bytes) -> bytes:
+        if loaded == b"by cc\n":
+            raise OSError("the system does not let this process use AMX")
+        return loaded
+
+    monkeypatch.setattr(build, "_permitted", permitted)
+    assert machine.library() == b"by gcc\n"
+    assert "is not used: the system does not let this process use AMX" in capfd.readouterr().err
+
+
 def test_the_compiler_that_is_named_comes_first(machine: Machine, monkeypatch, capfd) -> None:
     machine.has(cc=WORKS, clang=WORKS)
     monkeypatch.setenv("CC", "clang")
