@@ -298,18 +298,19 @@ def test_what_is_no_model_with_its_tokenizer_is_refused(
         covey.train(**{**live(), **changes}, **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run")
 
 
-@pytest.mark.parametrize("fault", ["half", "frozen", "nan"])
+@pytest.mark.parametrize("fault", ["half", "frozen", "nan", "inference"])
 def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, fault: str) -> None:
-    given = live()
+    with torch.inference_mode(fault == "inference"):
+        given = live()
     model: PreTrainedModel = given["model"]
-    said = {"half": "float16", "frozen": "requires_grad", "nan": "not finite"}[fault]
+    said = {"half": "float16", "frozen": "requires_grad", "nan": "not finite", "inference": "inference_mode"}
     if fault == "half":
         model.half()
     elif fault == "frozen":
         model.requires_grad_(False)
-    else:
+    elif fault == "nan":
         next(model.parameters()).data[0] = torch.nan
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said[fault]):
         covey.train(**given, **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run")
 
 
