@@ -11,6 +11,7 @@ import pytest
 
 from covey.kernels import build, kept
 from covey.kernels.choice import Trial
+from covey.runs.compatibility import _library
 
 WORKS = """\
 if [ "$1" = --version ]; then echo "$0 1.0"; exit; fi
@@ -101,6 +102,22 @@ def test_one_that_hangs_is_left_for_the_next(machine: Machine, monkeypatch, capf
     assert machine.library() == b"by gcc\n"
     assert told == ["cc", "gcc"], "nothing else is asked of one that does not answer"
     assert "cc cannot compile the operations: no answer within 20 seconds" in capfd.readouterr().err
+
+
+def test_a_library_is_known_by_what_made_it(machine: Machine, monkeypatch) -> None:
+    """A run that continues with another compiler's has other last bits, and has to say so."""
+
+    def recorded() -> str | None:
+        machine.library()
+        return _library()
+
+    machine.has(cc=WORKS)
+    first = recorded()
+    assert recorded() == first
+    monkeypatch.setenv("CC", "gcc")
+    machine.has(cc=WORKS, gcc=WORKS)
+    assert recorded() != first
+    assert first.split(", sha256 ")[0] == recorded().split(", sha256 ")[0]
 
 
 def test_an_older_compiler_without_tiles_is_no_failure(machine: Machine, monkeypatch, capfd) -> None:

@@ -59,6 +59,8 @@ class Kernels(NamedTuple):
     instructions: str
     """The widest that its products use."""
     origin: str
+    digest: str
+    """Of its bytes: two compilers may make sums that differ in their last bits of the same sources."""
 
 
 class Candidate(NamedTuple):
@@ -98,7 +100,8 @@ def tested_kernels() -> Kernels | None:
                     reason = error
                     continue
                 _keep_freed_memory()
-                return Kernels(operations, path, trial, instructions, origin)
+                digest = hashlib.sha256(content).hexdigest()[:12]
+                return Kernels(operations, path, trial, instructions, origin, digest)
     except (OSError, subprocess.SubprocessError) as error:
         reason = error
     if reason:
