@@ -120,6 +120,17 @@ def test_a_library_is_known_by_what_made_it(machine: Machine, monkeypatch) -> No
     assert first.split(", sha256 ")[0] == recorded().split(", sha256 ")[0]
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux alone has processes in files")
+def test_a_terminals_interruption_does_not_end_a_compiler(machine: Machine) -> None:
+    """Ctrl-C while the operations were compiled began a run with a slower library, which it then kept."""
+    seen = machine.programs.parent / "groups"
+    machine.has(cc=f'read -r _ _ _ _ group _ < /proc/$$/stat; echo "$group" >> {seen}\n{WORKS}')
+    assert machine.library() == b"by cc\n"
+    groups = seen.read_text().split()
+    assert len(groups) > 5
+    assert str(os.getpgrp()) not in groups
+
+
 def test_an_older_compiler_without_tiles_is_no_failure(machine: Machine, monkeypatch, capfd) -> None:
     tiles = f'case "$*" in *--version*|*-shared*|*{build.WITHOUT_TILES}*) ;; *) exit 1;; esac\n{WORKS}'
     machine.has(cc=tiles)

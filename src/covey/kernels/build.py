@@ -317,8 +317,14 @@ def _in_memory(content: bytes) -> int | None:
 
 @cache
 def _version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    return done.stdout
+    return subprocess.run(
+        [compiler, "--version"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        start_new_session=True,
+    ).stdout
 
 
 def processor() -> str:
