@@ -131,6 +131,11 @@ def test_a_terminals_interruption_does_not_end_a_compiler(machine: Machine) -> N
     assert str(os.getpgrp()) not in groups
 
 
+def test_a_compiler_may_speak_in_another_encoding(machine: Machine) -> None:
+    machine.has(cc=WORKS.replace("$0 1.0", "Compilateur d\\351velopp\\351"))
+    assert machine.library() == b"by cc\n"
+
+
 def test_an_older_compiler_without_tiles_is_no_failure(machine: Machine, monkeypatch, capfd) -> None:
     tiles = f'case "$*" in *--version*|*-shared*|*{build.WITHOUT_TILES}*) ;; *) exit 1;; esac\n{WORKS}'
     machine.has(cc=tiles)

@@ -241,6 +241,7 @@ def _run_trial(content: bytes) -> subprocess.CompletedProcess[str]:
                 pass_fds=() if handle is None else (handle,),
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=TRIAL_SECONDS,
                 check=False,
                 start_new_session=True,
@@ -321,6 +322,7 @@ def _version(compiler: str) -> str:
         [compiler, "--version"],
         capture_output=True,
         text=True,
+        errors="replace",  # of a language other than this process's
         timeout=20,
         check=False,
         start_new_session=True,
