@@ -11,6 +11,7 @@ import pytest
 
 from covey.kernels import build, kept
 from covey.kernels.choice import Trial
+from covey.kernels.compiler import LEVELS
 from covey.runs.compatibility import _library
 
 WORKS = """\
@@ -145,6 +146,18 @@ def test_an_older_compiler_without_tiles_is_no_failure(machine: Machine, monkeyp
     with pytest.warns(UserWarning, match="incorrect sums"):
         assert machine.library() is None
     assert "cannot" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("made", "named"), [(" permit_tiles", "AMX"), ("", "AVX-512")])
+def test_a_library_is_named_by_what_is_in_it(machine: Machine, monkeypatch, made: str, named: str) -> None:
+    """gcc 9 compiles for a processor with AMX, but not for its tiles."""
+    machine.has(cc=WORKS.replace("by ", f"{made} by "))
+    needs = {level.instructions: level.needs for level in LEVELS}
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "processor", lambda: " ".join(needs[named] | {"amx_bf16"}))
+    monkeypatch.setattr(build, "_permitted", lambda loaded: loaded)
+    machine.library()
+    assert build.tested_kernels().instructions == named
 
 
 def test_the_next_library_is_taken_where_this_process_may_not_load_one(

@@ -38,6 +38,8 @@ FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SI
 """What a library that does not fit a processor ends with."""
 WHEEL = Path(__file__).with_name("prebuilt")
 """Where a wheel has its libraries, one for each of `compiler.LEVELS`."""
+TILES = b"permit_tiles"
+"""A function that a library has which uses the tiles of AMX."""
 TRIAL_SECONDS = 120
 TRIAL = (
     "import runpy, sys; sys.path[:] = sys.argv[1:]; "
@@ -125,7 +127,7 @@ def _candidates() -> Iterator[Candidate]:
         made = folder.glob(f"kernels-{_identity_of(way)}-*.so")
         for path in sorted(made, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
             if (content := kept_library(path, "not used")) is not None:
-                yield Candidate(content, path, _instructions(way), "compiled here")
+                yield Candidate(content, path, _instructions(content), "compiled here")
 
 
 def _from_the_wheel() -> Iterator[Candidate]:
@@ -171,7 +173,7 @@ def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate
             failed = error  # an older compiler has no tiles, and may have made the next way
             continue
         failed = None
-        yield Candidate(content, path, _instructions(way), "compiled here")
+        yield Candidate(content, path, _instructions(content), "compiled here")
     if failed is not None:
         print(f"note: {compiler} cannot compile the operations: {_why(failed)}", file=sys.stderr, flush=True)
 
@@ -187,10 +189,13 @@ def _why(failed: Exception) -> str:
     return str(failed)[:200]
 
 
-def _instructions(way: Sequence[str]) -> str:
-    """The widest that a library uses which was compiled this way for this processor."""
+def _instructions(content: bytes) -> str:
+    """The widest that a library uses which was compiled here for this processor.
+
+    A compiler that is older than the processor makes one without tiles, and says nothing.
+    """
     machine, flags = platform.machine(), set(processor().split())
-    if WITHOUT_TILES in way:
+    if TILES not in content:
         flags.discard("amx_bf16")
     levels = (lv for lv in LEVELS if lv.machine == machine.replace("arm64", "aarch64") and lv.needs <= flags)
     return next((level.instructions for level in levels), machine)
@@ -198,7 +203,7 @@ def _instructions(way: Sequence[str]) -> str:
 
 def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """A library whose tiles, if it uses them, this process has asked for."""
-    if hasattr(loaded, "permit_tiles") and loaded.permit_tiles() != 0:
+    if hasattr(loaded, TILES.decode()) and loaded.permit_tiles() != 0:
         raise OSError("the system does not let this process use AMX")
     return loaded
 
