@@ -111,11 +111,15 @@ def test_a_machine_that_cannot_round_says_so_in_one_line(run: Path, monkeypatch,
     assert capsys.readouterr().err == ""
 
 
-def test_an_evaluation_says_that_products_are_rounded(capsys) -> None:
+@pytest.mark.parametrize("faster", [True, False])
+def test_an_evaluation_says_that_products_are_rounded_and_why(monkeypatch, capsys, faster: bool) -> None:
+    """A run that began where it pays goes on so where it does not."""
+    monkeypatch.setattr("covey.models.load.rounding_is_faster", lambda: faster)
     follow(None, rounding=True)
     values = {"data": {"task": "last_digit"}, "rollout": {"max_tokens": 2}, "eval": {"problems": 1}}
     evaluate_once(load_config(values=values), RunConsole())
-    assert "products round to bfloat16" in capsys.readouterr().out
+    why = "which is much faster" if faster else "as its run began"
+    assert f"products round to bfloat16, {why}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["final", "sync"])
