@@ -54,6 +54,7 @@ def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluat
     refuse_while_importing()
     from covey.console import RunConsole
     from covey.inference import evaluate_once
+    from covey.learner.process import torch_as_new
     from covey.runs.reader import load_run
 
     path = Path(run) if isinstance(run, str | Path) else None
@@ -63,7 +64,8 @@ def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluat
         loaded = load_run(path, values=with_given(settings))
     else:
         loaded = load_config(values=with_given({"model": run, **settings}))
-    return evaluate_once(loaded, RunConsole(quiet))
+    with torch_as_new():
+        return evaluate_once(loaded, RunConsole(quiet))
 
 
 def explain(run: str | Path) -> list[Finding]:
@@ -99,17 +101,21 @@ def sample(
     """
     from covey.console import say_aside
     from covey.inference import sample_once
+    from covey.learner.process import torch_as_new
 
     values = {"model": model, "tokenizer": tokenizer, "seed": seed, "precision": precision}
     rollout = {"rollout": {"tools": list(tools)}} if tools else {}
     say = (lambda _: None) if quiet else say_aside
     loaded = load_config(values=with_given({**values, **rollout}))
-    return sample_once(loaded, prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs, say)
+    asked = (prompts, n, max_tokens, temperature, chat, system, chat_template_kwargs)
+    with torch_as_new():
+        return sample_once(loaded, *asked, say)
 
 
 def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) -> Result:
     refuse_while_importing()
     from covey.console import RunConsole
+    from covey.learner.process import torch_as_new
     from covey.signals import StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
@@ -128,5 +134,6 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
     for note in loaded.notes:
         console.say(f"note: {note}")
     config = loaded.config
-    with StopSignal().listening() as stop, joined(config.guards.stall_minutes, config.device):
+    joining = joined(config.guards.stall_minutes, config.device)
+    with torch_as_new(), StopSignal().listening() as stop, joining:
         return run_in_folder(loaded, console, stop, session)[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,6 +77,15 @@ def test_a_library_that_fails_in_the_child_is_not_used(tmp_path: Path) -> None:
     assert trial.problem.startswith("they fail on this processor: ")
 
 
+def test_a_users_file_with_the_name_of_a_module_is_not_the_childs(tmp_path: Path, monkeypatch) -> None:
+    """`covey train` does not look for modules in the working folder, so its child must not either."""
+    (tmp_path / "random.py").write_text("raise SystemExit('an experiment of my own')")
+    monkeypatch.chdir(tmp_path)
+    trial = build._tried(b"\x7fELF nonsense", tmp_path / "kernels-x.so")
+    assert "experiment" not in trial.problem
+    assert "OSError" in trial.problem
+
+
 WHOLE = {
     "rates": {n: {kind: [2.0, 1.0] for kind in PRODUCT_KINDS} for n in NUMBERS},
     "differs": dict.fromkeys(NUMBERS, ""),
@@ -137,6 +147,27 @@ def test_a_trial_is_made_once_and_in_silence(child: Path, capfd) -> None:
     for _ in range(2):
         assert build._tried(b"", child / "kernels-x.so") == trial_of(WHOLE)
     assert (trials_made(child), capfd.readouterr().err) == (1, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files lie in memory on Linux only")
+def test_a_library_is_tried_and_loaded_from_no_disk(child: Path, tmp_path: Path) -> None:
+    """Where /tmp and the cache are mounted noexec, nothing on them can be loaded."""
+    content, path = build._compiled("cc")
+    lines = (
+        f'readlink "$COVEY_KERNELS" > {child}/place; cat "$COVEY_KERNELS" > {child}/tried; cat {child}/says'
+    )
+    (child / "python").write_text(f"#!/bin/sh\n{lines}\n")
+    assert build._tried(content, child / "kernels-x.so").works
+    assert (child / "place").read_text().startswith("/memfd:")
+    assert (child / "tried").read_bytes() == content
+    assert str(path.parent) not in build._loaded(content, path)._name
+
+
+def test_one_that_never_ends_is_a_problem_that_does_not_stay(child: Path, monkeypatch) -> None:
+    (child / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(build, "TRIAL_SECONDS", 0.2)
+    assert "no result within" in build._tried(b"", child / "kernels-x.so").problem
+    assert not (child / "kernels-x.json").exists()
 
 
 def test_half_a_trial_is_a_problem_that_does_not_stay(child: Path) -> None:

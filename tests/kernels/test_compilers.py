@@ -11,6 +11,8 @@ import pytest
 
 from covey.kernels import build, kept
 from covey.kernels.choice import Trial
+from covey.kernels.compiler import LEVELS
+from covey.runs.compatibility import _library
 
 WORKS = """\
 if [ "$1" = --version ]; then echo "$0 1.0"; exit; fi
@@ -103,6 +105,38 @@ def test_one_that_hangs_is_left_for_the_next(machine: Machine, monkeypatch, capf
     assert "cc cannot compile the operations: no answer within 20 seconds" in capfd.readouterr().err
 
 
+def test_a_library_is_known_by_what_made_it(machine: Machine, monkeypatch) -> None:
+    """A run that continues with another compiler's has other last bits, and has to say so."""
+
+    def recorded() -> str | None:
+        machine.library()
+        return _library()
+
+    machine.has(cc=WORKS)
+    first = recorded()
+    assert recorded() == first
+    monkeypatch.setenv("CC", "gcc")
+    machine.has(cc=WORKS, gcc=WORKS)
+    assert recorded() != first
+    assert first.split(", sha256 ")[0] == recorded().split(", sha256 ")[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux alone has processes in files")
+def test_a_terminals_interruption_does_not_end_a_compiler(machine: Machine) -> None:
+    """Ctrl-C while the operations were compiled began a run with a slower library, which it then kept."""
+    seen = machine.programs.parent / "groups"
+    machine.has(cc=f'read -r _ _ _ _ group _ < /proc/$$/stat; echo "$group" >> {seen}\n{WORKS}')
+    assert machine.library() == b"by cc\n"
+    groups = seen.read_text().split()
+    assert len(groups) > 5
+    assert str(os.getpgrp()) not in groups
+
+
+def test_a_compiler_may_speak_in_another_encoding(machine: Machine) -> None:
+    machine.has(cc=WORKS.replace("$0 1.0", "Compilateur d\\351velopp\\351"))
+    assert machine.library() == b"by cc\n"
+
+
 def test_an_older_compiler_without_tiles_is_no_failure(machine: Machine, monkeypatch, capfd) -> None:
     tiles = f'case "$*" in *--version*|*-shared*|*{build.WITHOUT_TILES}*) ;; *) exit 1;; esac\n{WORKS}'
     machine.has(cc=tiles)
@@ -112,6 +146,34 @@ def test_an_older_compiler_without_tiles_is_no_failure(machine: Machine, monkeyp
     with pytest.warns(UserWarning, match="incorrect sums"):
         assert machine.library() is None
     assert "cannot" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("made", "named"), [(" permit_tiles", "AMX"), ("", "AVX-512")])
+def test_a_library_is_named_by_what_is_in_it(machine: Machine, monkeypatch, made: str, named: str) -> None:
+    """gcc 9 compiles for a processor with AMX, but not for its tiles."""
+    machine.has(cc=WORKS.replace("by ", f"{made} by "))
+    needs = {level.instructions: level.needs for level in LEVELS}
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "processor", lambda: " ".join(needs[named] | {"amx_bf16"}))
+    monkeypatch.setattr(build, "_permitted", lambda loaded: loaded)
+    machine.library()
+    assert build.tested_kernels().instructions == named
+
+
+def test_the_next_library_is_taken_where_this_process_may_not_load_one(
+    machine: Machine, monkeypatch, capfd
+) -> None:
+    """A small stack for signals, which another library has set here and not in the child, forbids tiles."""
+    machine.has(cc=WORKS, gcc=WORKS)
+
+    def permitted(loaded: bytes) -> bytes:
+        if loaded == b"by cc\n":
+            raise OSError("the system does not let this process use AMX")
+        return loaded
+
+    monkeypatch.setattr(build, "_permitted", permitted)
+    assert machine.library() == b"by gcc\n"
+    assert "is not used: the system does not let this process use AMX" in capfd.readouterr().err
 
 
 def test_the_compiler_that_is_named_comes_first(machine: Machine, monkeypatch, capfd) -> None:

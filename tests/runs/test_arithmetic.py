@@ -18,11 +18,13 @@ from covey.integrity import SEAL, sealed
 from covey.kernels.calls import available, follow, rounding_pays
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy
+from covey.models.tiny import build_model, build_tokenizer
 from covey.proof import check_run as repeating
 from covey.proof.check import check
 from covey.proof.check_run import check_run, exactly_computed
 from covey.proof.replay import Agreement
-from covey.runs.reader import load_recorded, load_run, read_environment
+from covey.runs.arithmetic import rounded_so_far
+from covey.runs.reader import load_run, read_environment
 from covey.serving.run import service_of
 from covey.training import setup
 
@@ -109,11 +111,15 @@ def test_a_machine_that_cannot_round_says_so_in_one_line(run: Path, monkeypatch,
     assert capsys.readouterr().err == ""
 
 
-def test_an_evaluation_says_that_products_are_rounded(capsys) -> None:
+@pytest.mark.parametrize("faster", [True, False])
+def test_an_evaluation_says_that_products_are_rounded_and_why(monkeypatch, capsys, faster: bool) -> None:
+    """A run that began where it pays goes on so where it does not."""
+    monkeypatch.setattr("covey.models.load.rounding_is_faster", lambda: faster)
     follow(None, rounding=True)
     values = {"data": {"task": "last_digit"}, "rollout": {"max_tokens": 2}, "eval": {"problems": 1}}
     evaluate_once(load_config(values=values), RunConsole())
-    assert "products round to bfloat16" in capsys.readouterr().out
+    why = "which is much faster" if faster else "as its run began"
+    assert f"products round to bfloat16, {why}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["final", "sync"])
@@ -158,9 +164,25 @@ def test_how_close_numbers_have_to_be_is_what_the_run_recorded(run: Path, monkey
     assert check_run(run, 1, QUIET)[0].holds is rounds(run)
 
 
-def test_without_a_record_nothing_is_compared(run: Path, tmp_path: Path) -> None:
-    config = load_recorded(run).config
-    with pytest.raises(ConfigError, match="whether products were rounded"):
-        exactly_computed(tmp_path, config)
-    (tmp_path / "env.json").write_text(sealed({"rounds_products": False, "device": "NVIDIA of somebody"}))
-    assert not exactly_computed(tmp_path, config)  # bfloat16 weights there
+def test_a_run_that_was_rounded_in_a_part_is_not_called_exact(run: Path, tmp_path: Path, monkeypatch) -> None:
+    """Its first steps are rounded for ever, also after it went on where that cannot be."""
+    shutil.copytree(run, tmp_path / "copy")
+    for processes in range(2):
+        monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+        covey.resume(tmp_path / "copy", train={"steps": 3 + processes}, quiet=True)
+        assert not rounds(tmp_path / "copy")
+        assert exactly_computed(tmp_path / "copy") is not rounds(run)
+        assert [claim for claim in check_run(tmp_path / "copy", 3, QUIET) if not claim.holds] == []
+
+
+def test_weights_of_half_the_bits_are_not_exact(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["1+1="])
+    policy = Policy(build_model(tokenizer, 0, hidden=32, layers=1), tokenizer)
+    assert not rounded_so_far(tmp_path, policy, resumes=False)
+    policy.model.bfloat16()
+    assert rounded_so_far(tmp_path, policy, resumes=False)
+
+
+def test_without_a_record_nothing_is_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="whether numbers were rounded"):
+        exactly_computed(tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,35 @@ def test_a_model_is_measured_and_sampled(tmp_path: Path, capsys) -> None:
     assert "covey.evaluate(" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mode", ["default dtype", "inference", "autocast", "device", "no gradients"])
+def test_the_modes_that_a_caller_works_in_are_not_a_runs(tmp_path: Path, mode: str) -> None:
+    """With bfloat16 as the default dtype the compiled operations wrote behind the ends of tensors."""
+
+    def ended(given: dict[str, Any], name: str) -> dict[str, torch.Tensor]:
+        data = {"train": ROWS, "test": ROWS[:4]}
+        covey.train(**given, **SMALL, data=data, rewards=[varied], output=tmp_path / name)
+        covey.sample(str(tmp_path / name / "final"), ["1+1="], max_tokens=3, quiet=True)
+        return load_file(tmp_path / name / "final" / "model.safetensors")
+
+    expected, given = ended(live(), "plain"), live()
+    modes = {
+        "inference": torch.inference_mode,
+        "autocast": partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+        "device": partial(torch.device, "meta"),
+        "no gradients": torch.no_grad,
+    }
+    with modes.get(mode, nullcontext)():
+        if mode == "default dtype":
+            torch.set_default_dtype(torch.bfloat16)
+        try:
+            found = ended(given, "other")
+            assert torch.get_default_dtype() == (torch.bfloat16 if mode == "default dtype" else torch.float32)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight)
+
+
 def half(rewards: torch.Tensor, *, factor: float = 0.5) -> torch.Tensor:
     return (rewards - rewards.mean()) * factor
 
@@ -267,18 +298,19 @@ def test_what_is_no_model_with_its_tokenizer_is_refused(
         covey.train(**{**live(), **changes}, **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run")
 
 
-@pytest.mark.parametrize("fault", ["half", "frozen", "nan"])
+@pytest.mark.parametrize("fault", ["half", "frozen", "nan", "inference"])
 def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, fault: str) -> None:
-    given = live()
+    with torch.inference_mode(fault == "inference"):
+        given = live()
     model: PreTrainedModel = given["model"]
-    said = {"half": "float16", "frozen": "requires_grad", "nan": "not finite"}[fault]
+    said = {"half": "float16", "frozen": "requires_grad", "nan": "not finite", "inference": "inference_mode"}
     if fault == "half":
         model.half()
     elif fault == "frozen":
         model.requires_grad_(False)
-    else:
+    elif fault == "nan":
         next(model.parameters()).data[0] = torch.nan
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said[fault]):
         covey.train(**given, **SMALL, data=ROWS, rewards=[varied], output=tmp_path / "run")
 
 

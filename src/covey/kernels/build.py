@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import json
+import mmap
 import os
 import platform
 import shutil
@@ -37,6 +38,14 @@ FAULTS = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SI
 """What a library that does not fit a processor ends with."""
 WHEEL = Path(__file__).with_name("prebuilt")
 """Where a wheel has its libraries, one for each of `compiler.LEVELS`."""
+TILES = b"permit_tiles"
+"""A function that a library has which uses the tiles of AMX."""
+TRIAL_SECONDS = 120
+TRIAL = (
+    "import runpy, sys; sys.path[:] = sys.argv[1:]; "
+    "runpy.run_module('covey.kernels.trial', run_name='__main__')"
+)
+"""With the paths of this process: by `python -m` a `random.py` in the working folder would be torch's."""
 COMPILERS = ("cc", "gcc", "clang")
 """Tried in this order, after the one that CC names."""
 COST = "torch does their work: rollouts and updates take about three times as long"
@@ -52,6 +61,8 @@ class Kernels(NamedTuple):
     instructions: str
     """The widest that its products use."""
     origin: str
+    digest: str
+    """Of its bytes: two compilers may make sums that differ in their last bits of the same sources."""
 
 
 class Candidate(NamedTuple):
@@ -82,10 +93,17 @@ def tested_kernels() -> Kernels | None:
     try:
         for content, path, instructions, origin in _candidates():
             trial = _tried(content, path)
-            if trial.works:
-                _keep_freed_memory()
-                return Kernels(_permitted(_loaded(content, path)), path, trial, instructions, origin)
             reason = trial.problem
+            if trial.works:
+                try:
+                    operations = _permitted(_loaded(content, path))
+                except OSError as error:  # what a child may do, this process may not
+                    print(f"note: {instructions} is not used: {error}", file=sys.stderr, flush=True)
+                    reason = error
+                    continue
+                _keep_freed_memory()
+                digest = hashlib.sha256(content).hexdigest()[:12]
+                return Kernels(operations, path, trial, instructions, origin, digest)
     except (OSError, subprocess.SubprocessError) as error:
         reason = error
     if reason:
@@ -109,7 +127,7 @@ def _candidates() -> Iterator[Candidate]:
         made = folder.glob(f"kernels-{_identity_of(way)}-*.so")
         for path in sorted(made, key=lambda p: (p.lstat().st_mtime_ns, p.name), reverse=True):
             if (content := kept_library(path, "not used")) is not None:
-                yield Candidate(content, path, _instructions(way), "compiled here")
+                yield Candidate(content, path, _instructions(content), "compiled here")
 
 
 def _from_the_wheel() -> Iterator[Candidate]:
@@ -155,7 +173,7 @@ def _made_by(compiler: str, ways: Sequence[Sequence[str]]) -> Iterator[Candidate
             failed = error  # an older compiler has no tiles, and may have made the next way
             continue
         failed = None
-        yield Candidate(content, path, _instructions(way), "compiled here")
+        yield Candidate(content, path, _instructions(content), "compiled here")
     if failed is not None:
         print(f"note: {compiler} cannot compile the operations: {_why(failed)}", file=sys.stderr, flush=True)
 
@@ -171,10 +189,13 @@ def _why(failed: Exception) -> str:
     return str(failed)[:200]
 
 
-def _instructions(way: Sequence[str]) -> str:
-    """The widest that a library uses which was compiled this way for this processor."""
+def _instructions(content: bytes) -> str:
+    """The widest that a library uses which was compiled here for this processor.
+
+    A compiler that is older than the processor makes one without tiles, and says nothing.
+    """
     machine, flags = platform.machine(), set(processor().split())
-    if WITHOUT_TILES in way:
+    if TILES not in content:
         flags.discard("amx_bf16")
     levels = (lv for lv in LEVELS if lv.machine == machine.replace("arm64", "aarch64") and lv.needs <= flags)
     return next((level.instructions for level in levels), machine)
@@ -182,7 +203,7 @@ def _instructions(way: Sequence[str]) -> str:
 
 def _permitted(loaded: ctypes.CDLL) -> ctypes.CDLL:
     """A library whose tiles, if it uses them, this process has asked for."""
-    if hasattr(loaded, "permit_tiles") and loaded.permit_tiles() != 0:
+    if hasattr(loaded, TILES.decode()) and loaded.permit_tiles() != 0:
         raise OSError("the system does not let this process use AMX")
     return loaded
 
@@ -194,23 +215,12 @@ def _tried(content: bytes, path: Path) -> Trial:
         return trial_of(unsealed(own_file(kept)))
     except (OSError, ValueError):
         tell_damaged(kept, "measured anew")
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "kernels.so"
-        copy.write_bytes(content)
-        command = [sys.executable, "-m", "covey.kernels.trial"]
-        environment = {**os.environ, OFF: str(copy), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            start_new_session=True,
-        )
     try:
+        done = _run_trial(content)
         trial = trial_of(json.loads(done.stdout))
         lasts = True
+    except subprocess.TimeoutExpired:
+        trial, lasts = Trial(problem=f"no result within {TRIAL_SECONDS} seconds"), False
     except ValueError:
         last = done.stderr.strip().rpartition("\n")[2] or f"ended with {done.returncode}"
         trial = Trial(problem=f"they fail on this processor: {last:.200}")
@@ -219,6 +229,31 @@ def _tried(content: bytes, path: Path) -> Trial:
         with contextlib.suppress(OSError):
             keep_file(kept, sealed(vars(trial)).encode())
     return trial
+
+
+def _run_trial(content: bytes) -> subprocess.CompletedProcess[str]:
+    """What a child prints that runs these bytes."""
+    handle = _in_memory(content)
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(f"/proc/self/fd/{handle}")
+        if handle is None:
+            place = Path(scratch) / "kernels.so"
+            place.write_bytes(content)
+        try:
+            return subprocess.run(
+                [sys.executable, "-P", "-c", TRIAL, *sys.path],
+                env={**os.environ, OFF: str(place), "OMP_NUM_THREADS": "1"},
+                pass_fds=() if handle is None else (handle,),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TRIAL_SECONDS,
+                check=False,
+                start_new_session=True,
+            )
+        finally:
+            if handle is not None:
+                os.close(handle)
 
 
 def _keep_freed_memory() -> None:
@@ -262,18 +297,41 @@ def _identity(*parts: bytes | str) -> str:
 
 def _loaded(content: bytes, path: Path) -> ctypes.CDLL:
     """Load exactly the bytes that were checked: the file could be changed or truncated meanwhile."""
-    if hasattr(os, "memfd_create"):
-        with contextlib.suppress(OSError):
-            handle = os.memfd_create("covey-kernels")  # stays open: the loader knows libraries by their path
-            if os.write(handle, content) == len(content):
-                return ctypes.CDLL(f"/proc/self/fd/{handle}")
-    return ctypes.CDLL(str(path))
+    handle = _in_memory(content)  # stays open: the loader knows libraries by their path
+    return ctypes.CDLL(str(path) if handle is None else f"/proc/self/fd/{handle}")
+
+
+def _in_memory(content: bytes) -> int | None:
+    """An open file of these bytes that is on no disk: those may forbid to execute what they have (`noexec`).
+
+    None where the system has none, or does not execute from it.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    handle = None
+    try:
+        handle = os.memfd_create("covey-kernels")
+        os.write(handle, content)
+        Path(f"/proc/self/fd/{handle}").stat()
+        mmap.mmap(handle, len(content), mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except (OSError, ValueError):  # ValueError: not all was written
+        if handle is not None:
+            os.close(handle)
+        return None
+    return handle
 
 
 @cache
 def _version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    return done.stdout
+    return subprocess.run(
+        [compiler, "--version"],
+        capture_output=True,
+        text=True,
+        errors="replace",  # of a language other than this process's
+        timeout=20,
+        check=False,
+        start_new_session=True,
+    ).stdout
 
 
 def processor() -> str:

@@ -92,8 +92,11 @@ def products() -> Mapping[str, Sequence[str]]:
 
 def rounding_pays() -> bool:
     """Whether products round to bfloat16 where nobody says how precise they are to be."""
-    if _rounding is not None:
-        return _rounding
+    return rounding_is_faster() if _rounding is None else _rounding
+
+
+def rounding_is_faster() -> bool:
+    """Whether it was measured here to be."""
     found = tested_kernels()
     return found is not None and found.trial.rounding_gain > MUCH_FASTER
 

@@ -65,9 +65,17 @@ def built(compiler: str, flags: Sequence[str], files: Mapping[str, bytes]) -> by
         for source, extra in parts:
             objects.append(str(folder / f"{source}{len(objects)}.o"))
             command = [compiler, *FLAGS, *flags, *blocks, *extra, "-c", str(folder / f"{source}.c")]
-            subprocess.run([*command, "-o", objects[-1]], check=True, capture_output=True, timeout=120)
+            _run([*command, "-o", objects[-1]])
         # Linked without -fopenmp: what runs the blocks is in team.c.
         target = folder / "kernels.so"
         command = [compiler, "-shared", "-pthread", *objects, "-lm", "-o", str(target)]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        _run(command)
         return target.read_bytes()
+
+
+def _run(command: Sequence[str]) -> None:
+    """In a session of its own: a terminal's Ctrl-C is for covey, which stops after it.
+
+    A compiler that it ended would look like one that cannot, and a worse library would begin a run.
+    """
+    subprocess.run(command, check=True, capture_output=True, timeout=120, start_new_session=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -43,6 +43,29 @@ def passed_over() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def torch_as_new() -> Iterator[None]:
+    """Torch's modes as in a new process, whatever the caller works in.
+
+    The compiled operations write float32 where a tensor is made without a dtype, and another default would
+    give them half the memory. What a run computes in is for its config to say.
+    """
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with ExitStack() as modes:
+            modes.enter_context(torch.inference_mode(mode=False))
+            modes.enter_context(torch.enable_grad())
+            for kind in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(kind):
+                    modes.enter_context(torch.autocast(kind, enabled=False))
+            if device.type != "cpu":  # not always: it is asked before each of torch's operations
+                modes.enter_context(torch.device("cpu"))
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextmanager

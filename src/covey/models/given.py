@@ -37,6 +37,11 @@ def checked_model(given: GivenModel) -> tuple[PreTrainedModel, PreTrainedTokeniz
             f"model: {strange[0]} of {given.name} is {model.get_parameter(strange[0]).dtype}, or not loaded; "
             f"weights have to be {' or '.join(DTYPE_NAMES.values())}"
         )
+    if any(p.is_inference() for p in model.parameters()):
+        raise ConfigError(
+            f"model: {given.name} was made within torch.inference_mode, so its weights can never change; "
+            "make or load it outside, or under torch.no_grad"
+        )
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"model: no weight of {given.name} is to be trained (requires_grad)")
     check_finite(model, given.name)
@@ -60,7 +65,8 @@ def lent(model: str | GivenModel) -> Iterator[None]:
         module.train(mode)
         for name, parameter in module.named_parameters():
             parameter.grad = None
-            parameter.requires_grad_(trained[name])
+            if parameter.requires_grad != trained[name]:
+                parameter.requires_grad_(trained[name])
 
 
 def take_weights(model: str | GivenModel, folder: Path) -> None:

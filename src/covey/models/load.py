@@ -21,7 +21,7 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.config.schema import Config, Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
-from covey.kernels.calls import rounding_pays
+from covey.kernels.calls import rounding_is_faster, rounding_pays
 from covey.machine import available_memory
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
@@ -198,8 +198,13 @@ def device_memory(device: torch.device) -> int:
 def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
     """What makes a model faster or slower here than its user may expect."""
     if policy.rounds and config.precision == "auto":
+        why = (
+            "which is much faster on this processor"
+            if rounding_is_faster()
+            else "as its run began, though that is not much faster on this processor"
+        )
         yield (
-            "products round to bfloat16, which is much faster on this processor "
+            f"products round to bfloat16, {why} "
             "(docs/performance.md); precision: float32 computes as other processors do"
         )
     if policy.decoder is None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from covey.config.load import Loaded
-from covey.config.schema import Config
 from covey.console import RunConsole
 from covey.errors import ConfigError
 from covey.learner.process import caller_restored, set_process
@@ -45,23 +44,22 @@ def hides(policy: Policy) -> bool:
     return policy.decoder is not None and policy.decoder.windows != {None}
 
 
-def exactly_computed(stage: Path, config: Config) -> bool:
-    """Whether the run computed in float32, as it has recorded: here it may be computed otherwise.
+def exactly_computed(stage: Path) -> bool:
+    """Whether all of the run was computed in float32, as it has recorded: here it may be computed otherwise.
 
     Raises ConfigError where nothing says so, because then no difference is too large or small enough.
     """
     record = read_environment(stage) or {}
-    if "rounds_products" not in record:
+    if "rounded" not in record:
         raise ConfigError(
-            f"{stage}: no env.json says whether products were rounded, so how close numbers have to be is "
-            "not known. Put the file back"
+            f"{stage}: no env.json says whether numbers were rounded, so how close they have to be is not "
+            "known. Put the file back"
         )
-    halved = config.dtype == "bfloat16" or (config.dtype == "auto" and record.get("device") != "cpu")
-    return not (halved or record["rounds_products"])
+    return not record["rounded"]
 
 
 def _repeated(stage: Path, loaded: Loaded, steps: int) -> list[Claim]:
-    exact = exactly_computed(stage, loaded.config)
+    exact = exactly_computed(stage)
     # Only its weights are asked for, which a machine has that cannot compute as the run did.
     loaded = replace(loaded, config=loaded.config.model_copy(update={"precision": "float32"}))
     policy = load_policy(loaded, texts_of(load_source(loaded), loaded.config))

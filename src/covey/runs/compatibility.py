@@ -185,12 +185,17 @@ def environment(loaded: Loaded) -> dict[str, object]:
         "machine": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "kernels": "compiled" if available(dtype, device) else "torch",
-        "library": f"{found.instructions}, {found.origin}" if (found := tested_kernels()) else None,
+        "library": _library(),
         "products": {name: list(kinds) for name, kinds in products().items()},
         "threads": config.threads or available_threads(processes=on_this_machine()),
         "processes": size(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def _library() -> str | None:
+    found = tested_kernels()
+    return None if found is None else f"{found.instructions}, {found.origin}, sha256 {found.digest}"
 
 
 def _version(package: str) -> str | None:

@@ -29,7 +29,7 @@ from covey.objective.controllers import first_coefficients
 from covey.processes import by_first, first, together
 from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards
-from covey.runs.arithmetic import follow_run, unfollowed
+from covey.runs.arithmetic import follow_run, rounded_so_far, unfollowed
 from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
@@ -209,6 +209,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     now = {
         **environment(loaded),
         "rounds_products": run.learner.policy.rounds,
+        "rounded": rounded_so_far(folder.path, run.learner.policy, bool(folder.checkpoints())),
         "sandbox": run.rewards.sandbox,
         "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
