@@ -65,12 +65,13 @@ def test_gradient_is_that_of_single_sequences(name: str) -> None:
     policy = policy_of(name)
     prompts, answers = random_prompts(5, 8), [random_prompts(6, 3, seed=1), random_prompts(4, seed=2)]
     policy.score(pack(prompts, answers), temperature=1.0).logprobs.sum().backward()
-    ours = {n: p.grad.clone() for n, p in policy.model.named_parameters()}
+    trained = {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
+    ours = {n: p.grad.clone() for n, p in trained.items()}
     policy.model.zero_grad()
     for prompt, group in zip(prompts, answers, strict=True):
         for answer in group:
             reference_logprobs(policy.model, prompt, answer).sum().backward()
-    for n, p in policy.model.named_parameters():
+    for n, p in trained.items():
         scale = float(p.grad.abs().max())
         torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=1e-5, rtol=0, msg=n)
 
@@ -122,6 +123,12 @@ def test_tables_that_are_the_same_for_all_lengths_reach_the_whole_context() -> N
     assert turned_alike(CONFIGS["llama3_rope"]) is None
 
 
+def test_what_reads_images_is_left_as_it_is() -> None:
+    names = {n for n, p in policy_of("gemma3_images").model.named_parameters() if not p.requires_grad}
+    assert names
+    assert all(n.startswith(("model.vision_tower", "model.multi_modal_projector")) for n in names)
+
+
 @pytest.mark.parametrize("kind", ["compiled", "torch", "modules"])
 def test_the_token_that_pads_learns_where_it_is_read(kind: str) -> None:
     """Chat models that pad with the end of a message read that token in every prompt."""
@@ -171,6 +178,25 @@ def test_a_cap_counts_where_the_modules_heed_it(name: str, cap: str, ours: bool)
     torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "stray"),
+    [
+        *((name, {"sliding_window": 4}) for name in ("llama", "granite", "gemma", "glm", "olmo2")),
+        *((name, {"layer_types": ["full_attention"] * 2}) for name in ("mistral_window", "llama")),
+        ("phi3", {"sliding_window": 4, "layer_types": ["full_attention"] * 2}),
+        ("llama", {"hidden_activation": "gelu_pytorch_tanh"}),
+    ],
+)
+def test_what_a_config_says_counts_where_the_modules_read_it(name: str, stray: dict[str, object]) -> None:
+    """Fine-tunes carry settings of other families; Mistral and Phi 3 know one window for all layers."""
+    model = changed(name, **stray)
+    policy = Policy(model, policy_of("qwen3").tokenizer)
+    assert policy.decoder is not None
+    prompt, answer = random_prompts(9, 20)
+    found = policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs
+    torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("exact_kl", [True, False])
 def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl: bool) -> None:
@@ -203,7 +229,7 @@ def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl
         torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=2e-5, rtol=0, msg=n)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral_window", "olmo3", "glm", *OTHERS])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral_window", "olmo3", "glm", "exaone4", *OTHERS])
 def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> None:
     """Decoding has its own form of windows, rotary tables and scales."""
     policy = policy_of(name)

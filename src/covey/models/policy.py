@@ -21,6 +21,7 @@ from covey.models.forward import (
     cap_of,
     embed_every_token,
     hidden_states,
+    leave_images,
     supported,
     turned_alike,
 )
@@ -61,6 +62,7 @@ class Policy:
     ) -> None:
         self.model = model.eval()  # no dropout: the sampled distribution is the trained one
         embed_every_token(model)
+        leave_images(model)
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
@@ -94,13 +96,13 @@ class Policy:
     @property
     def context(self) -> int:
         """The longest sequence the model can read, and turns alike wherever it is read, in tokens."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         return turned_alike(config) or int(getattr(config, "max_position_embeddings", 1 << 20))
 
     @property
     def reads(self) -> str:
         """Its context in words, and why that is less than its config says, if it is."""
-        longest = getattr(self.model.config, "max_position_embeddings", 0)
+        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)
         said = f"{self.context} tokens"
         if longest <= self.context:
             return said
