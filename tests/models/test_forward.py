@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, Phi3Config, PreTrainedModel
 
+from covey.config.load import load_config
 from covey.config.schema import Lora
 from covey.errors import ConfigError
 from covey.models.forward import supported, turned_alike
-from covey.models.load import with_lora
+from covey.models.load import load_policy, skeleton, with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
-from covey.models.policy import Policy
+from covey.models.policy import Policy, save_policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -95,7 +97,7 @@ BY_LENGTH = {
 def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) -> None:
     policy = Policy(sharpened(BY_LENGTH[name]), policy_of("qwen3").tokenizer)
     assert policy.context == 48
-    assert ("short_factor" in policy.reads) == (name == "longrope")
+    assert ("longrope: long" in policy.reads) == (name == "longrope")
     (prompt, answer), longer = random_prompts(9, 6), random_prompts(31)[0]
 
     def scored() -> torch.Tensor:
@@ -116,11 +118,36 @@ def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) ->
         list(LocalSampler(policy).sample([Request(longer, [key(0, 0)])], params))
 
 
+def test_a_run_may_turn_all_sequences_by_the_long_table(tmp_path: Path) -> None:
+    """Short ones as transformers turns long ones, also where the trained model is loaded again."""
+    save_policy(Policy(sharpened(BY_LENGTH["longrope"]), policy_of("qwen3").tokenizer), tmp_path / "given")
+    loaded = load_config(values={"model": str(tmp_path / "given"), "longrope": "long"})
+    assert skeleton(loaded).context == 128
+    policy = load_policy(loaded)
+    prompt, answer = random_prompts(9, 100)
+    every = policy.score(pack([prompt], [[answer]]), 1.0).logprobs.detach()
+    expected = reference_logprobs(sharpened(BY_LENGTH["longrope"]), prompt, answer)
+    torch.testing.assert_close(every, expected, atol=1e-5, rtol=1e-5)
+    short = policy.score(pack([prompt], [[answer[:20]]]), 1.0).logprobs.detach()
+    torch.testing.assert_close(short, expected[:20], atol=1e-5, rtol=1e-5)
+    request = Request(prompt, [key(0, g) for g in range(3)])
+    for *_, c in LocalSampler(policy).sample([request], SamplingParams(max_tokens=60)):
+        trained = policy.score(pack([prompt], [[c.tokens]]), 1.0).logprobs.detach().numpy()
+        np.testing.assert_array_equal(c.logprobs, trained)
+    save_policy(policy, tmp_path / "final")
+    again = load_policy(load_config(values={"model": str(tmp_path / "final")}))
+    assert torch.equal(again.score(pack([prompt], [[answer]]), 1.0).logprobs, every)
+    with pytest.raises(ConfigError, match="longrope: long: qwen3 has no tables"):
+        load_policy(load_config(values={"model": "tiny", "longrope": "long"}), ["1+2=3"])
+
+
 def test_tables_that_are_the_same_for_all_lengths_reach_the_whole_context() -> None:
     same = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
     config = Phi3Config(**WIDE, **ORIGINAL, sliding_window=None, rope_parameters=same)
     assert Policy(sharpened(config), policy_of("qwen3").tokenizer).context == 128
     assert turned_alike(CONFIGS["llama3_rope"]) is None
+    config.rope_parameters |= {"short_mscale": 1.0, "long_mscale": 1.2}  # Phi-MoE's
+    assert turned_alike(config) == 48
 
 
 def test_what_reads_images_is_left_as_it_is() -> None:

@@ -78,6 +78,8 @@ FAMILIES: Mapping[str, Family] = {
 """By `model_type`. Everything else runs through its Hugging Face modules."""
 UNUSUAL = (SCORES_CAP, LOGITS_CAP, "use_bidirectional_attention")
 """What a config may ask for that this forward does in some families or in none."""
+LONGROPE = ("factor", "mscale")
+"""What a `longrope` table has once for short and once for long sequences; mscale in Phi-MoE alone."""
 UNTURNED = "none"
 """The rotary table of layers without positions."""
 
@@ -105,10 +107,24 @@ def turned_alike(config: PretrainedConfig) -> int | None:
     most = [
         int(table.get("original_max_position_embeddings", config.max_position_embeddings))
         for table in tables
-        if table.get("rope_type") == "longrope" and table["short_factor"] != table["long_factor"]
+        if table.get("rope_type") == "longrope"
+        and any(table.get(f"short_{what}") != table.get(f"long_{what}") for what in LONGROPE)
     ]
     most += [config.max_position_embeddings for table in tables if table.get("rope_type") == "dynamic"]
     return min(most, default=None)
+
+
+def turn_by_long_table(model: PreTrainedModel) -> None:
+    """Let a `longrope` model turn sequences of all lengths by the table of long ones; its folder will say so.
+
+    Raises ConfigError for a model without such tables.
+    """
+    config, body = model.config.get_text_config(), model.get_decoder()
+    table = getattr(config, "rope_parameters", None) or {}
+    if table.get("rope_type") != "longrope":
+        raise ConfigError(f"longrope: long: {config.model_type} has no tables of that kind; leave it out")
+    table.update({f"short_{what}": table[f"long_{what}"] for what in LONGROPE if f"long_{what}" in table})
+    body.rotary_emb = type(body.rotary_emb)(config).to(model.device)
 
 
 def embed_every_token(model: PreTrainedModel) -> None:

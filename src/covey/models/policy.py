@@ -108,8 +108,7 @@ class Policy:
             return said
         return (
             f"{said} (of {longest}: longer sequences are turned by another table, so that a token would be "
-            "sampled by one and trained by the other; make short_factor equal to long_factor in its "
-            "config.json, and all are turned by that one)"
+            "sampled by one and trained by the other; longrope: long turns all by that of long ones)"
         )
 
     @property
