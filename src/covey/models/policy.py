@@ -126,10 +126,23 @@ class Policy:
         return {} if self.value is None else dict(self.value.named_parameters())
 
     def encode(self, prompt: str | Messages, template: Mapping[str, object] | None = None) -> list[int]:
-        """Token ids of a prompt: text as it is, messages through the chat template with its arguments."""
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
-        return chat_tokens(self.tokenizer, prompt, template or {})
+        """Token ids of a prompt: text as it is, messages through the chat template with its arguments.
+
+        Some tokenizers put an end behind every text (`add_eos_token`); one that is to be continued has none.
+        """
+        if not isinstance(prompt, str):
+            return chat_tokens(self.tokenizer, prompt, template or {})
+        ids = list(self.tokenizer(prompt)["input_ids"])
+        if ids and ids[-1] in self.end_ids:
+            plain = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
+        return ids
+
+    @property
+    def end_id(self) -> int:
+        """What a text of its own ends with: the tokenizer's end of sequence, or the first that ends one."""
+        own = self.tokenizer.eos_token_id
+        return self.end_ids[0] if own is None else own
 
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a checkpoint folder; its adapter's if this policy trains one.
