@@ -149,6 +149,11 @@ def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
             "Give a folder with a Hugging Face model (weights as safetensors), a hub id that can be reached, "
             "or `tiny`"
         ) from None
+    if getattr(model, "is_quantized", False):
+        raise ConfigError(
+            f"model: {name}: its weights stay quantized (quantization_config in its config.json), and what "
+            "is rounded so does not learn. Take the model that it was made from"
+        )
     return model, tokenizer
 
 
