@@ -212,6 +212,7 @@ def test_a_cap_counts_where_the_modules_heed_it(name: str, cap: str, ours: bool)
         *((name, {"layer_types": ["full_attention"] * 2}) for name in ("mistral_window", "llama")),
         ("phi3", {"sliding_window": 4, "layer_types": ["full_attention"] * 2}),
         ("llama", {"hidden_activation": "gelu_pytorch_tanh"}),
+        ("qwen3", {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 1.5}),
     ],
 )
 def test_what_a_config_says_counts_where_the_modules_read_it(name: str, stray: dict[str, object]) -> None:

@@ -45,6 +45,8 @@ class Family(NamedTuple):
     """What a config calls the gate's activation."""
     slides: bool = False
     """Every layer has the config's window, if there is one; else the modules of a layer say what it has."""
+    factors: bool = False
+    """Embeddings, results of a layer and logits are scaled as a config says."""
     turns_windows: bool = False
     """Where some layers have a window, only those have positions."""
 
@@ -61,8 +63,9 @@ GEMMA2 = Family(
 )
 GEMMA3 = GEMMA2._replace(tables_by_type=True, caps=(LOGITS_CAP,))
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "granite", "smollm3", "ministral", "cwm", "seed_oss"), LLAMA),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "ministral", "cwm", "seed_oss"), LLAMA),
     **dict.fromkeys(("internlm3", "iquestcoder"), LLAMA),
+    "granite": Family(factors=True),
     **dict.fromkeys(("mistral", "phi3"), Family(slides=True)),
     "gemma": Family(norm_offset=1.0),
     "gemma2": GEMMA2,
@@ -172,6 +175,10 @@ def cap_of(config: PretrainedConfig, name: str) -> float | None:
     return float(found) if found else None
 
 
+def _factor(config: PretrainedConfig, name: str) -> float:
+    return float(getattr(config, name)) if FAMILIES[config.model_type].factors else 1.0
+
+
 class ShiftedNorm:
     """A norm whose weight is kept as its difference from ``offset``."""
 
@@ -224,7 +231,7 @@ class Layer(nn.Module):
             interleaved=family.interleaved,
             cap=cap_of(config, SCORES_CAP),
         )
-        self.residual = getattr(config, "residual_multiplier", 1.0)
+        self.residual = _factor(config, "residual_multiplier")
         self.gate = ACTIVATIONS[getattr(config, family.activation)]
         self.qkv = _projection(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
         self.output = FusedLinear(attention.o_proj)
@@ -304,8 +311,8 @@ class Decoder(nn.Module):
         self.layers, self.heads = nn.ModuleList(layers), layers[0].heads
         self.windows = {layer.heads.window for layer in layers}
         self.table_names = {layer.heads.rotary for layer in layers}
-        self.embedding_scale = getattr(config, "embedding_multiplier", 1.0)
-        self.logits_scale = 1 / getattr(config, "logits_scaling", 1.0)
+        self.embedding_scale = _factor(config, "embedding_multiplier")
+        self.logits_scale = 1 / _factor(config, "logits_scaling")
         self.logits_cap = cap_of(config, LOGITS_CAP)
         """What no logit of a language model's head goes beyond."""
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
