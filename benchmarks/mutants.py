@@ -416,7 +416,7 @@ MUTANTS = [
         "prompts.py",
         ("the end of the last message for that of the first", "if not (ends or appended):", "if False:"),
         ("a rewritten message without its end", "ends[-1 if appended else 0] + 1", "ends[-1 if appended else 0]"),
-        ("no end token", "[*words, policy.tokenizer.eos_token_id]", "[*words]"),
+        ("no end token", "[*words, policy.end_id]", "[*words]"),
     ),
     *of(
         "training/preference.py",

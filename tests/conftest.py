@@ -12,7 +12,11 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CwmConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
@@ -20,7 +24,11 @@ from transformers import (
     GPT2Config,
     GptOssConfig,
     GraniteConfig,
+    HeliumConfig,
+    InternLM3Config,
+    IQuestCoderConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
@@ -29,7 +37,9 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
+    VaultGemmaConfig,
 )
 
 from covey.errors import SandboxUnavailable
@@ -54,6 +64,18 @@ SMALL = {
     "pad_token_id": 0,
 }
 WIDE = {**SMALL, "hidden_size": 128}
+# Shorter than the sequences of the tests, so that it acts.
+WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+IMAGES = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 # Heads of 32 let the compiled operations be used, where there is a compiler; narrower ones do not.
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SMALL, head_dim=32, attention_bias=True, mlp_bias=True),
@@ -74,7 +96,6 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gpt2": GPT2Config(
         vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=128, bos_token_id=2, eos_token_id=2
     ),
-    # Windows shorter than the sequences of the tests, so that they act.
     "mistral_window": MistralConfig(**SMALL, head_dim=32, sliding_window=8),
     "phi3": Phi3Config(**WIDE, sliding_window=None),
     "phi4_mini": Phi3Config(
@@ -109,6 +130,28 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "glm": GlmConfig(**SMALL, head_dim=32, attention_bias=True),
     "glm4": Glm4Config(**SMALL, head_dim=32),
+    "gemma3_images": Gemma3Config(
+        text_config={**SMALL, "head_dim": 32, **WINDOWS}, vision_config=IMAGES, mm_tokens_per_image=4
+    ),
+    "vaultgemma": VaultGemmaConfig(
+        **SMALL,
+        **WINDOWS,
+        head_dim=32,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=1.0,
+        final_logit_softcapping=1.5,
+    ),
+    "ministral": MinistralConfig(**SMALL, **WINDOWS, head_dim=32, rope_parameters={**DEFAULT_ROPE}),
+    "cwm": CwmConfig(
+        **{**SMALL, "bos_token_id": 1}, **WINDOWS, head_dim=32, rope_parameters={**DEFAULT_ROPE}
+    ),
+    "seed_oss": SeedOssConfig(**SMALL, **BIASES, head_dim=32, attention_out_bias=True),
+    "internlm3": InternLM3Config(**SMALL, **BIASES, head_dim=32),
+    "iquestcoder": IQuestCoderConfig(**SMALL, head_dim=32),
+    "ernie4_5": Ernie4_5Config(**SMALL, head_dim=32, use_bias=True),
+    "helium": HeliumConfig(**WIDE, head_dim=32),
+    "exaone4": Exaone4Config(**WIDE, **WINDOWS),
+    "exaone4_full": Exaone4Config(**WIDE, sliding_window=None, layer_types=["full_attention"] * 2),
     "olmo2": Olmo2Config(**WIDE),
     "olmo3": Olmo3Config(**WIDE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),
     "qwen3_moe": Qwen3MoeConfig(
@@ -136,6 +179,15 @@ EXACT = (
     "gemma",
     "gemma2",
     "gemma3",
+    "gemma3_images",
+    "vaultgemma",
+    "ministral",
+    "cwm",
+    "seed_oss",
+    "internlm3",
+    "iquestcoder",
+    "exaone4",
+    "exaone4_full",
     "olmo2",
     "olmo3",
 )

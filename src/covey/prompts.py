@@ -153,7 +153,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
         end = policy.tokenizer.eos_token
         text = answer.removesuffix(end) if isinstance(end, str) else answer
         words = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        tokens = [*words, policy.tokenizer.eos_token_id]
+        tokens = [*words, policy.end_id]
         return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
     prompt, problem = prompted.problem.prompt, prompted.problem
     assert not isinstance(prompt, str), "an answer in messages has a prompt in messages"

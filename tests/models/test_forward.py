@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, Phi3Config, PreTrainedModel
 
+from covey.config.load import load_config
 from covey.config.schema import Lora
 from covey.errors import ConfigError
 from covey.models.forward import supported, turned_alike
-from covey.models.load import with_lora
+from covey.models.load import load_policy, skeleton, with_lora
 from covey.models.ops import TorchOps, soft_cap
 from covey.models.packing import pack
-from covey.models.policy import Policy
+from covey.models.policy import Policy, save_policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -65,12 +67,13 @@ def test_gradient_is_that_of_single_sequences(name: str) -> None:
     policy = policy_of(name)
     prompts, answers = random_prompts(5, 8), [random_prompts(6, 3, seed=1), random_prompts(4, seed=2)]
     policy.score(pack(prompts, answers), temperature=1.0).logprobs.sum().backward()
-    ours = {n: p.grad.clone() for n, p in policy.model.named_parameters()}
+    trained = {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
+    ours = {n: p.grad.clone() for n, p in trained.items()}
     policy.model.zero_grad()
     for prompt, group in zip(prompts, answers, strict=True):
         for answer in group:
             reference_logprobs(policy.model, prompt, answer).sum().backward()
-    for n, p in policy.model.named_parameters():
+    for n, p in trained.items():
         scale = float(p.grad.abs().max())
         torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=1e-5, rtol=0, msg=n)
 
@@ -94,7 +97,7 @@ BY_LENGTH = {
 def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) -> None:
     policy = Policy(sharpened(BY_LENGTH[name]), policy_of("qwen3").tokenizer)
     assert policy.context == 48
-    assert ("short_factor" in policy.reads) == (name == "longrope")
+    assert ("longrope: long" in policy.reads) == (name == "longrope")
     (prompt, answer), longer = random_prompts(9, 6), random_prompts(31)[0]
 
     def scored() -> torch.Tensor:
@@ -115,11 +118,42 @@ def test_what_a_place_is_turned_by_does_not_follow_other_sequences(name: str) ->
         list(LocalSampler(policy).sample([Request(longer, [key(0, 0)])], params))
 
 
+def test_a_run_may_turn_all_sequences_by_the_long_table(tmp_path: Path) -> None:
+    """Short ones as transformers turns long ones, also where the trained model is loaded again."""
+    save_policy(Policy(sharpened(BY_LENGTH["longrope"]), policy_of("qwen3").tokenizer), tmp_path / "given")
+    loaded = load_config(values={"model": str(tmp_path / "given"), "longrope": "long"})
+    assert skeleton(loaded).context == 128
+    policy = load_policy(loaded)
+    prompt, answer = random_prompts(9, 100)
+    every = policy.score(pack([prompt], [[answer]]), 1.0).logprobs.detach()
+    expected = reference_logprobs(sharpened(BY_LENGTH["longrope"]), prompt, answer)
+    torch.testing.assert_close(every, expected, atol=1e-5, rtol=1e-5)
+    short = policy.score(pack([prompt], [[answer[:20]]]), 1.0).logprobs.detach()
+    torch.testing.assert_close(short, expected[:20], atol=1e-5, rtol=1e-5)
+    request = Request(prompt, [key(0, g) for g in range(3)])
+    for *_, c in LocalSampler(policy).sample([request], SamplingParams(max_tokens=60)):
+        trained = policy.score(pack([prompt], [[c.tokens]]), 1.0).logprobs.detach().numpy()
+        np.testing.assert_array_equal(c.logprobs, trained)
+    save_policy(policy, tmp_path / "final")
+    again = load_policy(load_config(values={"model": str(tmp_path / "final")}))
+    assert torch.equal(again.score(pack([prompt], [[answer]]), 1.0).logprobs, every)
+    with pytest.raises(ConfigError, match="longrope: long: qwen3 has no tables"):
+        load_policy(load_config(values={"model": "tiny", "longrope": "long"}), ["1+2=3"])
+
+
 def test_tables_that_are_the_same_for_all_lengths_reach_the_whole_context() -> None:
     same = {**LONGROPE, "short_factor": LONGROPE["long_factor"]}
     config = Phi3Config(**WIDE, **ORIGINAL, sliding_window=None, rope_parameters=same)
     assert Policy(sharpened(config), policy_of("qwen3").tokenizer).context == 128
     assert turned_alike(CONFIGS["llama3_rope"]) is None
+    config.rope_parameters |= {"short_mscale": 1.0, "long_mscale": 1.2}  # Phi-MoE's
+    assert turned_alike(config) == 48
+
+
+def test_what_reads_images_is_left_as_it_is() -> None:
+    names = {n for n, p in policy_of("gemma3_images").model.named_parameters() if not p.requires_grad}
+    assert names
+    assert all(n.startswith(("model.vision_tower", "model.multi_modal_projector")) for n in names)
 
 
 @pytest.mark.parametrize("kind", ["compiled", "torch", "modules"])
@@ -171,6 +205,26 @@ def test_a_cap_counts_where_the_modules_heed_it(name: str, cap: str, ours: bool)
     torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "stray"),
+    [
+        *((name, {"sliding_window": 4}) for name in ("llama", "granite", "gemma", "glm", "olmo2")),
+        *((name, {"layer_types": ["full_attention"] * 2}) for name in ("mistral_window", "llama")),
+        ("phi3", {"sliding_window": 4, "layer_types": ["full_attention"] * 2}),
+        ("llama", {"hidden_activation": "gelu_pytorch_tanh"}),
+        ("qwen3", {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 1.5}),
+    ],
+)
+def test_what_a_config_says_counts_where_the_modules_read_it(name: str, stray: dict[str, object]) -> None:
+    """Fine-tunes carry settings of other families; Mistral and Phi 3 know one window for all layers."""
+    model = changed(name, **stray)
+    policy = Policy(model, policy_of("qwen3").tokenizer)
+    assert policy.decoder is not None
+    prompt, answer = random_prompts(9, 20)
+    found = policy.score(pack([prompt], [[answer]]), temperature=1.0).logprobs
+    torch.testing.assert_close(found, reference_logprobs(model, prompt, answer), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("exact_kl", [True, False])
 def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl: bool) -> None:
@@ -203,7 +257,7 @@ def test_everything_said_of_a_token_is_of_capped_logits(compiled: bool, exact_kl
         torch.testing.assert_close(ours[n] / scale, p.grad / scale, atol=2e-5, rtol=0, msg=n)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral_window", "olmo3", "glm", *OTHERS])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "mistral_window", "olmo3", "glm", "exaone4", *OTHERS])
 def test_sampled_log_probs_are_those_of_the_hugging_face_model(name: str) -> None:
     """Decoding has its own form of windows, rotary tables and scales."""
     policy = policy_of(name)

@@ -1,4 +1,4 @@
-"""Loading is quiet: no retries of a hub that is not there, no warnings of libraries about each other."""
+"""Loading is quiet, and takes tokenizers as they come: no retries of a hub that is not there, no warnings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
-from covey.config.schema import Lora
+from covey.config.schema import Config, Lora
 from covey.models.load import with_lora
-from covey.models.tiny import build_tokenizer
-from tests.conftest import CONFIGS, sharpened
+from covey.models.tiny import END, PAD, build_tokenizer
+from covey.prompts import encode_examples
+from covey.tasks.examples import Example
+from covey.types import Problem
+from tests.conftest import CONFIGS, policy_of, sharpened
 
 
 def test_an_unreachable_hub_is_one_message(tmp_path: Path) -> None:
@@ -36,3 +40,22 @@ def test_adapters_come_without_warnings() -> None:
         warnings.simplefilter("always")
         with_lora(sharpened(CONFIGS["qwen3"]), build_tokenizer(["1+1=2"] * 3, vocab_size=300), Lora(rank=2))
     assert not [str(w.message) for w in caught if w.category is FutureWarning]
+
+
+def test_a_text_to_be_continued_has_no_end() -> None:
+    """Fine-tunes leave tokenizers behind that end every text (`add_eos_token`); a beginning stays."""
+    plain, policy = policy_of("qwen3"), policy_of("qwen3")
+    pieces = TemplateProcessing(single=f"{PAD} $A {END}", special_tokens=[(PAD, 0), (END, 2)])
+    policy.tokenizer.backend_tokenizer.post_processor = pieces
+    assert policy.tokenizer("1+2=")["input_ids"][-1] == 2
+    assert policy.encode("1+2=") == [0, *plain.encode("1+2=")]
+    assert policy.encode(f"1+2={END}") == [0, *plain.encode("1+2="), 2]
+
+
+def test_an_answer_ends_as_the_generation_config_says_where_the_tokenizer_says_nothing() -> None:
+    policy = policy_of("qwen3")
+    policy.tokenizer.eos_token = None
+    assert policy.end_ids == [2]
+    example = Example("answer", Problem("a", "1+2="), ("3",), (1.0,))
+    (found,) = encode_examples(policy, [example], Config())
+    assert found.answers[0].tokens.tolist() == [*policy.encode("3"), 2]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Qwen2ForCausalLM
 
 from covey.config.load import load_config
 from covey.errors import ConfigError
@@ -125,3 +126,17 @@ def test_a_folder_that_covey_wrote_is_loaded_as_it_was_written(folder: Path, tmp
     (final / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"manifest.json is missing or damaged"):
         loaded(final)
+
+
+def test_a_kind_that_transformers_has_no_writer_of_is_said_in_a_sentence(folder: Path) -> None:
+    """Not by the list of all that it has."""
+    settings(folder, model_type="siglip", architectures=["SiglipModel"])
+    with pytest.raises(ConfigError, match="is a SiglipModel, and transformers has no model ForCausalLM"):
+        loaded(folder)
+
+
+def test_weights_that_stay_quantized_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that transformers makes whole while it loads (FP8, MXFP4 without a GPU) are trained."""
+    monkeypatch.setattr(Qwen2ForCausalLM, "is_quantized", True, raising=False)
+    with pytest.raises(ConfigError, match="its weights stay quantized"):
+        loaded(folder)

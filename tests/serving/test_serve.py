@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from transformers import OpenAIGPTConfig
 
 from covey.config.sampling import Servers
 from covey.errors import ConfigError, SamplersLost
@@ -31,7 +32,7 @@ from covey.serving.app import LARGEST_BODY, Service
 from covey.serving.run import serve_http
 from covey.serving.shared import SharedModel, TooBusy
 from covey.web import ask
-from tests.conftest import policy_of, random_prompts
+from tests.conftest import policy_of, random_prompts, sharpened
 from tests.sampling.stub import copied
 from tests.sampling.test_remote import Version, asked, moved
 
@@ -328,6 +329,13 @@ def test_thousands_of_short_waits_all_end(policy: Policy, monkeypatch: pytest.Mo
     for _ in range(30_000):
         shared.between(lambda: None).result(20)
     shared.close()
+
+
+def test_a_model_that_cannot_be_sampled_from_is_refused_before_anybody_asks(tmp_path: Path) -> None:
+    config = OpenAIGPTConfig(vocab_size=300, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    save_policy(Policy(sharpened(config), policy_of("qwen3").tokenizer), tmp_path)
+    with pytest.raises(ConfigError, match="openai-gpt cannot be sampled from"):
+        serve_http(str(tmp_path), "127.0.0.1", 0, None, "")
 
 
 def test_others_need_a_token_and_a_port_must_be_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.conftest import sharpened
+from tests.conftest import CONFIGS, SMALL, sharpened
 from tests.train.test_runs import fingerprint, interrupted, start
-from transformers import MambaConfig
+from transformers import Gemma3nTextConfig, Gemma4TextConfig, MambaConfig, PretrainedConfig
 
 import covey
 from covey.config.schema import Config
@@ -74,10 +74,33 @@ def test_a_cache_has_a_key_and_a_value_for_every_place() -> None:
     assert sampling_bytes(SHAPE._replace(exact=False, number=2), 8, 5, 20) == cache // 2
 
 
-def test_a_model_of_states_alone_counts_as_one_head_of_its_width() -> None:
-    model = sharpened(MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=8))
-    shape = shape_of(Policy(model, build_tokenizer(["1+2=3"] * 3, vocab_size=300)))
-    assert (shape.layers, shape.queries, shape.keys, shape.head) == (2, 1, 1, 32)
+def shape_by(config: PretrainedConfig) -> Shape:
+    return shape_of(Policy(sharpened(config), build_tokenizer(["1+2=3"] * 3, vocab_size=300)))
+
+
+def test_a_model_of_states_alone_keeps_them_and_no_keys() -> None:
+    """An inner width of 64, each with 8 states and the 4 latest inputs of its convolution."""
+    shape = shape_by(MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2, state_size=8))
+    assert (shape.layers, shape.queries, shape.keys, shape.head) == (2, 0, 0, 32)
+    assert sampling_bytes(shape, 3, 5, 20) == sampling_bytes(shape, 3, 5, 2000) == 2 * 3 * 64 * (8 + 4) * 4
+
+
+def test_of_layers_that_differ_the_largest_counts() -> None:
+    """Gemma 3n says the inner width of each layer, Gemma 4 has wider heads where attention is full."""
+    few = {**SMALL, "layer_types": ["sliding_attention", "full_attention"]}
+    few |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 300}
+    gemma3n = {
+        "intermediate_size": [48, 64],
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.0] * 2,
+    }
+    assert shape_by(Gemma3nTextConfig(**few | gemma3n)).inner == 64
+    assert shape_by(Gemma4TextConfig(**few, head_dim=8, global_head_dim=16)).head == 16
+
+
+def test_a_model_with_images_has_the_shape_of_its_text_model() -> None:
+    shape = shape_by(CONFIGS["gemma3_images"])
+    assert (shape.vocabulary, shape.layers, shape.head) == (300, 2, 32)
 
 
 def test_without_a_reference_none_is_paid_for() -> None:

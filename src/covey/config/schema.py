@@ -259,6 +259,11 @@ class Config(Section):
         description="What a model's products multiply on a CPU whose weights are float32; auto: bfloat16 "
         "where this processor was measured to be 1.5 times as fast with it, else float32.",
     )
+    longrope: Literal["short", "long"] = Field(
+        "short",
+        description="By which table a model of the rope type `longrope` (Phi 3 and 4 mini) turns all "
+        "sequences: short, and none is longer than it is for; long, up to the context.",
+    )
     device: str = Field("auto", description="`cpu`, `cuda`, `cuda:1`; auto: the first GPU if any.")
     threads: int = Field(
         0,

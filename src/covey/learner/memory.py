@@ -41,12 +41,21 @@ class Shape(NamedTuple):
     """Bytes of a weight and of an activation."""
     exact: bool
     """Whether the compiled operations do the work."""
+    states: int = 0
+    """Numbers that a layer without attention keeps of a completion, however long it is."""
 
 
 def shape_of(policy: Policy) -> Shape:
-    """The shape of a policy's model."""
-    config, parameters = policy.model.config, list(policy.model.parameters())
-    queries = getattr(config, "num_attention_heads", None) or 1  # state spaces have none
+    """The shape of a policy's model; of layers that differ, each size is the largest."""
+    config, parameters = policy.model.config.get_text_config(), list(policy.model.parameters())
+    each = list(getattr(config, "per_layer_config", (config,)))
+
+    def widest(name: str) -> int:
+        found = [getattr(layer, name, None) or 0 for layer in each]
+        return max(max(n, default=0) if isinstance(n, list | tuple) else n for n in found)
+
+    queries = widest("num_attention_heads")  # state spaces have none
+    inner = widest("intermediate_size") or 4 * config.hidden_size
     return Shape(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in policy.parameters),
@@ -54,11 +63,12 @@ def shape_of(policy: Policy) -> Shape:
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         queries=queries,
-        keys=getattr(config, "num_key_value_heads", None) or queries,
-        head=getattr(config, "head_dim", None) or config.hidden_size // queries,
-        inner=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        keys=(widest("num_key_value_heads") or queries) if queries else 0,
+        head=widest("head_dim") or config.hidden_size // max(queries, 1),
+        inner=inner,
         number=parameters[0].element_size(),
         exact=policy.decoder is not None and policy.decoder.ops.compiled,
+        states=0 if queries else inner * (widest("state_size") + widest("conv_kernel")),
     )
 
 
@@ -92,9 +102,12 @@ def update_bytes(shape: Shape, tokens: int, recompute: bool) -> int:
 
 
 def sampling_bytes(shape: Shape, slots: int, prompt: int, completion: int) -> int:
-    """Keys and values of ``slots`` completions with prompts of ``prompt`` tokens, and the packed weights."""
+    """Keys and values, or states, of ``slots`` completions with prompts of ``prompt`` tokens, and the packed
+    weights.
+    """
     number = 4 if shape.exact else shape.number  # the compiled operations keep them in float32
-    cache = 2 * shape.layers * slots * (prompt + completion) * shape.keys * shape.head * number
+    kept = 2 * (prompt + completion) * shape.keys * shape.head + shape.states
+    cache = shape.layers * slots * kept * number
     packed = (shape.parameters - shape.vocabulary * shape.width) * shape.number if shape.exact else 0
     return cache + packed
 

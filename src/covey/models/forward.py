@@ -41,18 +41,39 @@ class Family(NamedTuple):
     """Layers of different `layer_types` have different rotary tables."""
     caps: tuple[str, ...] = ()
     """The caps of a config that its modules heed."""
+    activation: str = "hidden_act"
+    """What a config calls the gate's activation."""
+    slides: bool = False
+    """Every layer has the config's window, if there is one; else the modules of a layer say what it has."""
+    factors: bool = False
+    """Embeddings, results of a layer and logits are scaled as a config says."""
+    turns_windows: bool = False
+    """Where some layers have a window, only those have positions."""
 
 
 LLAMA = Family()
 AFTER = ("post_attention_layernorm", "post_feedforward_layernorm")
-AROUND = Family(("input_layernorm", "pre_feedforward_layernorm"), AFTER, norm_offset=1.0)
 SCORES_CAP, LOGITS_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+GEMMA2 = Family(
+    ("input_layernorm", "pre_feedforward_layernorm"),
+    AFTER,
+    norm_offset=1.0,
+    caps=(SCORES_CAP, LOGITS_CAP),
+    activation="hidden_activation",
+)
+GEMMA3 = GEMMA2._replace(tables_by_type=True, caps=(LOGITS_CAP,))
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "smollm3"), LLAMA),
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "smollm3", "ministral", "cwm", "seed_oss"), LLAMA),
+    **dict.fromkeys(("internlm3", "iquestcoder"), LLAMA),
+    "granite": Family(factors=True),
+    **dict.fromkeys(("mistral", "phi3"), Family(slides=True)),
     "gemma": Family(norm_offset=1.0),
-    "gemma2": AROUND._replace(caps=(SCORES_CAP, LOGITS_CAP)),
-    "gemma3_text": AROUND._replace(tables_by_type=True, caps=(LOGITS_CAP,)),
-    "glm": Family(interleaved=True),
+    "gemma2": GEMMA2,
+    "vaultgemma": GEMMA2._replace(after=(None, None)),
+    "gemma3_text": GEMMA3,
+    "gemma3": GEMMA3._replace(caps=()),  # with images, of which texts have none
+    **dict.fromkeys(("glm", "ernie4_5", "helium"), Family(interleaved=True)),
+    "exaone4": Family((None, None), AFTER, turns_windows=True),
     "glm4": Family(after=("post_self_attn_layernorm", "post_mlp_layernorm"), interleaved=True),
     "olmo2": Family((None, None), AFTER),
     "olmo3": Family((None, None), AFTER, tables_by_type=True),
@@ -60,6 +81,8 @@ FAMILIES: Mapping[str, Family] = {
 """By `model_type`. Everything else runs through its Hugging Face modules."""
 UNUSUAL = (SCORES_CAP, LOGITS_CAP, "use_bidirectional_attention")
 """What a config may ask for that this forward does in some families or in none."""
+LONGROPE = ("factor", "mscale")
+"""What a `longrope` table has once for short and once for long sequences; mscale in Phi-MoE alone."""
 UNTURNED = "none"
 """The rotary table of layers without positions."""
 
@@ -69,9 +92,11 @@ Attend = Callable[[int, Heads, Tensor], Tensor]
 
 def supported(model: PreTrainedModel) -> bool:
     """Whether the own forward computes exactly this model."""
-    config, family = model.config, FAMILIES.get(model.config.model_type)
+    config, family = model.config.get_text_config(), FAMILIES.get(model.config.model_type)
+    if family is None:
+        return False
     asked = {name for name in UNUSUAL if getattr(config, name, None)}
-    return family is not None and _activation(config) in ACTIVATIONS and asked <= {*family.caps}
+    return getattr(config, family.activation) in ACTIVATIONS and asked <= {*family.caps}
 
 
 def turned_alike(config: PretrainedConfig) -> int | None:
@@ -85,10 +110,24 @@ def turned_alike(config: PretrainedConfig) -> int | None:
     most = [
         int(table.get("original_max_position_embeddings", config.max_position_embeddings))
         for table in tables
-        if table.get("rope_type") == "longrope" and table["short_factor"] != table["long_factor"]
+        if table.get("rope_type") == "longrope"
+        and any(table.get(f"short_{what}") != table.get(f"long_{what}") for what in LONGROPE)
     ]
     most += [config.max_position_embeddings for table in tables if table.get("rope_type") == "dynamic"]
     return min(most, default=None)
+
+
+def turn_by_long_table(model: PreTrainedModel) -> None:
+    """Let a `longrope` model turn sequences of all lengths by the table of long ones; its folder will say so.
+
+    Raises ConfigError for a model without such tables.
+    """
+    config, body = model.config.get_text_config(), model.get_decoder()
+    table = getattr(config, "rope_parameters", None) or {}
+    if table.get("rope_type") != "longrope":
+        raise ConfigError(f"longrope: long: {config.model_type} has no tables of that kind; leave it out")
+    table.update({f"short_{what}": table[f"long_{what}"] for what in LONGROPE if f"long_{what}" in table})
+    body.rotary_emb = type(body.rotary_emb)(config).to(model.device)
 
 
 def embed_every_token(model: PreTrainedModel) -> None:
@@ -100,6 +139,16 @@ def embed_every_token(model: PreTrainedModel) -> None:
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding):
         embedding.padding_idx = None
+
+
+def leave_images(model: PreTrainedModel) -> None:
+    """Train nothing of what reads images, which no prompt has: it gets no gradient, and needs no moments."""
+    if model.config.get_text_config() is model.config:
+        return
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    reads_text = {p for part in parts if part is not None for p in part.parameters()}
+    for parameter in {*model.parameters()} - reads_text:
+        parameter.requires_grad_(False)
 
 
 def hidden_states(
@@ -120,14 +169,14 @@ def hidden_states(
     return found[row, (first[:, None] + column).clamp(max=index.shape[1] - 1)][packed.place]
 
 
-def _activation(config: PretrainedConfig) -> str:
-    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
-
-
 def cap_of(config: PretrainedConfig, name: str) -> float | None:
     """A cap that a config names, or not."""
     found = getattr(config, name, None)
     return float(found) if found else None
+
+
+def _factor(config: PretrainedConfig, name: str) -> float:
+    return float(getattr(config, name)) if FAMILIES[config.model_type].factors else 1.0
 
 
 class ShiftedNorm:
@@ -177,13 +226,13 @@ class Layer(nn.Module):
             query_norm=None if of_rows else norms[0],
             key_norm=None if of_rows else norms[1],
             scale=attention.scaling,
-            window=_window(attention, config, number),
+            window=_window(attention, config),
             rotary=_table(attention, config, number),
             interleaved=family.interleaved,
             cap=cap_of(config, SCORES_CAP),
         )
-        self.residual = getattr(config, "residual_multiplier", 1.0)
-        self.gate = ACTIVATIONS[_activation(config)]
+        self.residual = _factor(config, "residual_multiplier")
+        self.gate = ACTIVATIONS[getattr(config, family.activation)]
         self.qkv = _projection(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")
         self.output = FusedLinear(attention.o_proj)
         self.gate_up = _projection(mlp, "gate_up_proj", "gate_proj", "up_proj")
@@ -226,19 +275,22 @@ class Layer(nn.Module):
         return torch.cat([*(ops.add_norm(x.contiguous(), None, norm)[1] for x, norm in parts), v], dim=1)
 
 
-def _window(attention: nn.Module, config: PretrainedConfig, number: int) -> int | None:
-    """How far a layer sees, where that is less than the model's context."""
-    kinds = getattr(config, "layer_types", None)
-    slides = kinds is None or kinds[number] == "sliding_attention"
-    window = getattr(config, "sliding_window", None) if slides else None
-    window = getattr(attention, "sliding_window", window)
+def _window(attention: nn.Module, config: PretrainedConfig) -> int | None:
+    """How far a layer sees, where that is less than the model's context.
+
+    Configs of other families name a `sliding_window` or `layer_types` too, which their modules do not read.
+    """
+    said = config if FAMILIES[config.model_type].slides else attention
+    window = getattr(said, "sliding_window", None) if getattr(attention, "is_sliding", True) else None
     return window if window and window < config.max_position_embeddings else None
 
 
 def _table(attention: nn.Module, config: PretrainedConfig, number: int) -> str:
-    if not getattr(attention, "use_rope", True):
+    family = FAMILIES[config.model_type]
+    windows = family.turns_windows and config.sliding_window is not None
+    if not getattr(attention, "use_rope", True) or (windows and not attention.is_sliding):
         return UNTURNED
-    return config.layer_types[number] if FAMILIES[config.model_type].tables_by_type else ""
+    return config.layer_types[number] if family.tables_by_type else ""
 
 
 class Decoder(nn.Module):
@@ -250,7 +302,7 @@ class Decoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        body, config = model.get_decoder(), model.config
+        body, config = model.get_decoder(), model.config.get_text_config()
         self.embed, self._rotary = body.embed_tokens, body.rotary_emb
         last = _norm(body, "norm", FAMILIES[config.model_type].norm_offset)
         assert last is not None, "every family has one"
@@ -259,8 +311,8 @@ class Decoder(nn.Module):
         self.layers, self.heads = nn.ModuleList(layers), layers[0].heads
         self.windows = {layer.heads.window for layer in layers}
         self.table_names = {layer.heads.rotary for layer in layers}
-        self.embedding_scale = getattr(config, "embedding_multiplier", 1.0)
-        self.logits_scale = 1 / getattr(config, "logits_scaling", 1.0)
+        self.embedding_scale = _factor(config, "embedding_multiplier")
+        self.logits_scale = 1 / _factor(config, "logits_scaling")
         self.logits_cap = cap_of(config, LOGITS_CAP)
         """What no logit of a language model's head goes beyond."""
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}

@@ -23,6 +23,7 @@ from covey.config.schema import Config, Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
 from covey.kernels.calls import rounding_is_faster, rounding_pays
 from covey.machine import available_memory
+from covey.models.forward import turn_by_long_table
 from covey.models.given import checked_model, take_weights
 from covey.models.policy import Policy
 from covey.models.pretrained import pretrained, pretrained_tokenizer, unreachable
@@ -51,6 +52,8 @@ def load_policy(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         model = build_model(tokenizer, config.seed)
     else:
         model, tokenizer = _pretrained(config.model, loaded.folder)
+    if config.longrope == "long":
+        turn_by_long_table(model)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(config.dtype, own)
     model.to(device=device, dtype=dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32))
     policy = with_lora(model, tokenizer, config.lora) if config.lora else Policy(model, tokenizer)
@@ -92,6 +95,8 @@ def skeleton(loaded: Loaded, texts: Iterable[str] = ()) -> Policy:
         shape = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=cached)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(shape, trust_remote_code=False)
+            if config.longrope == "long":
+                turn_by_long_table(model)
     except (OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(f"model: {config.model!r}: its shape cannot be read: {reason[:300]}") from None
@@ -144,6 +149,11 @@ def _pretrained(name: str, folder: Path) -> tuple[PreTrainedModel, PreTrainedTok
             "Give a folder with a Hugging Face model (weights as safetensors), a hub id that can be reached, "
             "or `tiny`"
         ) from None
+    if getattr(model, "is_quantized", False):
+        raise ConfigError(
+            f"model: {name}: its weights stay quantized (quantization_config in its config.json), and what "
+            "is rounded so does not learn. Take the model that it was made from"
+        )
     return model, tokenizer
 
 

@@ -21,6 +21,7 @@ from covey.models.forward import (
     cap_of,
     embed_every_token,
     hidden_states,
+    leave_images,
     supported,
     turned_alike,
 )
@@ -61,6 +62,7 @@ class Policy:
     ) -> None:
         self.model = model.eval()  # no dropout: the sampled distribution is the trained one
         embed_every_token(model)
+        leave_images(model)
         self.tokenizer = tokenizer
         self.adapter = adapter
         self.decoder = Decoder(model) if supported(model) else None
@@ -94,20 +96,19 @@ class Policy:
     @property
     def context(self) -> int:
         """The longest sequence the model can read, and turns alike wherever it is read, in tokens."""
-        config = self.model.config
+        config = self.model.config.get_text_config()
         return turned_alike(config) or int(getattr(config, "max_position_embeddings", 1 << 20))
 
     @property
     def reads(self) -> str:
         """Its context in words, and why that is less than its config says, if it is."""
-        longest = getattr(self.model.config, "max_position_embeddings", 0)
+        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", 0)
         said = f"{self.context} tokens"
         if longest <= self.context:
             return said
         return (
             f"{said} (of {longest}: longer sequences are turned by another table, so that a token would be "
-            "sampled by one and trained by the other; make short_factor equal to long_factor in its "
-            "config.json, and all are turned by that one)"
+            "sampled by one and trained by the other; longrope: long turns all by that of long ones)"
         )
 
     @property
@@ -125,10 +126,23 @@ class Policy:
         return {} if self.value is None else dict(self.value.named_parameters())
 
     def encode(self, prompt: str | Messages, template: Mapping[str, object] | None = None) -> list[int]:
-        """Token ids of a prompt: text as it is, messages through the chat template with its arguments."""
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt)["input_ids"])
-        return chat_tokens(self.tokenizer, prompt, template or {})
+        """Token ids of a prompt: text as it is, messages through the chat template with its arguments.
+
+        Some tokenizers put an end behind every text (`add_eos_token`); one that is to be continued has none.
+        """
+        if not isinstance(prompt, str):
+            return chat_tokens(self.tokenizer, prompt, template or {})
+        ids = list(self.tokenizer(prompt)["input_ids"])
+        if ids and ids[-1] in self.end_ids:
+            plain = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
+        return ids
+
+    @property
+    def end_id(self) -> int:
+        """What a text of its own ends with: the tokenizer's end of sequence, or the first that ends one."""
+        own = self.tokenizer.eos_token_id
+        return self.end_ids[0] if own is None else own
 
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a checkpoint folder; its adapter's if this policy trains one.

@@ -197,11 +197,17 @@ def _check_intact(folder: Path) -> None:
 
 
 def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
-    """Raise ConfigError if one judges where the other writes, or steps where the other judges answers.
+    """Raise ConfigError if there is none of that kind, if one judges where the other writes, or steps where
+    the other judges answers.
 
     Some language models have names of their own (GPT2LMHeadModel); those that judge all end alike.
     """
     wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
+    if type(config) not in loader._model_mapping:  # noqa: SLF001, or transformers lists all it knows
+        raise ConfigError(
+            f"model: {source} is a {named[0] if named else config.model_type}, and transformers has no model "
+            f"{wanted} of that kind: one that reads images, say. Take a model of texts"
+        )
     ends = [next((end for end in HEADS if name.endswith(end)), WRITES) for name in named]
     if wanted in HEADS and named and wanted not in ends:
         how = (

@@ -98,7 +98,7 @@ def add_value_head(policy: Policy) -> None:
             f"algorithm.critic.trunk policy: {policy.model.config.model_type} changes its hidden states on "
             "the way to its logits; use trunk own"
         )
-    policy.value = ValueHead(policy.model.config.hidden_size, policy.device)
+    policy.value = ValueHead(policy.model.config.get_text_config().hidden_size, policy.device)
 
 
 def begun_from(policy: Policy) -> ValueModel:
@@ -131,11 +131,11 @@ def load_value_model(name: str, folder: Path, policy: Policy) -> ValueModel:
         if out_of_memory(error):
             raise
         raise ConfigError(f"algorithm.critic.model: {name!r}: {str(error).strip()[:500]}") from None
-    if model.config.vocab_size != policy.model.config.vocab_size:
+    reads, written = (m.config.get_text_config().vocab_size for m in (model, policy.model))
+    if reads != written:
         raise ConfigError(
-            f"algorithm.critic.model: {name!r} has {model.config.vocab_size} tokens and the policy "
-            f"{policy.model.config.vocab_size}; a critic reads the policy's own tokens, so it is of its "
-            "family"
+            f"algorithm.critic.model: {name!r} has {reads} tokens and the policy {written}; a critic reads "
+            "the policy's own tokens, so it is of its family"
         )
     causal = loader is AutoModelForCausalLM
     if not causal and model.config.num_labels != 1:

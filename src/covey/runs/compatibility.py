@@ -42,6 +42,7 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("method", "refused"),
     ("seed", "refused"),
     ("dtype", "refused"),
+    ("longrope", "refused"),
     ("data.*", "refused"),
     ("lora*", "refused"),
     ("rollout.sampler.url", "breaks exactness"),

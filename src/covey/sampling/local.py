@@ -88,6 +88,13 @@ class LocalSampler:
         with self._weights:
             yield
 
+    def check(self) -> None:
+        """Raise ConfigError for an architecture that cannot be sampled from."""
+        if not self._known:
+            with self._still():
+                check_sampling(self.policy)
+            self._known = True
+
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         """Yield completions as they end, in no particular order.
 
@@ -95,10 +102,7 @@ class LocalSampler:
         tokens. Raises OutOfRoom where a single one does not fit, ConfigError for an architecture that
         cannot be sampled from.
         """
-        if not self._known:
-            with self._still():
-                check_sampling(self.policy)
-            self._known = True
+        self.check()
         unfinished = dict.fromkeys(
             (r, s) for r, request in enumerate(requests) for s in range(len(request.streams))
         )

@@ -38,19 +38,16 @@ def serve_http(
         )
     if weights is not None and not weights.is_dir():
         raise ConfigError(f"--weights {weights}: there is no such folder")
-    listener = _listener(host, port)
-    service = service_of(model, weights, name or Path(model).name, settings, token)
-    shown = f"[{host}]" if ":" in host else host
-    server = uvicorn.Server(
-        uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
-    )
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn would give them back in the end, as an error
-        signal.signal(number, server.handle_exit)
-    print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
-    try:
+    with _listener(host, port) as listener:
+        service = service_of(model, weights, name or Path(model).name, settings, token)
+        shown = f"[{host}]" if ":" in host else host
+        server = uvicorn.Server(
+            uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn would give them back in the end, as an error
+            signal.signal(number, server.handle_exit)
+        print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
         server.run([listener])
-    finally:
-        listener.close()
 
 
 def service_of(

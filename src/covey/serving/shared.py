@@ -48,10 +48,11 @@ class SharedModel:
     """
 
     def __init__(self, policy: Policy, max_running: int, most_waiting: int = 65_536) -> None:
-        """``most_waiting`` is in completions."""
+        """``most_waiting`` is in completions. Raises ConfigError for a model that cannot be sampled from."""
         self.policy = policy
         self.version = 0
         self._sampler = LocalSampler(policy, max_running)
+        self._sampler.check()
         self._most, self._waiting, self._open = most_waiting, 0, True
         self._lock = threading.Lock()
         # Not a SimpleQueue: in Python 3.11 its `get` may wait for ever once a short timeout has passed.

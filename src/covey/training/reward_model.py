@@ -36,6 +36,9 @@ from covey.training import given
 from covey.training.given import Shares
 from covey.training.run import Run
 
+NEVER_READ = 0
+"""The token behind an answer: where it would be predicted the value is."""
+
 
 def train(run: Run) -> None:
     """The loop of `method: reward_model`."""
@@ -135,17 +138,16 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
 
 def _answers(policy: Policy, example: Example) -> Prompted:
     """What answers have in common is the prompt, which is computed once; each is asked about at its end."""
-    problem, tokenizer = example.problem, policy.tokenizer
-    ids = [conversation_ids(tokenizer, problem.prompt, answer) for answer in example.answers]
+    problem = example.problem
+    ids = [conversation_ids(policy.tokenizer, problem.prompt, answer) for answer in example.answers]
     if not all(ids):
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(ids) == 2 and ids[0] == ids[1]:
         raise DataError(f"{problem.id}: chosen and rejected are the same tokens here; remove this row")
     alike = [len(set(tokens)) == 1 for tokens in zip(*ids, strict=False)]
     shared = max(1, alike.index(False) if False in alike else len(alike))
-    end = [tokenizer.eos_token_id]  # never read: where it would be predicted the value is
     answers = tuple(
-        asked([*tokens[shared:], *end], [len(tokens) - shared], [label])
+        asked([*tokens[shared:], NEVER_READ], [len(tokens) - shared], [label])
         for tokens, label in zip(ids, example.labels, strict=True)
     )
     return Prompted(problem, np.array(ids[0][:shared], dtype=np.int64), answers, example.labels)
@@ -162,7 +164,7 @@ def _steps(policy: Policy, example: Example) -> Prompted:
     if len(set(ends)) < len(ends):
         raise DataError(f"{problem.id}: a step has no token of its own to be judged at; join it to another")
     places = [end + 1 - len(first) for end in ends]
-    answer = asked([*ids[len(first) :], tokenizer.eos_token_id], places, example.labels)
+    answer = asked([*ids[len(first) :], NEVER_READ], places, example.labels)
     return Prompted(problem, np.array(first, dtype=np.int64), (answer,), (1.0,))
 
 
