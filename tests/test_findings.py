@@ -187,6 +187,20 @@ def test_nothing_is_said_of_runs_that_solve_their_task_or_begin_without_the_form
     assert explain(run_of(base, learns, 20)[1:], held_out(0.0, 0.8, steps=20), unknown) == []
 
 
+def test_an_only_reward_that_grades_is_learned_though_nothing_is_ever_correct(tmp_path: Path) -> None:
+    setting = run_with(tmp_path, "rewards: [mine.py:closeness]")
+    far = {"accuracy": 0.0, "kl/start": 12.0, "reward/std": 0.4}
+    first, last = ({**far, "reward/mean": r, "reward/answer/mean": r} for r in (-1.9, -0.3))
+
+    def said(end: dict[str, float], evals: list[dict[str, Any]]) -> set[str]:
+        metrics = [{n: v for n, v in m.items() if "/form" not in n} for m in run_of(first, end)]
+        return {f.id for f in explain(metrics, evals, setting)} & {"kl_growth", "held_out_flat"}
+
+    assert said(last, held_out(0.0, 0.0, reward=1.6)) == said(last, []) == set()
+    assert said(last, held_out(0.0, 0.0)) == {"kl_growth"}, "held-out problems earn as little as before"
+    assert said(first, []) == {"kl_growth"}
+
+
 @pytest.mark.parametrize(("correct", "farmed"), [(0.92, False), (0.7, True), (0.05, True)])
 def test_a_form_that_was_always_right_is_farmed_only_where_many_answers_are_lost(
     tmp_path: Path, correct: float, farmed: bool

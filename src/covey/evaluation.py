@@ -14,6 +14,7 @@ import numpy as np
 
 from covey.estimates import Basis, Evaluation
 from covey.gathering import Progress, score_all
+from covey.learned import identity_of, is_learned
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
 from covey.rewards.extract import Rule, extract
@@ -62,8 +63,10 @@ def basis_of(problems: Sequence[Prompted], rewards: Rewards) -> Basis:
 
 
 def _identity(reward: Reward) -> str:
-    """Of what a reward does: its name, its settings, the sources of a user's function."""
+    """Of what a reward does: its name, its settings, the sources of a user's function, a model's weights."""
     settings = {k: v for k, v in reward.plain_settings.items() if k != "config_folder"}
+    if is_learned(reward):
+        settings["model"] = identity_of(reward)
     folder = Path(reward.home[1]) if reward.home else Path()
     return _hash([reward.name, settings, code_of(reward.function, folder)])
 

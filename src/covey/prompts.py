@@ -63,7 +63,7 @@ def _plain(text: AnswerText) -> str:
 
 
 def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config) -> list[str]:
-    """What the data gives the chat template and the model is never told; a sentence each."""
+    """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
     notes = []
     texts = [p for p in problems if isinstance(p.prompt, str)]
     if texts and config.data.chat_template_kwargs:
@@ -72,6 +72,14 @@ def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config)
         notes.append(
             f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
             "template; set data.chat: true"
+        )
+    chats = ((p, p.prompt) for p in problems if not isinstance(p.prompt, str))
+    begun = [p for p, messages in chats if messages[-1]["role"] == "assistant"]
+    if begun:
+        notes.append(
+            f"{begun[0].id}: the prompt ends with the assistant's own words, and the chat template closes "
+            "that turn: the model begins another one. For it to continue them, write the prompt as a text "
+            "with the template's words in it"
         )
     checked: set[str] = set()
     for problem in problems:

@@ -27,13 +27,13 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
 
     Raises DataError, RewardError.
     """
-    functions = named_rewards(words)
+    functions, data = _named(words)
     scorer, begun = Scorer(functions), []
     for line, row in rows(file):
         if "completion" not in row:
             raise DataError(f"{file}:{line}: no column 'completion'; it has {', '.join(map(repr, row))}")
-        columns = {k: v for k, v in row.items() if k not in ("completion", "prompt")}
-        problem = Problem(f"{file.name}:{line}", row.get("prompt", ""), columns)
+        prompt = row[data.prompt] if data.prompt in row else row.get("prompt", "")
+        problem = Problem(f"{file.name}:{line}", prompt, _columns(f"{file}:{line}", row, data))
         check_columns([problem], functions)
         text = row["completion"] if isinstance(row["completion"], str) else row["completion"][-1]["content"]
         begun.append((row, scorer.text(problem, text)))
@@ -46,11 +46,28 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
     return scored, {n: float(np.mean(v)) if v else float("nan") for n, v in known.items()}
 
 
+def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
+    """A row's columns, with those that the config copies to the names that its rewards ask for."""
+    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt)}
+    copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
+    for name, source in copied.items():
+        if source in row:
+            found[name] = row[source]
+        elif name not in found:
+            raise DataError(f"{where}: no column {source!r}, which the config copies to {name!r}")
+    return found
+
+
 def named_rewards(words: Sequence[str]) -> Rewards:
     """Rewards as the command line names them: built-in names, module.py:function, a file with all its
     rewards, or a config or the folder of a run with weights, gates, `scoring` and `sandbox`, and settings
     of it as --section.key value. Raises ConfigError.
     """
+    return _named(words)[0]
+
+
+def _named(words: Sequence[str]) -> tuple[Rewards, Data]:
+    """The rewards, and how the config that names them reads its data."""
     first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
     named, settings = list(words[:first]), words[first:]
     configs = [Path(w) for w in named if w.endswith((".yaml", ".yml")) or Path(w).is_dir()]
@@ -62,11 +79,11 @@ def named_rewards(words: Sequence[str]) -> Rewards:
         raise ConfigError(f"{' '.join(settings)}: settings are those of a config, and none is named")
     if not configs:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
-        return load_rewards(specs, Path.cwd(), learned=LEARNED)
+        return load_rewards(specs, Path.cwd(), learned=LEARNED), Data()
     place = configs[0]
     loaded = load_recorded(last_stage(place), settings) if place.is_dir() else load_config(place, settings)
     stage = next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
-    return rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
+    return rewards_of(stage, stage.config.rewards or load_problems(stage).rewards), stage.config.data
 
 
 def _all_in(file: str) -> list[str]:

@@ -116,6 +116,26 @@ def test_a_prompt_given_twice_keeps_all_its_completions(monkeypatch: pytest.Monk
     assert json.loads(capsys.readouterr().out) == {"1+1=": ["a", "b", "d"], "2+2=": ["c"]}
 
 
+def test_score_reads_rows_as_the_config_that_names_the_rewards(tmp_path: Path, capsys) -> None:
+    (config := tmp_path / "run.yaml").write_text(
+        "model: tiny\noutput: out\nrewards: [{code_tests: {mode: check, form: continue}}]\n"
+        "data: {train: tasks.jsonl, prompt: stub, answer: solved, columns: {setup: stub}}\n"
+    )
+    task = {
+        "stub": "def f(x):\n    'Square x.'\n",
+        "test": "def check(f):\n    assert f(2) == 4\n",
+        "entry_point": "f",
+    }
+    row = {**task, "solved": "    return 2 * x", "completion": "    return x * x"}
+    (file := tmp_path / "done.jsonl").write_text(json.dumps(row))
+    assert main(["score", str(file), str(config), "--json"]) == 0
+    (scored,) = json.loads(capsys.readouterr().out)["rows"]
+    assert scored["rewards"] == {"code_tests": 1.0}, scored["detail"]
+    file.write_text(json.dumps({k: v for k, v in row.items() if k != "stub"}))
+    assert main(["score", str(file), str(config)]) == 3
+    assert "done.jsonl:1: no column 'stub', which the config copies to 'setup'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "reward", "says"),
     [

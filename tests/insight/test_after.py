@@ -170,6 +170,8 @@ def test_rescore_says_which_groups_change_sign(runs, tmp_path: Path, capsys) -> 
     again = json.loads(out(capsys, "rescore", runs[0], runs[0], "--json"))
     assert set(again["changes"]) <= {"same", "stays dead"}
     assert "covey show" in out(capsys, "rescore", runs[0], f"{tmp_path / 'new.py'}:opposite")
+    # The rule is a setting of the reward, and the one by default looks for a form that nobody wrote.
+    assert "math_answer: 100 % no_answer" in out(capsys, "rescore", runs[0], "math_answer")
 
 
 def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> None:
@@ -193,7 +195,7 @@ def test_completions_are_not_scored_with_other_rows(tmp_path: Path, capsys) -> N
     ],
 )
 def test_what_becomes_of_a_group(old, new, change: str, flips: int) -> None:
-    found = Rescored(0, 0, "p", np.array(old, dtype=float), np.array(new, dtype=float))
+    found = Rescored(0, 0, "p", np.array(old, dtype=float), np.array(new, dtype=float), {})
     assert (found.change, found.flips) == (change, flips)
 
 

@@ -26,7 +26,7 @@ WITH_TOOLS = (
     )
 )
 ADD = {"type": "function", "function": {"name": "add", "description": "a sum", "parameters": {}}}
-ROW = {"prompt": [{"role": "user", "content": "1+1="}], "completion": "2"}
+ROW: dict[str, Any] = {"prompt": [{"role": "user", "content": "1+1="}], "completion": "2"}
 
 
 def varied(completion: Any) -> float:
@@ -105,6 +105,7 @@ def test_the_same_in_supervised_learning_evaluation_and_sampling(tmp_path: Path)
         (ROW, {"chat_template_kwargs": {"enable_thinkng": False}}, "ignores enable_thinkng"),
         ({"prompt": "1+1=", "tools": [ADD]}, {}, "plain text without a chat template"),
         ({"prompt": "1+1="}, {"chat_template_kwargs": {"x": 1}}, "text prompts go without a template"),
+        ({"prompt": [*ROW["prompt"], {"role": "assistant", "content": "It is"}]}, {}, "begins another one"),
     ],
 )
 def test_what_the_model_is_not_told_of_is_said_once(

@@ -15,11 +15,15 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, Qwen3Config
 
 from covey.cli import main
+from covey.config.load import load_config
 from covey.errors import ConfigError
-from covey.learned import LEARNED
+from covey.estimates import Basis
+from covey.evaluation import basis_of
+from covey.learned import LEARNED, rewards_of
 from covey.learned.reward_models import AT_ONCE, loaded
 from covey.models.pretrained import alone
 from covey.models.tiny import build_tokenizer
+from covey.prompts import Prompted
 from covey.rewards.base import load_rewards
 from covey.types import Completion, Group, Problem
 from tests.conftest import SMALL
@@ -151,6 +155,28 @@ def test_threads_that_ask_for_a_reward_model_share_one(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: loaded("reward_model", "judge", tmp_path, "cpu"), range(4)))
     assert len({id(model) for model in found}) == 1
+
+
+def test_what_a_folder_holds_when_a_run_begins_is_what_judges_wherever_it_lies(tmp_path: Path) -> None:
+    problem = Prompted(Problem("p", "1+2="), np.array([1]))
+    prompts, completions = ["1+2=", "1+2="], ["3", "4"]
+
+    def judge(folder: Path) -> tuple[Basis, list[float | None]]:
+        config = load_config(values={"rewards": [{"reward_model": {"model": str(folder)}}]})
+        rewards = rewards_of(config, config.config.rewards)
+        basis, named = basis_of([problem], rewards), rewards.verdict
+        found = named.function(prompts=prompts, completions=completions, **named.settings)
+        return basis, [score.value for score in found]
+
+    model = saved(tmp_path / "first", "reward_model")
+    basis, values = judge(tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert judge(tmp_path / "moved") == (basis, values)
+    model.score.weight.data.neg_()
+    model.save_pretrained(tmp_path / "moved")  # trained again, into the same folder
+    again, negated = judge(tmp_path / "moved")
+    assert negated == [-value for value in values if value is not None]
+    assert again.verdict != basis.verdict
 
 
 def test_a_missing_model_ends_a_command_before_its_work(tmp_path: Path, capsys, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,30 @@ def test_a_text_that_is_paid_for_every_problem_shows(text: str, elsewhere: float
     assert paid_elsewhere(Scorer(rewards), groups[:1]) == {}, "there is no other problem"
     nothing = [rewards.score_group(p, np.array([1]), [completion("no")]) for p in problems]
     assert paid_elsewhere(Scorer(rewards), nothing) == {}, "nothing is correct"
+
+
+def of_the_text(completion: str) -> float:
+    return float("5" in completion)
+
+
+def takes_all(completions: list[str], prompts: list[str], **columns: object) -> list[float]:
+    return [of_the_text(text) for text in completions]
+
+
+def reads_some(completions: list[str], **columns: list[str]) -> list[float]:
+    return [float(a in text) for text, a in zip(completions, columns["answer"], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [(of_the_text, {}), (takes_all, {}), (reads_some, {"reward/paid_elsewhere": 1.0})],
+)
+def test_a_verdict_that_looks_at_the_text_only_is_not_called_fooled(function: Any, found: object) -> None:
+    rewards = Rewards([Reward("judge", function)])
+    columns = {"completion": "a worked one, which no function is given"}
+    problems = [Problem(f"p{n}", f"{n}=", {"answer": str(n), **columns}) for n in range(4)]
+    groups = [rewards.score_group(p, np.array([1]), [completion("0 1 2 3 4 5")]) for p in problems]
+    assert paid_elsewhere(Scorer(rewards), groups) == found
 
 
 def test_one_that_pays_nothing_any_more_is_found_after_a_while() -> None:

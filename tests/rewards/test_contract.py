@@ -214,6 +214,12 @@ def test_what_counts_as_nothing_is_an_error(value) -> None:
         judged(bad)
 
 
+@pytest.mark.parametrize("name", ["mean", "agreement", "infra_error"])
+def test_a_number_called_as_one_that_the_log_has_already_is_an_error(name: str) -> None:
+    with pytest.raises(RewardError, match=f"reward bad on problem p1: returned a metric called '{name}'"):
+        judged_returning(Score(1.0, metrics={"length": 3.0, name: 3.0}))
+
+
 def test_a_status_that_there_is_not_is_an_error() -> None:
     with pytest.raises(RewardError, match=r"reward bad on problem p1: returned the status 'whatever'; there"):
         judged_returning(Score(1.0, "whatever"))

@@ -284,3 +284,21 @@ def test_a_file_that_begins_a_run_begins_none_there(project: Path) -> None:
     (project / "users.py").write_text("import covey\ncovey.train(model='tiny', output='never')\n")
     with pytest.raises(RewardError, match="begins a run when it is imported"):
         judged(rewards, "a")
+
+
+def test_a_worker_has_the_variables_that_are_set_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\ndef key(completion):\n    return float(os.environ.get('COVEY_TEST_KEY', -1))\n"
+    )
+
+    def paid() -> float:
+        rewards = load_rewards(["mine.py:key"], tmp_path)
+        return float(rewards.score_group(PROBLEM, np.array([1]), [completion()], strict=True).rewards[0])
+
+    assert paid() == -1
+    monkeypatch.setenv("COVEY_TEST_KEY", "5")  # as in a notebook, after a first run without
+    assert paid() == 5
+    monkeypatch.delenv("COVEY_TEST_KEY")
+    assert paid() == -1

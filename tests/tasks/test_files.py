@@ -144,3 +144,19 @@ def test_a_field_of_csv_may_be_as_long_as_a_line_of_json(tmp_path: Path) -> None
     (file := tmp_path / "a.csv").write_text("prompt,answer,note\na,1," + "x" * 200_000 + "\n")
     (_, row), *_ = rows(file)
     assert len(row["note"]) == 200_000
+
+
+def test_nulls_that_pad_messages_are_left_out_and_a_message_says_something(tmp_path: Path) -> None:
+    padded = [
+        {"role": "user", "content": "bond?", "tool_calls": None, "name": None},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"x": None}}]},
+        {"role": "tool", "content": "007", "tool_calls": None},
+    ]
+    (row,) = read(tmp_path / "a.jsonl", json.dumps({"prompt": padded}))
+    assert row.prompt == [
+        {"role": "user", "content": "bond?"},
+        {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"x": None}}], "content": ""},
+        {"role": "tool", "content": "007"},
+    ]
+    with pytest.raises(DataError, match=r"b.jsonl:1: 'prompt' must be a text or a list"):
+        read(tmp_path / "b.jsonl", json.dumps({"prompt": [{"role": "user", "content": None}]}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,11 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     last["outcome"]["correct"] = [1] * 8
     evals.write_text("".join(json.dumps(e) + "\n" for e in (*before, last)))
     assert "best: train.lr 0.002\n" in "\n".join(sweep_lines(found, {}))
+    other_seed = replace(found.cells[1], folders={**found.cells[1].folders, 7: tmp_path / "failed"})
+    lucky = replace(found, cells=[found.cells[0], other_seed])
+    said = "\n".join(sweep_lines(lucky, {tmp_path / "failed": "not finite"}))
+    assert "best" not in said, "what came through of a setting that fails is no fair sample of it"
+    assert "train.lr 0.001 (of the settings without a failed run)" in said
     for evals in (tmp_path / "out").glob("*/evals.jsonl"):
         known = [json.loads(line) for line in evals.read_text().splitlines()]
         for own in known:

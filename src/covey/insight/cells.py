@@ -148,7 +148,7 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
         table.append(cells)
     yield from in_columns(table) if rows else ()
     if len(rows) > 1:
-        yield _best(sweep, rows)
+        yield _best(sweep, rows, failed)
     if changed := changed_between(rows):
         yield (
             f"{', '.join(changed)} changed between these runs, so they are not alike: remove the folders of "
@@ -160,10 +160,16 @@ def sweep_lines(sweep: Sweep, failed: Mapping[Path, str]) -> Iterator[str]:
         yield f"failed: {folder.name}: {why.partition('. ')[0]}"
 
 
-def _best(sweep: Sweep, rows: Sequence[CellRow]) -> str:
-    """Which cell is best, and whether the first is surely worse."""
-    best = max(rows, key=lambda row: row.found["sampled"].value)
+def _best(sweep: Sweep, rows: Sequence[CellRow], failed: Mapping[Path, str]) -> str:
+    """Which cell is best, and whether the first is surely worse.
+
+    Of cells whose every run has ended, if there are any: runs that came through are no fair sample of those
+    of a setting under which others failed.
+    """
+    whole = [row for row in rows if failed.keys().isdisjoint(row.cell.folders.values())]
+    best = max(whole or rows, key=lambda row: row.found["sampled"].value)
     name = ", ".join(f"{k} {v}" for k, v in zip(sweep.keys, best.cell.values, strict=True))
+    name += " (of the settings without a failed run)" if 0 < len(whole) < len(rows) else ""
     began = float(np.mean([run.began for run in best.ended.values()]))
     if began == best.found["sampled"].value == 1:
         return "all answers were correct from the beginning: harder problems would tell the cells apart"

@@ -180,6 +180,18 @@ class Seen:
             return gains(self.evals[0], self.evals[-1])["sampled"].value
         return self.rise("accuracy")
 
+    @property
+    def graded_higher(self) -> bool:
+        """Whether one function alone gives the reward and gives clearly more than at first.
+
+        It is the verdict then, and one that grades may give more without ever crossing .5.
+        """
+        if len({n for r in self.last for n in r if re.fullmatch("reward/.+/mean", n)}) != 1:
+            return False
+        if len(self.evals) > 1:
+            return gains(self.evals[0], self.evals[-1])["reward"].low > 0
+        return self.rise("reward/mean") > 0.3 * self.early("reward/std")
+
 
 def mean_of(records: Records, name: str) -> float:
     """The mean of a metric over the steps that have it; NaN where none has."""

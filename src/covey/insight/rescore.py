@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ class Rescored:
     old: np.ndarray
     new: np.ndarray
     """(G,), NaN where there is none."""
+    judged: Mapping[tuple[str, str], int]
+    """(reward, status) -> completions of which the reward says it."""
 
     @property
     def flips(self) -> int:
@@ -85,7 +88,11 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
             begun.append((number, problem, places, group))
         for number, problem, places, group in begun:
             old = np.array([log.rows[p]["reward"] for p in places], dtype=np.float64)
-            found.append(Rescored(step, number, problem.id, old, group.result().rewards))
+            new = group.result()
+            judged = Counter[tuple[str, str]](
+                (name, s.status) for name, scores in new.scores.items() for s in scores
+            )
+            found.append(Rescored(step, number, problem.id, old, new.rewards, judged))
     return found
 
 
@@ -111,6 +118,7 @@ def record(found: Sequence[Rescored]) -> Mapping[str, object]:
         "groups": len(found),
         "changes": _counted(found),
         "completions_that_change_sign": sum(g.flips for g in found),
+        "statuses": {f"{name}/{status}": part for (name, status), part in _statuses(found).items()},
         "of_groups": [
             {
                 "step": g.step,
@@ -131,7 +139,9 @@ def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
     old, new = (np.concatenate([getattr(g, which) for g in found]) for which in ("old", "new"))
     means = " -> ".join(f"{r[~np.isnan(r)].mean():.3f}" if not np.isnan(r).all() else "-" for r in (old, new))
     flips = f"{sum(g.flips for g in found)} of {len(old)} completions change sign"
-    said = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {means}", ""]
+    said = [f"{len(found)} groups: {counts}", f"{flips}; mean reward {means}"]
+    said += [f"{name}: {100 * part:.0f} % {status}" for (name, status), part in _statuses(found).items()]
+    said += [""]
     moved = sorted((g for g in found if g.change not in ("same", "stays dead")), key=lambda g: -g.flips)
     said += [
         f"covey show {run} {g.step} {g.group}  {g.change}: {_few(g.old)} -> {_few(g.new)}"
@@ -143,6 +153,16 @@ def lines(run: Path, found: Sequence[Rescored]) -> list[str]:
 def _counted(found: Sequence[Rescored]) -> dict[str, int]:
     kinds = ("same", "changes sign", "comes alive", "dies", "stays dead")
     return {kind: count for kind in kinds if (count := sum(g.change == kind for g in found))}
+
+
+def _statuses(found: Sequence[Rescored]) -> dict[tuple[str, str], float]:
+    """The fraction of the completions that a reward could not read, or not score, by how it says so.
+
+    Where a name is given without the run's settings it may look for another form, and find nothing.
+    """
+    counts = sum((Counter(g.judged) for g in found), Counter[tuple[str, str]]())
+    total = sum(len(g.new) for g in found)
+    return {key: count / total for key, count in sorted(counts.items()) if key[1] != "ok"}
 
 
 def _few(rewards: np.ndarray) -> str:

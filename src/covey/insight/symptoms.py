@@ -92,12 +92,12 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, the policy is 10 nats a completion from where it began, or from its reference,
-    and not more is correct. Because 5 to 10 nats is where alarms are usually set; distance that buys
-    answers is learning.
+    not more is correct, and an only reward does not pay clearly more either. Because 5 to 10 nats is where
+    alarms are usually set; distance that buys answers is learning.
     """
     far = {"where it began": seen.late("kl/start"), "its reference": seen.late("kl/completion_k1")}
     what, kl = largest({name: value for name, value in far.items() if value > 10})
-    if not (seen.after(10) and kl > 10 and seen.accuracy_gain < 0.05):
+    if not (seen.after(10) and kl > 10 and seen.accuracy_gain < 0.05) or seen.graded_higher:
         return None
     gain = f"correct answers changed by {100 * seen.accuracy_gain:+.0f} points"
     return f"the policy is {kl:.0f} nats a completion from {what}, and {gain}"
@@ -273,14 +273,17 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, the reward rose by .3 of its std and held-out accuracy by less than two points,
-    five being outside of its interval. Because what is learned shows on problems that were not trained on.
+    five being outside of its interval; nor did held-out problems earn more from an only reward. Because what
+    is learned shows on problems that were not trained on.
     """
     if len(seen.evals) < 2 or not seen.after(10):
         return None
     rise, gain = seen.rise("reward/mean"), seen.accuracy_gain
     unlikely = gains(seen.evals[0], seen.evals[-1])["sampled"].high < 0.05
     solved = bool(seen.evals[0].pass_rate.mean() > 0.9)
-    if not (rise > 0.3 * seen.early("reward/std") and gain < 0.02 and unlikely) or solved:
+    if not (rise > 0.3 * seen.early("reward/std") and gain < 0.02 and unlikely):
+        return None
+    if solved or seen.graded_higher:
         return None
     return f"the reward rose by {rise:.2f} in training, held-out accuracy changed by {100 * gain:+.0f} points"
 

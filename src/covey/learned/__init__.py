@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -23,15 +24,35 @@ LEARNED: Mapping[str, Callable[[], Callable[..., object]]] = {
 """name -> what imports that function, called where a config names it."""
 
 
+def is_learned(reward: Reward) -> bool:
+    """Whether a reward asks a model that it loads."""
+    return reward.function.__module__ == f"{__name__}.reward_models"
+
+
+def identity_of(reward: Reward) -> str:
+    """What the model of a learned reward is, wherever it lies; it is loaded if it was not."""
+    from covey.learned.reward_models import named_by
+
+    return named_by(reward.function.__name__, reward.settings).identity
+
+
 def reward_model_bytes(rewards: Iterable[Reward]) -> int:
     """Bytes of the weights of the reward models among some rewards, which are loaded if they were not."""
-    learned = [r for r in rewards if r.function.__module__ == f"{__name__}.reward_models"]
+    learned = [r for r in rewards if is_learned(r)]
     if not learned:
         return 0
-    from covey.learned.reward_models import weights_of
+    from covey.learned.reward_models import named_by
     from covey.models.alive import alive_bytes
 
-    return alive_bytes(w for r in learned for w in weights_of(r.function.__name__, r.settings))
+    models = (named_by(r.function.__name__, r.settings).model for r in learned)
+    return alive_bytes(weight for model in models for weight in model.parameters())
+
+
+def forget() -> None:
+    """Let go of the reward models of what this process did before: their folders may hold others by now."""
+    module = sys.modules.get(f"{__name__}.reward_models")
+    if module is not None:
+        module.cached.cache_clear()
 
 
 def rewards_of(
@@ -39,6 +60,7 @@ def rewards_of(
 ) -> Rewards:
     """Rewards under a config's settings. Raises ConfigError with the line that names them."""
     config = loaded.config
+    forget()
     try:
         found = load_rewards(named, loaded.folder, config.scoring, config.sandbox, LEARNED, wrap)
     except ConfigError as error:

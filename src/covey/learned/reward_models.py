@@ -6,8 +6,8 @@ config names one of its functions. They run in the trainer's process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from covey.errors import ConfigError, out_of_memory
 from covey.models.load import pick_device, source_of
+from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
 from covey.models.reward_model import CLASSES, SEPARATOR, Judges, conversation_ids, worked_ids
 from covey.rewards.contract import reward
@@ -55,6 +56,11 @@ class RewardModel:
         positions = getattr(model.config, "max_position_embeddings", 1 << 30)
         self.context = min(int(positions), int(self.tokenizer.model_max_length))
 
+    @cached_property
+    def identity(self) -> str:
+        """What it is, wherever its folder lies: a hash of its weights."""
+        return weights_hash(self.model.state_dict())
+
     @torch.no_grad()
     def outputs(self, texts: Sequence[list[int]]) -> list[Tensor | None]:
         """What the model says of each text, float32 on the CPU; None for one it has no room for."""
@@ -80,11 +86,10 @@ def loaded(kind: Judges, name: str, folder: Path, device: str) -> RewardModel:
         return cached(kind, name, folder, device)
 
 
-def weights_of(kind: str, settings: Mapping[str, object]) -> Iterator[Tensor]:
-    """The weights of the model that a reward's settings name."""
+def named_by(kind: str, settings: Mapping[str, object]) -> RewardModel:
+    """The model that a reward's settings name."""
     name, folder, device = (settings.get(key) for key in ("model", "config_folder", "device"))
-    judge = loaded(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
-    return judge.model.parameters()
+    return loaded(cast("Judges", kind), str(name), Path(str(folder)), str(device or "auto"))
 
 
 @reward(timeout=1800.0, format_only=True)

@@ -7,13 +7,15 @@ What attacks a reward on purpose is ``covey.stress``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import dis
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from covey.errors import ConfigError, DataError, RewardError
-from covey.rewards.contract import FULL, Reward
+from covey.rewards.contract import FULL, PROVIDED, Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
 from covey.types import Group, Problem
 
@@ -24,6 +26,8 @@ WINDOW = 5
 """Steps over which completions that could not be judged are counted."""
 ELSEWHERE = 8
 """One correct completion for so many groups is tried on another problem, and four at least."""
+OF_PROBLEM = {"prompt", "prompts", "ground_truth", "data_source", "extra_info"}
+"""Arguments that tell problems apart, besides columns."""
 Failures = Sequence[tuple[int, int]]
 """Of the last steps: completions that could not be judged, and all."""
 
@@ -135,10 +139,13 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
     """Of some correct completions, the fraction that the verdict calls correct for another problem too.
 
     An honest verdict does so as often as two problems have the same answer. Nearly always: it is fooled, by
-    a text that names every answer say. Where a call is slow or costs money nothing is asked.
+    a text that names every answer say. Where a call is slow or costs money nothing is asked, nor of a verdict
+    that looks at the completion only: for it all problems are one, and that is no fault.
     """
     verdict = scorer.rewards.verdict
     if verdict.is_async or verdict.place == "process" or "sandbox" in verdict.parameters:
+        return {}
+    if not _reads_rows(verdict, groups[0].problem.columns):
         return {}
     paid = [(n, int(g.correct.argmax())) for n, g in enumerate(groups) if g.correct.any()]
     asked, found = max(4, len(groups) // ELSEWHERE), list[bool]()
@@ -149,6 +156,21 @@ def paid_elsewhere(scorer: Scorer, groups: Sequence[Group]) -> dict[str, float]:
         score = scorer.score(verdict, other, text) if other else None
         found += [score.value > 0.5] if score and score.value is not None else []
     return {"reward/paid_elsewhere": sum(found) / len(found)} if found else {}
+
+
+def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
+    """Whether what it says can depend on the problem. TRL's signature takes all columns and may read none."""
+    kinds, rows = {n: p.kind for n, p in reward.parameters.items()}, OF_PROBLEM | (set(columns) - PROVIDED)
+    asked = {n for n in kinds if n in rows or kinds[n] is inspect.Parameter.VAR_KEYWORD}
+    code = getattr(inspect.unwrap(reward.function), "__code__", None)
+    if code is None:
+        return bool(asked)
+    words = [i.argval for i in dis.get_instructions(code)]  # from Python 3.13 on some load two names
+    return any(not asked.isdisjoint(w if isinstance(w, tuple) else (w,)) for w in words if _is_name(w))
+
+
+def _is_name(word: object) -> bool:
+    return isinstance(word, str) or (isinstance(word, tuple) and all(isinstance(w, str) for w in word))
 
 
 def canaries(reward: Reward, problem: Problem) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,8 @@ MARK = "__covey_reward__"
 """Attribute of a function that holds what it declares."""
 LIMITS = Limits(wall=4.0, cpu=2, memory=1 << 30)
 """Of a verifier in a subprocess."""
+TAKEN = {"mean", "std", "agreement", *get_args(Status)}
+"""What the log says of every reward, as reward/NAME/mean: no number of a function's own is called so."""
 LARGEST_REWARD = 1e18
 """Of a weight or a completion's reward: an estimator squares it, and the trainer computes in float32."""
 FULL = 1.0 - 1e-9
@@ -290,7 +292,7 @@ class Reward:
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,
                 None if score.extracted is None else _writable(score.extracted),
-                {_writable(name): float(value) for name, value in score.metrics.items()},
+                {_measured(name): float(value) for name, value in score.metrics.items()},
                 None if score.steps is None else tuple(map(_step, score.steps)),
                 _writable(score.detail),
             )
@@ -394,6 +396,12 @@ def _writable(value: object) -> str:
     a\ud83d
     """
     return str(value).encode(errors="backslashreplace").decode()
+
+
+def _measured(name: object) -> str:
+    if name in TAKEN:
+        raise ValueError(f"a metric called {name!r}, which the log has of every reward already; rename it")
+    return _writable(name)
 
 
 def _step(step: Sequence[float]) -> tuple[int, int, float]:

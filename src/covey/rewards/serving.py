@@ -34,6 +34,8 @@ class UserSetup(TypedDict):
     path: list[str]
     settings: object
     """Encoded (``wire``)."""
+    environment: NotRequired[dict[str, str]]
+    """Its variables, where they are those of the process that asks."""
     config_folder: NotRequired[str]
     sandbox: NotRequired[tuple[str, str]]
     """Its name and URL."""
@@ -69,6 +71,9 @@ def serve_user(setup: UserSetup) -> None:
     """Call a user's reward function as often as the other side asks, until it is gone."""
     with contextlib.suppress(OSError):
         os.chdir(setup["folder"])
+    if "environment" in setup:  # it may have changed since: a key set between two runs of a notebook
+        os.environ.clear()
+        os.environ.update(setup["environment"])
     sys.path += [place for place in setup["path"] if place not in sys.path]  # it may have grown since
     os.dup2(PEER, 1)
     os.dup2(PEER, 2)

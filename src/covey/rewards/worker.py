@@ -26,7 +26,7 @@ from covey.errors import RewardError
 from covey.rewards.contract import FROM_TRAINER, SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.threads import Call
-from covey.sandbox.client import GRACE, ForkServer
+from covey.sandbox.client import GRACE, ForkServer, trusted_environment
 from covey.sandbox.confine import Limits
 from covey.sandbox.driver import MAX_FRAME
 from covey.sandbox.wire import Attributes, encode_value
@@ -195,7 +195,7 @@ class Link:
         self.stack = contextlib.ExitStack()
         with _screen() as screen:
             self.child = self.stack.enter_context(server().child("serve", FOREVER, peer=screen))
-        self.child.send(setup)
+        self.child.send({**setup, "environment": trusted_environment()})
         ready = self.child.receive(IMPORT_SECONDS)
         if not (isinstance(ready, dict) and "ready" in ready):
             why = ready["raised"] if isinstance(ready, dict) else self._end()

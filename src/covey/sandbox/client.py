@@ -55,6 +55,11 @@ GRACE = 5.0
 """Seconds the server may take beyond a child's deadline before it counts as lost."""
 
 
+def trusted_environment() -> dict[str, str]:
+    """What a process that runs the user's own code has: this process' variables, as they are now."""
+    return {"PYTHONHASHSEED": "0", **os.environ}
+
+
 class HasDescriptor(Protocol):
     """A socket or a file."""
 
@@ -97,7 +102,7 @@ class ForkServer:
             "confined": confined,
             "folder": folder,
         }
-        self.environment = CLEAN_ENVIRONMENT if confined else {"PYTHONHASHSEED": "0", **os.environ}
+        self.environment = CLEAN_ENVIRONMENT if confined else trusted_environment()
         self.flags = ["-s", "-P", "-S", "-B"] if confined else ["-P"]
         self.prefix = list(prefix)
         self.layers: list[str] = []

@@ -75,15 +75,19 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
 
 
 def messages_of(value: list[object]) -> Messages | None:
-    """What somebody said, or tools that the assistant called, without content perhaps; else None."""
+    """What somebody said, or tools that the assistant called, without content perhaps; else None.
+
+    Nulls, with which parquet pads, are left out: templates ask whether a message has `tool_calls`, and print
+    a content that is null as None.
+    """
     found: list[Mapping[str, object]] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return None
-        calls = message.get("tool_calls")
-        if "content" not in message and not calls:
+        said = {key: part for key, part in message.items() if part is not None}
+        if "content" not in said and not said.get("tool_calls"):
             return None
-        found.append({**message, "content": ""} if calls and message.get("content") is None else message)
+        found.append({**said, "content": said.get("content", "")})
     return found or None
 
 

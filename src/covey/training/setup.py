@@ -18,7 +18,7 @@ from covey.config.unread import reads
 from covey.console import RunConsole
 from covey.errors import RECORD, START, CheckpointError
 from covey.integrity import sealed
-from covey.learned import rewards_of
+from covey.learned import forget, rewards_of
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
 from covey.models.load import load_policy, speed_notes
@@ -140,6 +140,7 @@ def judges(loaded: Loaded, source: Source, options: RunOptions) -> Rewards:
     config = loaded.config
     named = config.rewards or source.rewards
     if source.examples and (not named or config.method == "reward_model"):
+        forget()
         return Rewards(())
     rewards = rewards_of(loaded, named, options.faults.around)
     if config.launch.ray is not None:
