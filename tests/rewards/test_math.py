@@ -310,7 +310,7 @@ def test_a_bomb_that_is_seen_costs_no_child(monkeypatch: pytest.MonkeyPatch) -> 
         assert boxed(bomb, r"\sqrt{2}").status == "too_large"
 
 
-def test_a_young_models_garbage_costs_no_child_and_is_judged_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_costs_no_child_and_is_judged_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [("4 4", "6"), ("4+", "1/2"), ("\ufffd6", "1"), ("5\x121", "x"), ("3 = ", "3"), ("1.2.3", "0.5")]
     by_algebra = [equal(gold, text) for text, gold in pairs[:4]]
     monkeypatch.setattr(answers, "verifier_server", None)
