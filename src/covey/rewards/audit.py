@@ -166,11 +166,7 @@ def _reads_rows(reward: Reward, columns: Iterable[str]) -> bool:
     if code is None:
         return bool(asked)
     words = [i.argval for i in dis.get_instructions(code)]  # from Python 3.13 on some load two names
-    return any(not asked.isdisjoint(w if isinstance(w, tuple) else (w,)) for w in words if _is_name(w))
-
-
-def _is_name(word: object) -> bool:
-    return isinstance(word, str) or (isinstance(word, tuple) and all(isinstance(w, str) for w in word))
+    return any(name in asked for word in words for name in (word if isinstance(word, tuple) else (word,)))
 
 
 def canaries(reward: Reward, problem: Problem) -> Iterator[tuple[str, str]]:
