@@ -203,7 +203,7 @@ def _check_head(loader: Loader, config: PretrainedConfig, source: str) -> None:
     Some language models have names of their own (GPT2LMHeadModel); those that judge all end alike.
     """
     wanted, named = loader.__name__.removeprefix("AutoModel"), config.architectures or ()
-    if type(config) not in loader._model_mapping:  # noqa: SLF001, or transformers lists all it knows
+    if type(config) not in loader._model_mapping:  # noqa: SLF001 - its own refusal lists all it has
         raise ConfigError(
             f"model: {source} is a {named[0] if named else config.model_type}, and transformers has no model "
             f"{wanted} of that kind: one that reads images, say. Take a model of texts"
