@@ -42,8 +42,8 @@ class Libraries(BuildHookInterface):
                 continue
             try:
                 content = built(compiler, level.flags, c_sources())
-            except subprocess.CalledProcessError as error:
-                reason = error.stderr.decode(errors="replace")[-300:]
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+                reason = (error.stderr or str(error).encode()).decode(errors="replace")[-300:]
                 self.app.display_warning(f"{compiler} cannot make {level.name}: not in this wheel: {reason}")
                 continue
             file = made / f"{level.name}.so"

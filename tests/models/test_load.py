@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from covey.config.schema import Config, Lora
-from covey.models.load import with_lora
+from covey.kernels.build import library
+from covey.models.load import speed_notes, with_lora
+from covey.models.policy import Policy
 from covey.models.tiny import END, PAD, build_tokenizer
 from covey.prompts import encode_examples
 from covey.tasks.examples import Example
 from covey.types import Problem
-from tests.conftest import CONFIGS, policy_of, sharpened
+from tests.conftest import CONFIGS, WIDE, policy_of, sharpened
 
 
 def test_an_unreachable_hub_is_one_message(tmp_path: Path) -> None:
@@ -59,3 +62,22 @@ def test_an_answer_ends_as_the_generation_config_says_where_the_tokenizer_says_n
     example = Example("answer", Problem("a", "1+2="), ("3",), (1.0,))
     (found,) = encode_examples(policy, [example], Config())
     assert found.answers[0].tokens.tolist() == [*policy.encode("3"), 2]
+
+
+@pytest.mark.skipif(library() is None, reason="no compiled operations here")
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ({}, ""),
+        ({"head_dim": 48}, "heads of 48 features"),
+        ({"intermediate_size": 200}, "intermediate_size 200, no multiple of 16"),
+        (
+            {"head_dim": 32, "num_attention_heads": 32, "num_key_value_heads": 1},
+            "32 query heads for each key head",
+        ),
+    ],
+)
+def test_a_model_that_compiled_operations_cannot_compute_says_why(shape: dict[str, int], why: str) -> None:
+    config = LlamaConfig(**{**WIDE, **shape})
+    notes = list(speed_notes(Policy(LlamaForCausalLM(config), build_tokenizer(["1+2=3"] * 3)), Config()))
+    assert [why in note and "in plain torch" in note for note in notes] == [True] * bool(why)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from covey.kernels.calls import LANES, WIDEST_HEAD, Numbers, available, by_torch, call, same_bits
+from covey.kernels.calls import DTYPES, LANES, WIDEST_HEAD, Numbers, available, by_torch, call, same_bits
 from covey.models.flex import FlexOps
 from covey.models.linear import FusedLinear
 from covey.models.logprobs import CACHED_LOGITS, FEWEST_ROWS, TokenScores, exclude
@@ -353,14 +353,32 @@ UNCAPPED = 0.0
 """A cap that is none, as the operations read it."""
 
 
-def pick_ops(weight: Tensor, heads: Heads, widths: Sequence[int], norm: Tensor, turned: int) -> Ops:
-    """The compiled operations where they exist for this model, else torch's, on a GPU with FlexAttention.
+def pick_ops(weight: Tensor, unfit: str) -> Ops:
+    """The compiled operations where they exist for these weights, else torch's, on a GPU with FlexAttention.
 
-    ``widths`` are all sizes that vectors run over: they must be multiples of 16. Norms have the weights'
-    dtype, like ``norm``, and rotation turns all of a head, ``turned`` features, in halves.
+    ``unfit`` says why a model is not for the compiled ones (`why_unfit`).
     """
-    alike = norm.dtype == weight.dtype and turned == heads.width and not heads.interleaved
-    fits = alike and all(w % LANES == 0 for w in (*widths, heads.width // 2)) and heads.width <= WIDEST_HEAD
-    if fits and heads.queries // heads.keys <= LANES and available(weight.dtype, weight.device):
+    if not unfit and available(weight.dtype, weight.device):
         return CompiledOps(weight.dtype)
     return FlexOps() if weight.device.type == "cuda" else TorchOps()
+
+
+def why_unfit(weight: Tensor, heads: Heads, widths: Mapping[str, int], norm: Tensor, turned: int) -> str:
+    """What of a model the compiled operations cannot compute; empty: nothing.
+
+    ``widths`` are the sizes besides a head's that vectors run over, by their names in a config. Norms have
+    the weights' dtype, like ``norm``, and rotation turns all of a head, ``turned`` features, in halves.
+    """
+    odd = [f"{name} {width}" for name, width in widths.items() if width % LANES]
+    if weight.dtype not in DTYPES:
+        return f"weights of {str(weight.dtype).removeprefix('torch.')}"
+    if norm.dtype != weight.dtype:
+        return "norms of another dtype than its weights"
+    if heads.interleaved:
+        return "a rotation of neighbours"
+    if turned != heads.width:
+        return f"a rotation of {turned} of {heads.width} features"
+    if odd or heads.width % (2 * LANES) or heads.width > WIDEST_HEAD:
+        return f"{odd[0]}, no multiple of {LANES}" if odd else f"heads of {heads.width} features"
+    many = heads.queries // heads.keys
+    return f"{many} query heads for each key head" if many > LANES else ""

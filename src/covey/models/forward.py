@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from covey.errors import ConfigError
 from covey.kernels.calls import MIXED_PRODUCTS, correct, products, same_bits
-from covey.models.compiled import CompiledOps, pick_ops
+from covey.models.compiled import CompiledOps, pick_ops, why_unfit
 from covey.models.linear import FusedLinear
 from covey.models.ops import ACTIVATIONS, Attention, Heads, Norm, Ops, Rotation, Sequences
 from covey.models.packing import Packed
@@ -318,8 +318,10 @@ class Decoder(nn.Module):
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
         self.turned_alike = turned_alike(config)
         turned = min(len(t.cos[0]) for t in self.rotations(torch.zeros(1, dtype=torch.int64), 1).values())
-        widths = [config.hidden_size, config.intermediate_size]
-        self.ops = pick_ops(self.embed.weight, self.heads, widths, self.last_norms[0].weight, turned)
+        widths = {name: getattr(config, name) for name in ("hidden_size", "intermediate_size")}
+        self.unfit = why_unfit(self.embed.weight, self.heads, widths, last.weight, turned)
+        """Why the compiled operations cannot do its work (empty: they can)."""
+        self.ops = pick_ops(self.embed.weight, self.unfit)
         self.recompute = False
         """Keep only what enters each layer, and compute the rest again in the backward pass."""
 

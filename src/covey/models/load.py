@@ -21,6 +21,7 @@ from covey.config.given import GivenModel
 from covey.config.load import Loaded
 from covey.config.schema import Config, Lora
 from covey.errors import ConfigError, CoveyError, out_of_memory
+from covey.kernels.build import library
 from covey.kernels.calls import rounding_is_faster, rounding_pays
 from covey.machine import available_memory
 from covey.models.forward import turn_by_long_table
@@ -221,4 +222,10 @@ def speed_notes(policy: Policy, config: Config) -> Iterator[str]:
         yield (
             f"note: {policy.model.config.model_type} runs through its Hugging Face modules: rollouts take "
             "about 3 times as long as in covey's own forward, updates 4 times (docs/performance.md#models)"
+        )
+    elif policy.decoder.unfit and policy.device.type == "cpu" and library() is not None:
+        yield (
+            f"note: {policy.model.config.model_type} with {policy.decoder.unfit} computes in plain torch: "
+            "rollouts and updates take about 3 times as long as with compiled operations "
+            "(docs/performance.md#models)"
         )
