@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A file's tests stay in one process, for they share what they have trained.
+IN_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: demo test test-all check fix docs bench bench-quick mutants clean
 
@@ -10,10 +12,10 @@ demo: $(READY)  ## watch a small model learn, in a few minutes
 	$(BIN)/covey demo
 
 test: $(READY)  ## the tests that need neither GPU nor network
-	$(BIN)/pytest
+	$(IN_PARALLEL)
 
 test-all: $(READY)  ## the slow ones too
-	$(BIN)/pytest -m "not gpu and not network"
+	$(IN_PARALLEL) -m "not gpu and not network"
 
 check: $(READY)  ## style, types, layers, examples in docstrings, pages
 	$(BIN)/ruff check .

@@ -1,14 +1,15 @@
 """CPU seconds from the same cold start to 90 % of held-out problems, sampled: covey beside TRL.
 
-    python benchmarks/speed/learn.py [--seeds 3] [--cap 6] [--rates 1e-4 2e-4 4e-4] [--jobs 1] [--write]
+    python benchmarks/speed/learn.py [--seeds 3] [--cap 6] [--rates 1e-4 2e-4 4e-4] [--jobs 1]
+        [--width 128] [--write]
 
-The cold start is the demo's first stage. Both sides use one thread and the demo's second stage: 256
-completions a step, four updates per batch, DAPO's loss, the KL to a reference that is renewed. covey's
-advantage is the demo's, MaxRL's, which TRL does not have: its is divided by the standard deviation. Where
-`precision: auto` rounds products, TRL runs under autocast. Everything that a process does is counted, its
-start and its evaluations too (covey's are greedy as well as sampled). TRL's GRPOTrainer runs at each of the
-learning rates; the best is what counts. A side that is not there after `--cap` times covey's seconds is given
-up. `--write` keeps the table in benchmarks/results/learn.md.
+The cold start is the demo's first stage, of the demo's model or of one as deep and of another width. Both
+sides use one thread and the demo's second stage: 256 completions a step, four updates per batch, DAPO's loss,
+the KL to a reference that is renewed. covey's advantage is the demo's, MaxRL's, which TRL does not have: its
+is divided by the standard deviation. Where `precision: auto` rounds products, TRL runs under autocast.
+Everything that a process does is counted, its start and its evaluations too (covey's are greedy as well as
+sampled). TRL's GRPOTrainer runs at each of the learning rates; the best is what counts. A side that is not
+there after `--cap` times covey's seconds is given up. `--write` keeps the table in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from covey.models.tiny import build_model, build_tokenizer
+from covey.tasks import TASKS
+from covey.tasks.generated import problems
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks/results/learn.md"
 DEMO = yaml.safe_load((ROOT / "src/covey/recipes/demo.yaml").read_text())
 STAGE = DEMO["stages"][1]
 KL = STAGE["algorithm"]["kl"]
+DEMO_WIDTH = 128
 BAR = 0.9
 EVERY = 10
 
@@ -61,9 +68,20 @@ def common(folder: Path, seed: int) -> dict[str, Any]:
     return {**{k: v for k, v in DEMO.items() if k != "stages"}, "seed": seed, "output": str(folder)}
 
 
-def cold_start(folder: Path, seed: int) -> Path:
+def untrained(folder: Path, seed: int, width: int) -> Path:
+    """A model like the demo's of another width."""
+    examples = problems(TASKS[DEMO["data"]["task"]], "train", 2000)
+    tokenizer = build_tokenizer(f"{p.prompt}{p.columns['completion']}" for p in examples)
+    build_model(tokenizer, seed, hidden=width).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def cold_start(folder: Path, seed: int, width: int) -> Path:
     """The demo's first stage; its model."""
     config = common(folder / "cold", seed) | DEMO["stages"][0]
+    if width != DEMO_WIDTH:
+        config["model"] = str(untrained(folder / "untrained", seed, width))
     covey(config, folder / "cold.yaml")
     return folder / "cold/final"
 
@@ -93,8 +111,6 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     from covey.rng import key
     from covey.sampling.base import Request, SamplingParams
     from covey.sampling.local import LocalSampler
-    from covey.tasks import TASKS
-    from covey.tasks.generated import problems
 
     torch.set_num_threads(1)
     task = TASKS[DEMO["data"]["task"]]
@@ -155,10 +171,10 @@ def trl_worker(model: str, seed: int, rate: float, cap: float) -> None:
     print(json.dumps({"accuracy": stop.accuracy, "steps": stop.steps}))
 
 
-def compare(seed: int, rates: Sequence[float], cap: float) -> list[str]:
+def compare(seed: int, rates: Sequence[float], cap: float, width: int) -> list[str]:
     """Both sides from the cold start of a seed, ours first: lines of the table."""
     with tempfile.TemporaryDirectory() as name:
-        model = cold_start(Path(name), seed)
+        model = cold_start(Path(name), seed, width)
         seconds, steps, accuracy = ours(Path(name), seed, model)
         lines = [f"| {seed} | covey | {seconds:.0f} | {steps} | 1 |"]
         if accuracy < BAR:
@@ -184,6 +200,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-4, 2e-4, 4e-4])
     parser.add_argument("--cap", type=float, default=6.0)
     parser.add_argument("--jobs", type=int, default=1, help="seeds at once")
+    parser.add_argument("--width", type=int, default=DEMO_WIDTH)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
@@ -191,7 +208,8 @@ def main() -> None:
         model, seed, rate, cap = chosen.worker
         return trl_worker(model, int(seed), float(rate), float(cap))
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        tables = list(pool.map(lambda seed: compare(seed, chosen.rates, chosen.cap), range(chosen.seeds)))
+        one = partial(compare, rates=chosen.rates, cap=chosen.cap, width=chosen.width)
+        tables = list(pool.map(one, range(chosen.seeds)))
     heads = ["| seed | side | CPU seconds to 90 % | steps | times covey's |", "|---|---|---|---|---|"]
     lines = [*heads, *(line for table in tables for line in table)]
     text = (
