@@ -152,8 +152,7 @@ class Reward:
     @property
     def place(self) -> Literal["worker", "process", "inline"]:
         """Where it is judged: only a function of a file can be called in another process."""
-        isolate = self.isolate or self.options.isolate
-        return "inline" if isolate == "worker" and self.home is None else isolate
+        return "inline" if self.home is None else self.isolate or self.options.isolate
 
     @cached_property
     def options(self) -> Options:
