@@ -317,3 +317,9 @@ def test_a_group_is_judged_at_once_and_failures_are_left_out(
 def test_patience_is_checked_before_anything_is_asked(stub: Stub, patience: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"judge.patience: .*{next(iter(patience))}"):
         judged(stub, 1, patience=patience)
+
+
+@pytest.mark.parametrize("criteria", [[], {"Is it right?": 0.0}, {"Is it right?": 2.0, "Is it long?": -1.0}])
+def test_criteria_of_which_nothing_can_be_met_are_refused(stub: Stub, criteria: object) -> None:
+    with pytest.raises(ConfigError, match="at least one criterion"):
+        judged(stub, 1, criteria=criteria)

@@ -30,7 +30,7 @@ from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.sandbox.wire import Attributes
-from covey.types import Completion, Problem, Score, Status, StepRewards
+from covey.types import Completion, Positive, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
 GROUP_ARGUMENTS = {
@@ -64,7 +64,7 @@ class Options:
     weight: float = 1.0
     columns: tuple[str, ...] = ()
     """Columns it needs besides those in its signature."""
-    timeout: float | None = None
+    timeout: Positive | None = None
     """Seconds a call may take; None: the config's."""
     isolate: Literal["worker", "process", "inline"] = "worker"
     """`worker`: in a process that keeps its state and is killed if a call hangs. `process`:

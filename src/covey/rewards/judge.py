@@ -20,7 +20,9 @@ import urllib.error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator
 
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, TextOrMessages, after_reasoning, text_of
@@ -154,10 +156,21 @@ def _verdicts(text: str) -> object:
     return found.get("verdicts") if isinstance(found, dict) else None
 
 
+def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | Mapping[str, float]:
+    """Criteria of which something can be met. Raises ValueError."""
+    weights = list(criteria.values()) if isinstance(criteria, Mapping) else [1.0] * len(criteria)
+    if not sum(weights) > 0 or min(weights) < 0:
+        raise ValueError("name at least one criterion; weights are 0 or more, and not all 0")
+    return criteria
+
+
 @cache
 def endpoint(url: str) -> Endpoint:
     """The one of this address: all rewards share its cache and its health."""
     return Endpoint(url)
+
+
+Criteria = Annotated[Sequence[str] | Mapping[str, float], AfterValidator(_weighed)]
 
 
 @reward(timeout=1800.0, verdict=False)
@@ -168,7 +181,7 @@ async def judge(
     *,
     url: str,
     model: str,
-    criteria: Sequence[str] | Mapping[str, float] = ("Is the answer right and complete?",),
+    criteria: Criteria = ("Is the answer right and complete?",),
     reference: str | None = None,
     split_by: SplitRule | None = None,
     total: Total = "min",
