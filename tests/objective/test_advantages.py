@@ -160,6 +160,12 @@ def test_component_leave_one_out() -> None:
     close(got, 1 - 0.5 * r, -r - 0.5 * r, -r + 1)
 
 
+def test_a_reward_that_applies_to_no_completion_adds_nothing() -> None:
+    components, weights = torch.stack([t(math.nan, math.nan), t(0, 1)]), t(1, 1)
+    for estimator in (component_zscore, component_leave_one_out):
+        assert torch.equal(estimator(components, weights), estimator(components[1:], weights[1:]))
+
+
 # --- the whole batch ------------------------------------------------------------------------------
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()

@@ -425,3 +425,20 @@ def test_the_total_is_the_weighted_sum_of_what_applies(values, weight) -> None:
         {"a": weight, "b": 0.5},
     )
     assert found == pytest.approx([0.5 + (0.0 if v is None else weight * v) for v in values])
+
+
+@pytest.mark.parametrize(
+    "declared",
+    ["isolate='proces'", "timeout=-1", "columns='answer'", "verdict='perhaps'", "check_references='rows'"],
+)
+def test_what_a_function_declares_of_itself_is_checked(tmp_path: Path, declared: str) -> None:
+    lines = ["import covey", f"@covey.reward({declared})", "def mine(completion): return 1.0"]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=f"@reward of mine.py:mine: {declared.partition('=')[0]} "):
+        load_rewards(["mine.py:mine"], tmp_path)
+
+
+@pytest.mark.parametrize("gate", [3, "", ["math_answer"], True])
+def test_a_gate_is_a_name(gate: object) -> None:
+    with pytest.raises(ConfigError, match="gated_by"):
+        load_rewards(["math_answer", {"think_format": {"gated_by": gate}}], Path())

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
+from covey.errors import ConfigError
 from covey.rewards.base import load_rewards
-from covey.rewards.judge import JudgeFailed, endpoint, judge, parsed, request_body
+from covey.rewards.judge import JudgeFailed, Patience, endpoint, judge, parsed, request_body
 from covey.types import Problem
 
-PATIENCE = {"tries": 3, "pause": 0.01, "timeout": 1.0, "breaker": 4, "rest": 0.2}
+PATIENCE: dict[str, Any] = {"tries": 3, "pause": 0.01, "timeout": 1.0, "breaker": 4, "rest": 0.2}
 ANSWER = "the answer must be four"
 
 
@@ -80,7 +81,7 @@ def verdicts(*values: bool) -> str:
 
 
 def ask(stub: Stub, text: str = ANSWER, prompt: str = "2+2=", **settings: Any) -> Any:
-    patience = {**PATIENCE, **settings.pop("patience", {})}
+    patience = Patience(**{**PATIENCE, "tries": settings.pop("tries", PATIENCE["tries"])})
     return asyncio.run(judge(text, prompt, url=stub.url, model="m", patience=patience, **settings))
 
 
@@ -189,7 +190,7 @@ def test_a_judge_may_think_before_its_verdict(stub: Stub, reply: str, value: flo
         assert ask(stub).value == value
         return
     with pytest.raises(JudgeFailed):
-        ask(stub, patience={"tries": 1})
+        ask(stub, tries=1)
 
 
 def test_a_reply_that_was_cut_off_is_no_verdict_unless_it_is_whole() -> None:
@@ -222,9 +223,7 @@ def drip(body: bytes, headers: bytes = b"HTTP/1.0 200 OK\r\n\r\n") -> str:
 
 @pytest.mark.parametrize("headers", [b"HTTP/1.0 200 OK\r\n\r\n", b"HTTP/1.0 200 "])
 def test_a_reply_that_drips_ends_at_its_time(headers: bytes) -> None:
-    asked = judge(
-        ANSWER, "2+2=", url=drip(b" ", headers), model="m", patience={**PATIENCE, "tries": 1, "timeout": 0.3}
-    )
+    asked = judge(ANSWER, "2+2=", url=drip(b" ", headers), model="m", patience=Patience(tries=1, timeout=0.3))
     with pytest.raises(JudgeFailed, match=r"0\.3 s"):
         asyncio.run(asyncio.wait_for(asked, 5.0))
 
@@ -232,7 +231,7 @@ def test_a_reply_that_drips_ends_at_its_time(headers: bytes) -> None:
 def test_a_program_ends_though_a_judge_still_drips() -> None:
     program = (
         "import asyncio, sys\nfrom covey.rewards.judge import judge\n"
-        "asked = judge('the answer', '2+2=', url=sys.argv[1], model='m', patience={'timeout': 60.0})\n"
+        "asked = judge('the answer', '2+2=', url=sys.argv[1], model='m')\n"
         "try: asyncio.run(asyncio.wait_for(asked, 0.2))\nexcept TimeoutError: print('late')"
     )
     done = subprocess.run(
@@ -255,26 +254,33 @@ def test_the_key_is_not_carried_to_another_address(stub: Stub, monkeypatch: pyte
 
 def test_a_sick_judge_gets_a_rest(stub: Stub) -> None:
     stub.replies = [500]
-    for n in range(3):
-        with pytest.raises(JudgeFailed):
-            ask(stub, f"{ANSWER} {n}")
-    asked = len(stub.asked)
-    assert asked == PATIENCE["breaker"]
-    with pytest.raises(JudgeFailed, match="4 times in a row: HTTPError: HTTP 500"):
-        ask(stub)
-    assert len(stub.asked) == asked
-    time.sleep(PATIENCE["rest"])
-    stub.replies = [verdicts(True)]
-    assert ask(stub).value == 1.0
-
-
-def test_a_budget_is_a_budget(stub: Stub) -> None:
-    stub.replies = [verdicts(True)]
+    begun = time.monotonic()
     for n in range(2):
-        ask(stub, f"{ANSWER} {n}", patience={"budget": 2})
-    with pytest.raises(JudgeFailed, match="budget of 2"):
-        ask(stub, patience={"budget": 2})
-    assert ask(stub, f"{ANSWER} 0", patience={"budget": 2}).value == 1.0  # known already
+        with pytest.raises(JudgeFailed, match="HTTP 500"):
+            ask(stub, f"{ANSWER} {n}")
+    # The fourth failure and each one after it close it.
+    assert len(stub.asked) == 2 * PATIENCE["tries"]
+    assert time.monotonic() - begun >= 2 * PATIENCE["rest"]
+
+
+def judged(stub: Stub, count: int, **settings: Any) -> list[float]:
+    rewards = load_rewards([{"judge": {"url": stub.url, "model": "m", **settings}}], Path())
+    completions = [completion(f"{ANSWER} {n}") for n in range(count)]
+    return rewards.score_group(Problem("p", "2+2="), np.array([1]), completions).rewards.tolist()
+
+
+def test_a_judge_that_is_away_for_a_moment_costs_no_completion(stub: Stub) -> None:
+    # All requests of a group fail at once, which is more than the breaker takes.
+    stub.replies = [503] * 16 + [verdicts(True)]
+    assert judged(stub, 16, patience=PATIENCE) == [1.0] * 16
+
+
+def test_each_reward_of_each_stage_has_its_own_budget(stub: Stub) -> None:
+    stub.replies = [verdicts(True)]
+    budget = {**PATIENCE, "budget": 2}
+    assert np.isnan(judged(stub, 3, patience=budget)).sum() == 1
+    # What is known already costs nothing; what another stage or another reward asked is its own affair.
+    assert judged(stub, 4, patience=budget) == [1.0] * 4
 
 
 def test_the_key_comes_from_the_environment(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,6 +313,13 @@ def test_a_group_is_judged_at_once_and_failures_are_left_out(
     assert "judge.py" not in said, "nothing is wrong with its code"
 
 
-def test_unknown_patience_is_an_error(stub: Stub) -> None:
-    with pytest.raises(ValueError, match="unknown patience"):
-        ask(stub, patience={"retries": 3})
+@pytest.mark.parametrize("patience", [{"retries": 3}, {"tries": 0}, {"timeout": "soon"}, {"asked": 3}])
+def test_patience_is_checked_before_anything_is_asked(stub: Stub, patience: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"judge.patience: .*{next(iter(patience))}"):
+        judged(stub, 1, patience=patience)
+
+
+@pytest.mark.parametrize("criteria", [[], {"Is it right?": 0.0}, {"Is it right?": 2.0, "Is it long?": -1.0}])
+def test_criteria_of_which_nothing_can_be_met_are_refused(stub: Stub, criteria: object) -> None:
+    with pytest.raises(ConfigError, match="at least one criterion"):
+        judged(stub, 1, criteria=criteria)

@@ -261,8 +261,62 @@ def test_an_isolated_function_can_hang_die_and_overflow(tmp_path: Path, capsys) 
     assert found[:3] == [(1.0, "ok"), (0.0, "timeout"), (0.0, "ok")]
     assert found[3:6] == [(None, "infra_error")] * 3
     assert group.scores["risky"][6] == Score(0.5, "ambiguous", "rich", {"length": 4.0})
-    for server in rewards.servers.values():
-        server.close()
+    assert "(mine.py:10: " in group.scores["risky"][5].detail
+
+
+RETURNS = """
+from __future__ import annotations
+from dataclasses import dataclass
+from functools import partial, wraps
+import numpy as np
+from covey import Score, StepRewards, reward
+
+@dataclass
+class Verdict:
+    value: float
+
+def lenient(completion): return 1.0
+
+@wraps(lenient)
+def strict(completion): return Verdict(0.0).value
+
+paid = reward(isolate={place!r})(partial(lambda completion, much: much, much=0.5))
+strict = reward(isolate={place!r})(strict)
+
+@reward(isolate={place!r})
+def steps(completion): return StepRewards([1.0, -0.5], [0, 2])
+
+@reward(isolate={place!r})
+def numbers(completion, log_metric, trainer_state):
+    log_metric("step", trainer_state.global_step)
+    return Score(np.float32(0.5), metrics={{"n": np.float32(2)}})
+
+@reward(isolate={place!r})
+def pair(completion): return 0.5, "why"
+
+@reward(isolate={place!r}, timeout=0.5)
+def slow(completion_ids):
+    while True: pass
+"""
+
+
+@pytest.mark.parametrize("place", ["worker", "process", "inline"])
+def test_a_reward_means_the_same_wherever_it_is_judged(tmp_path: Path, place: str) -> None:
+    (tmp_path / "mine.py").write_text(RETURNS.format(place=place))
+    names = [f"mine.py:{name}" for name in ("strict", "paid", "steps", "numbers")]
+    rewards = load_rewards([{name: {"verdict": i == 0}} for i, name in enumerate(names)], tmp_path)
+    found = {name: own[0] for name, own in judged(rewards, "a").scores.items()}
+    assert [found[name].value for name in ("strict", "paid", "steps", "numbers")] == [0.0, 0.5, 0.5, 0.5]
+    assert found["steps"].steps == ((0, 1, 1.0), (1, 3, -0.5))
+    assert found["numbers"].metrics == {"n": 2.0}
+    with pytest.raises(RewardError, match="returned tuple"):
+        judged(load_rewards(["mine.py:pair"], tmp_path), "a")
+
+
+def test_a_group_that_hangs_is_late_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RETURNS.format(place="process"))
+    scores = judged(load_rewards(["mine.py:slow"], tmp_path), "a", "b").scores["slow"]
+    assert [(s.value, s.status) for s in scores] == [(0.0, "timeout")] * 2
 
 
 def test_an_unreliable_judge_is_wrong_about_its_share_of_verdicts_and_steps() -> None:

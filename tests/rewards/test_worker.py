@@ -227,7 +227,7 @@ def test_workers_end_with_the_rewards_that_own_them(project: Path) -> None:
     rewards = load(project, "where")
     pid = int(judged(rewards, "a").rewards[0])
     threads = threading.active_count()
-    (link,) = rewards.workers["where"].links
+    (link,) = rewards.apart["where"].links
     del rewards
     import gc
 

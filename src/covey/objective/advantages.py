@@ -200,7 +200,8 @@ def _by_component(components: Tensor, weights: Tensor, advantage: Callable[[Tens
     total = components.new_zeros(components.shape[-1])
     for values, weight in zip(components, weights, strict=True):
         known = ~values.isnan()
-        total[known] += weight * advantage(values[known])
+        if known.any():  # a reward may apply to no completion of a row
+            total[known] += weight * advantage(values[known])
     return total
 
 

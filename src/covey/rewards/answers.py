@@ -21,7 +21,7 @@ from covey.rewards.units import HEDGES, NO_NOUNS
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
-from covey.types import Score, Status
+from covey.types import Score, Share, Status
 
 SYMBOLIC_LIMITS = Limits(wall=6.0, cpu=2, memory=2 << 30)
 SYMBOLIC = "covey.rewards.symbolic"
@@ -139,7 +139,7 @@ def math_answer(
     *,
     rule: Rule = "boxed",
     percent: Percent = "ignored",
-    second: float = 0.0,
+    second: Share = 0.0,
 ) -> Score:
     """1 if the answer that ``rule`` finds equals the reference answer, else 0; None if that is no answer.
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from covey.config.algorithm import checked_settings, hint, parameters_of
 from covey.config.schema import Sandbox as SandboxConfig
 from covey.config.schema import Scoring as ScoringConfig
@@ -26,7 +28,7 @@ from covey.rewards import (
     steps,
     structured,
 )
-from covey.rewards.contract import LARGEST_REWARD, PROVIDED, Reward, verdict_of
+from covey.rewards.contract import LARGEST_REWARD, PROVIDED, Options, Reward, verdict_of
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
 
@@ -61,6 +63,7 @@ BUILT_IN: Mapping[str, Callable[..., object]] = {
     )
 }
 Function = Callable[..., object]
+OPTIONS = TypeAdapter(Options)
 
 
 def load_rewards(
@@ -84,7 +87,7 @@ def load_rewards(
         raise ConfigError(f"rewards: {', '.join(names)}: to use a function twice, give one a `name:`")
     record = None
     for reward in rewards:
-        gate, _, verdict = (reward.gated_by or names[0]).partition(":")
+        gate, _, verdict = str(names[0] if reward.gated_by is None else reward.gated_by).partition(":")
         if gate not in names or verdict not in ("", "correct", "incorrect"):
             raise ConfigError(
                 f"rewards: {reward.name} is gated_by {reward.gated_by!r}; it takes the name of another "
@@ -134,12 +137,14 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     home = (target, str(folder.resolve())) if isinstance(target, str) and ":" in target else None
     # The name that the config says: a lambda, a partial or an object has another or none of its own.
     called = str(target).rpartition(":")[2] if home else name_of(function)
-    reward = Reward(str(settings.pop("name", called)), function, home=home)
+    reward = Reward(str(settings.pop("name", None) or called), function, home=home)
     weight = settings.pop("weight", reward.options.weight)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST_REWARD:
         raise ConfigError(
             f"rewards: the weight of {target} must be a number up to {LARGEST_REWARD:g}, this is {weight!r}"
         )
+    if wrong := _options_fault(reward):
+        raise ConfigError(f"rewards: @reward of {target}: {wrong}")
     verdict = settings.pop("verdict", None)
     if not isinstance(verdict, bool | None):
         raise ConfigError(f"rewards: verdict of {target} is true or false, this is {verdict!r}")
@@ -160,6 +165,17 @@ def _load(spec: object, folder: Path, learned: Mapping[str, Callable[[], Functio
     if "config_folder" in reward.parameters:
         return replace(reward, settings={**settings, "config_folder": folder})
     return reward
+
+
+def _options_fault(reward: Reward) -> str | None:
+    """What a function declares with ``@reward`` and what it may not be."""
+    try:
+        OPTIONS.validate_python(vars(reward.options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        return f"{name} {getattr(reward.options, name)!r}: {first['msg']}"
+    return None
 
 
 def _signature_fault(reward: Reward) -> str | None:

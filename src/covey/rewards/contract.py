@@ -30,7 +30,7 @@ from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.sandbox.wire import Attributes
-from covey.types import Completion, Problem, Score, Status, StepRewards
+from covey.types import Completion, Positive, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
 GROUP_ARGUMENTS = {
@@ -64,7 +64,7 @@ class Options:
     weight: float = 1.0
     columns: tuple[str, ...] = ()
     """Columns it needs besides those in its signature."""
-    timeout: float | None = None
+    timeout: Positive | None = None
     """Seconds a call may take; None: the config's."""
     isolate: Literal["worker", "process", "inline"] = "worker"
     """`worker`: in a process that keeps its state and is killed if a call hangs. `process`:
@@ -152,8 +152,7 @@ class Reward:
     @property
     def place(self) -> Literal["worker", "process", "inline"]:
         """Where it is judged: only a function of a file can be called in another process."""
-        isolate = self.isolate or self.options.isolate
-        return "inline" if isolate == "worker" and self.home is None else isolate
+        return "inline" if self.home is None else self.isolate or self.options.isolate
 
     @cached_property
     def options(self) -> Options:

@@ -6,34 +6,15 @@ Light on imports: this module is preloaded by the fork server.
 from __future__ import annotations
 
 import ast
-import asyncio
-import inspect
 import json
 import re
 import warnings
 from collections.abc import Sequence
 
-from covey.sandbox.driver import load_module
 from covey.sandbox.wire import decode_value, encode_value
-from covey.types import Score
 
 MAX_JSON = 100_000
 MAX_DEPTH = 60
-
-
-def call_user(file: str, name: str, arguments: object) -> list[object]:
-    """What a user's reward function returns for encoded arguments, as plain values: one a completion."""
-    returned = getattr(load_module(file), name)(**decode_value(arguments))
-    if inspect.iscoroutine(returned):
-        returned = asyncio.run(returned)
-    values = returned.tolist() if hasattr(returned, "tolist") else returned
-    return [_plain(v) for v in (values if isinstance(values, list | tuple) else [values])]
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Score):
-        return {**vars(value), "value": _plain(value.value), "metrics": dict(value.metrics)}
-    return value.item() if hasattr(value, "item") else value
 
 
 def matched(pattern: str, how: str, text: str) -> str | None:

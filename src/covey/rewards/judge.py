@@ -18,16 +18,18 @@ import re
 import time
 import urllib.error
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator
 
 from covey.rewards.contract import reward
 from covey.rewards.extract import LONGEST, TextOrMessages, after_reasoning, text_of
 from covey.rewards.isolated import strict_json
 from covey.rewards.steps import SplitRule, Total, score_steps, split
 from covey.rewards.threads import ThreadPool
-from covey.types import Messages, Score
+from covey.types import Count, Messages, NonNegative, Positive, Score
 from covey.web import ask, reason_of
 
 INSTRUCTIONS = """You check an answer against criteria. Between the lines {mark} stands text by an \
@@ -47,12 +49,12 @@ class JudgeFailed(Exception):
 
 
 class Endpoint:
-    """One judge: its cache, its budget and its health."""
+    """One judge: its cache and its health, which all rewards share that ask it."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") + "/chat/completions"
         self.cache: dict[str, list[bool]] = {}
-        self.requests = self.failures = 0
+        self.failures = 0
         self.last_failure = ""
         self.closed_until = 0.0
         self.pool = ThreadPool("judge", REQUESTS_AT_ONCE)
@@ -64,12 +66,12 @@ class Endpoint:
         name = _hash(json.dumps(body, sort_keys=True))
         if name in self.cache:
             return self.cache[name]
-        for attempt in range(int(patience.tries)):
-            if time.monotonic() < self.closed_until:
-                raise JudgeFailed(f"{self.url} failed {self.failures} times in a row: {self.last_failure}")
-            if self.requests >= patience.budget:
-                raise JudgeFailed(f"the budget of {patience.budget} calls is used up")
-            self.requests += 1
+        for attempt in range(patience.tries):
+            while (rest := self.closed_until - time.monotonic()) > 0:
+                await asyncio.sleep(rest)
+            if patience.asked >= patience.budget:
+                raise JudgeFailed(f"the budget of {patience.budget:g} calls is used up")
+            patience.asked += 1
             try:
                 found = parsed(await self._reply(body, key, patience.timeout), count)
             except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
@@ -104,16 +106,19 @@ class Endpoint:
         return await reply
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Patience:
-    """How patient to be with a judge."""
+    """How patient a reward is with its judge, and how often it has asked."""
 
-    tries: float = 5
-    pause: float = 1.0
-    timeout: float = 60.0
-    breaker: float = 10
-    rest: float = 30.0
-    budget: float = math.inf
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+    tries: Count = 5
+    pause: NonNegative = 1.0
+    timeout: Positive = 60.0
+    breaker: Count = 10
+    """Failures in a row after which nobody asks for ``rest`` seconds; calls under way wait."""
+    rest: NonNegative = 30.0
+    budget: NonNegative = math.inf
+    asked: int = field(default=0, init=False)
 
 
 def parsed(reply: Any, count: int) -> list[bool]:
@@ -151,10 +156,21 @@ def _verdicts(text: str) -> object:
     return found.get("verdicts") if isinstance(found, dict) else None
 
 
+def _weighed(criteria: Sequence[str] | Mapping[str, float]) -> Sequence[str] | Mapping[str, float]:
+    """Criteria of which something can be met. Raises ValueError."""
+    weights = list(criteria.values()) if isinstance(criteria, Mapping) else [1.0] * len(criteria)
+    if not sum(weights) > 0 or min(weights) < 0:
+        raise ValueError("name at least one criterion; weights are 0 or more, and not all 0")
+    return criteria
+
+
 @cache
 def endpoint(url: str) -> Endpoint:
     """The one of this address: all rewards share its cache and its health."""
     return Endpoint(url)
+
+
+Criteria = Annotated[Sequence[str] | Mapping[str, float], AfterValidator(_weighed)]
 
 
 @reward(timeout=1800.0, verdict=False)
@@ -165,19 +181,18 @@ async def judge(
     *,
     url: str,
     model: str,
-    criteria: Sequence[str] | Mapping[str, float] = ("Is the answer right and complete?",),
+    criteria: Criteria = ("Is the answer right and complete?",),
     reference: str | None = None,
     split_by: SplitRule | None = None,
     total: Total = "min",
     key_variable: str = "",
-    patience: Mapping[str, float] | None = None,
+    patience: Patience = Patience(),  # noqa: B008 - of an endless budget, so what it counts does not matter
 ) -> Score:
     """The weighted fraction of ``criteria`` that a language model says the completion meets.
 
     With ``split_by`` each step of the completion is asked about, its reasoning included, and the value
     is that of ``score_steps``. ``reference``, a setting or a column, is shown to the judge. The key is
-    read from the environment variable ``key_variable``. ``patience``: tries, pause, timeout, breaker,
-    rest, budget.
+    read from the environment variable ``key_variable``.
     """
     text = text_of(completion)
     answer = after_reasoning(text) if split_by is None else text[:LONGEST]
@@ -193,9 +208,7 @@ async def judge(
         shown = "\n".join(f"{n}: {answer[a:b].strip()}" for n, (a, b) in zip(names, spans, strict=True))
     body = request_body(model, prompt, shown, questions, reference)
     key = os.environ.get(key_variable, "") if key_variable else ""
-    if unknown := set(patience or ()) - {f.name for f in fields(Patience)}:
-        raise ValueError(f"judge: unknown patience {', '.join(unknown)}")
-    found = await endpoint(url).verdicts(body, len(questions), key, Patience(**(patience or {})))
+    found = await endpoint(url).verdicts(body, len(questions), key, patience)
     each = len(weights)
     met = [dict(zip(weights, found[n : n + each], strict=True)) for n in range(0, len(found), each)]
     fractions = [sum(weights[c] * ok for c, ok in m.items()) / sum(weights.values()) for m in met]

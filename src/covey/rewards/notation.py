@@ -64,6 +64,7 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"\\[dt]binom" + END, r"\\binom"),
         (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
         (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
+        (r"\\(overline|bar) ?(\d)", r"\\\1{\2}"),
         (r"\\frac ?(\d) ?\{", r"\\frac{\1}{"),
         (r"(\\frac ?\{[^{}]*\}) ?(\d)", r"\1{\2}"),
         (r"\\sqrt ?(\d|[a-zA-Z])|√ ?(\d+|[a-zA-Z])", r"\\sqrt{\1\2}"),
@@ -112,6 +113,10 @@ REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 LATEX_TOKEN = re.compile(
     r"\\(?:begin|end)\{[a-z]+\*?\}|\\[a-zA-Z]+|⟨[^⟩]*⟩|(?<![a-zA-Z])(?:and|or)(?![a-z])|.", re.DOTALL
 )
+NUMBER_OR_TOKEN = re.compile(
+    rf"(?<![\d,.])[1-9]\d{{0,2}}(?:,\d{{3}})+(?![\d,])|{LATEX_TOKEN.pattern}", re.DOTALL
+)
+"""The comma of 1,080 separates nothing outside of brackets; (1,080) stays a pair."""
 OPENING, CLOSING = {"(", "[", "{", OPEN}, {")", "]", "}", CLOSE}
 RELATIONS = {"=", "<", ">", r"\leq", r"\geq", r"\neq", r"\in", r"\approx"}
 SEPARATORS = {",", ";", "and", "or"}
@@ -249,15 +254,12 @@ def parse(text: str) -> Node:
     text = text.strip()
     if value(text) is not None:
         return Node("leaf", text)
-    measured = MEASURED.fullmatch(text) if "," in text else None
-    if measured and value((measured[1] or measured[4]).strip()) is not None:
-        return _leaf(text)  # 1,080 dollars are not 1 and 80
     if match := MATRIX.fullmatch(text):
         rows = [_split(row, {"&"})[0] for row in match[2].strip(f" {ROW}").split(ROW)]
         cells = tuple(parse(cell) for row in rows for cell in row)
         return Node("matrix", text, cells, (str(len(rows)), match[1][0] if match[1][0] in "vV" else ""))
     for kind, separators in (("list", SEPARATORS), ("chain", RELATIONS), ("union", {r"\cup"}), (":", {":"})):
-        pieces, marks = _split(text, separators)
+        pieces, marks = _split(text, separators, NUMBER_OR_TOKEN)
         if kind == "list":
             pieces = [p for p in pieces if p.strip()]
         if len(pieces) > 1:
@@ -318,10 +320,10 @@ def _plus_minus(text: str) -> list[str] | None:
     return [PLUS_MINUS.sub(sign, text) for sign in "+-"]
 
 
-def _tokens(text: str) -> Iterator[tuple[str, int]]:
+def _tokens(text: str, pattern: re.Pattern[str] = LATEX_TOKEN) -> Iterator[tuple[str, int]]:
     """Tokens with the depth of brackets they are in."""
     depth = 0
-    for token in LATEX_TOKEN.findall(text):
+    for token in pattern.findall(text):
         if token in CLOSING or token.startswith(r"\end"):
             depth -= 1
         yield token, depth
@@ -329,10 +331,12 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
             depth += 1
 
 
-def _split(text: str, separators: set[str]) -> tuple[list[str], list[str]]:
+def _split(
+    text: str, separators: set[str], tokens: re.Pattern[str] = LATEX_TOKEN
+) -> tuple[list[str], list[str]]:
     """The pieces between separators outside of all brackets, and the separators."""
     pieces, found = [""], []
-    for token, depth in _tokens(text):
+    for token, depth in _tokens(text, tokens):
         if depth == 0 and token in separators:
             pieces.append("")
             found.append(token)

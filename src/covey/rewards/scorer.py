@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from covey.errors import CoveyError
-from covey.rewards.contract import ISOLATED, Context, Reward, described, trace_of, verdict_of
+from covey.rewards.contract import Context, Reward, described, trace_of, verdict_of
 from covey.rewards.groups import assemble
 from covey.rewards.judge import JudgeFailed
 from covey.rewards.serving import UserSetup
 from covey.rewards.threads import SHARED_SIZE, Call, Executor
-from covey.rewards.worker import ASYNC_CALLS, Failed, Link, Worker, WorkerLink, rebuilt, sendable, sent
-from covey.sandbox.client import GRACE, ForkServer
-from covey.sandbox.confine import Limits
+from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent
+from covey.sandbox.client import GRACE
 from covey.types import Completion, Group, Problem, Score
 
 
@@ -49,11 +46,9 @@ class Rewards:
         self.decode: Callable[[Sequence[int]], str] = lambda _: ""
         """Of the tokenizer, which is loaded later than the rewards."""
         self.executor = Executor()
-        self.servers: dict[str, ForkServer] = {}
-        self.workers: dict[str, Worker] = {}
+        self.apart: dict[str, Worker | Isolated] = {}
         self.link: Callable[[UserSetup], WorkerLink] = Link
         """Starts the process of a worker."""
-        self.starting = threading.Lock()
         self.shown: set[str] = set()
         """Functions whose first failure has been printed."""
 
@@ -100,47 +95,29 @@ class Rewards:
         arguments = reward.arguments(problem, completions, context)
         limit = reward.options.timeout or self.timeout  # seconds
         size = SHARED_SIZE if reward.options.concurrent else 1
-        if reward.place == "worker":
-            worker, plain = self._worker(reward), sent(reward, arguments)
-            call = partial(worker.call, problem, plain, len(completions), context, limit)
-            # The worker has a clock of its own.
-            return self.executor.submit(reward.name, ASYNC_CALLS if reward.is_async else size, call, math.inf)
-        if reward.place == "process":
-            isolated = partial(self._isolated, reward, arguments, limit)
+        if reward.place != "inline":
+            called = partial(self._apart(reward).call, problem, sent(reward, arguments))
+            called = partial(called, len(completions), context, limit)
+            if reward.place == "worker":  # which has a clock of its own
+                lanes = ASYNC_CALLS if reward.is_async else size
+                return self.executor.submit(reward.name, lanes, called, math.inf)
             # A process is ended by its own clock; only a wait for a slot can make it later.
-            return self.executor.submit(reward.name, SHARED_SIZE, isolated, 3 * limit + GRACE)
+            return self.executor.submit(reward.name, SHARED_SIZE, called, 3 * limit + GRACE)
         if reward.is_async:
             return self.executor.submit_async(reward.function(**arguments), limit)
         called = partial(reward.function, **arguments)
         return self.executor.submit("shared" if size > 1 else reward.name, size, called, limit)
 
-    def _worker(self, reward: Reward) -> Worker:
-        """The process that scores for a reward. Raises RewardError if it cannot be started."""
-        if reward.name not in self.workers:
-            worker = Worker(reward, self.link)
-            worker.start()
-            self.workers[reward.name] = worker
-        return self.workers[reward.name]
-
-    def _isolated(self, reward: Reward, arguments: Mapping[str, Any], seconds: float) -> object:
-        """What a call returns that is made in a process of its own; a hang is the completion's fault."""
-        file, name = reward.file, reward.function.__name__
-        with self.starting:
-            if file not in self.servers:
-                path = [str(Path(file).parent), *sys.path]
-                self.servers[file] = ForkServer(
-                    preload=[ISOLATED, file], landlock=False, syscalls=False, path=path
-                )
-        limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
-        found = self.servers[file].call(
-            f"{ISOLATED}:call_user", file, name, sendable(reward, arguments, "column"), limits=limits
-        )
-        if found.kind not in ("ok", "timeout"):
-            raise Failed(found.text, found.value or "")
-        late = {"value": 0.0, "status": "timeout", "detail": found.text}
-        values = found.value if found.kind == "ok" else [late] * len(arguments.get("completions", [0]))
-        scores = [rebuilt(v) if isinstance(v, dict) and "value" in v else v for v in values]
-        return scores[0] if reward.per_sample else scores
+    def _apart(self, reward: Reward) -> Worker | Isolated:
+        """What calls a reward in another process. Raises RewardError if that cannot be started."""
+        if reward.name not in self.apart:
+            if reward.place == "process":
+                self.apart[reward.name] = Isolated(reward)
+            else:
+                worker = Worker(reward, self.link)
+                worker.start()
+                self.apart[reward.name] = worker
+        return self.apart[reward.name]
 
     def failed(self, reward: Reward, problem: Problem, error: Exception) -> Score:
         """What a completion gets whose reward function raised or hung; the first time it is shown."""
@@ -226,7 +203,7 @@ class Scorer:
             if self.strict:
                 raise reward.broken(problem, _in_words(reward, error)) from error
             return [self.rewards.failed(reward, problem, error)] * count
-        return returned if reward.place == "worker" else reward.scores(problem, returned, count)
+        return returned if reward.place != "inline" else reward.scores(problem, returned, count)
 
 
 class GroupScoring:

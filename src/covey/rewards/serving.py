@@ -114,6 +114,18 @@ def serve_user(setup: UserSetup) -> None:
             now(request)
 
 
+def answer_once(setup: UserSetup, request: CallRequest) -> CallReply:
+    """One call of a user's reward function, in a process that ends with it."""
+    try:
+        function = load_function(setup["spec"], Path(setup["base"]))
+        reward = Reward(setup["reward"], function, settings=_settings(setup))
+    except BaseException as error:
+        return {"raised": described(error, ""), "trace": trace_of(error)}
+    if reward.is_async:
+        return asyncio.run(answered_later(reward, request))
+    return answered(reward, request)
+
+
 def _settings(setup: UserSetup) -> dict[str, object]:
     settings: dict[str, object] = decode_value(setup["settings"])
     if "config_folder" in setup:

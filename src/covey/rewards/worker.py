@@ -1,7 +1,8 @@
 """Where a user's reward function is judged: a process of its own that can be killed.
 
-The file is imported there once and keeps its state. A call that hangs, also in C code that never lets
-the interpreter go, costs its own completions: the process is killed and the next call starts a new one.
+A worker imports the file once and keeps its state. A call that hangs, also in C code that never lets the
+interpreter go, costs its own completions: the process is killed and the next call starts a new one. An
+isolated function has a fresh process for each call.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import socket
 import sys
@@ -111,28 +113,8 @@ class Worker:
             if self.links and self.links[0].gone is None:
                 return self.links[0]
             _close(self.links)
-            self.links.append(self.link(self._setup()))
+            self.links.append(self.link(setup_of(self.reward)))
             return self.links[0]
-
-    def _setup(self) -> UserSetup:
-        reward = self.reward
-        assert reward.home is not None
-        settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
-        spec, base = reward.home
-        setup: UserSetup = {
-            "function": f"{SERVING}:serve_user",
-            "spec": spec,
-            "base": base,
-            "reward": reward.name,
-            "folder": str(Path.cwd()),
-            "path": sys.path,
-            "settings": sendable(reward, settings, "setting"),
-        }
-        if "config_folder" in reward.settings:
-            setup["config_folder"] = str(reward.settings["config_folder"])
-        if (sandbox := reward.settings.get("sandbox")) is not None:
-            setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""))
-        return setup
 
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
@@ -141,13 +123,7 @@ class Worker:
 
         Raises TimeoutError, Failed, or RewardError if the function breaks its contract.
         """
-        message: CallRequest = {
-            "problem": problem.id,
-            "arguments": sendable(self.reward, arguments, "column"),
-            "count": count,
-            "step": context.step,
-            "seconds": seconds,
-        }
+        message = request_of(self.reward, problem, arguments, count, context, seconds)
         # A call that was under way together with the one that ended the process is made again.
         last, lost = not self.overlaps, 0
         while True:
@@ -166,21 +142,90 @@ class Worker:
                     raise
                 last = True
             else:
-                return self._scores(reply, context, seconds)
+                return scores_of(reply, context, seconds)
 
-    def _scores(self, reply: CallReply, context: Context, seconds: float) -> list[Score]:
-        for name, values in reply.get("logged", {}).items():
-            for value in values:
-                context.log_metric(name, value)
-        if "late" in reply:
-            raise TimeoutError(f"no answer within {seconds:g} s")
-        if "refused" in reply:
-            error = RewardError(reply["refused"])
-            error.code = reply["code"]
-            raise error
-        if "raised" in reply:
-            raise Failed(reply["raised"], reply["trace"])
-        return [rebuilt(fields) for fields in reply["scores"]]
+
+class Isolated:
+    """A user's reward function of which each call has a fresh process, with limits. Safe from any thread."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward, self.setup = reward, setup_of(reward)
+        file, base = self.setup["spec"].partition(":")[0], Path(self.setup["base"])
+        module = str((base / file).resolve()) if file.endswith(".py") else file
+        path = [str(Path(reward.file).parent), str(base), *sys.path]
+        self.server = ForkServer(preload=[SERVING, module], landlock=False, syscalls=False, path=path)
+
+    def call(
+        self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
+    ) -> list[Score]:
+        """The function's scores of ``count`` completions; a hang is theirs.
+
+        Raises Failed, or RewardError if the function breaks its contract.
+        """
+        request = request_of(self.reward, problem, arguments, count, context, seconds)
+        limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
+        found = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+        late = found.kind == "ok" and "late" in found.value
+        if found.kind == "timeout" or late:
+            return [Score(0.0, "timeout", detail=found.text)] * count
+        if found.kind != "ok":
+            raise Failed(found.text, found.value or "")
+        return scores_of(found.value, context, seconds)
+
+
+def setup_of(reward: Reward) -> UserSetup:
+    """What a process is told once that is to call a user's function."""
+    assert reward.home is not None
+    settings = {k: v for k, v in reward.settings.items() if k not in ("sandbox", "config_folder")}
+    spec, base = reward.home
+    setup: UserSetup = {
+        "function": f"{SERVING}:serve_user",
+        "spec": spec,
+        "base": base,
+        "reward": reward.name,
+        "folder": str(Path.cwd()),
+        "path": sys.path,
+        "settings": sendable(reward, settings, "setting"),
+    }
+    if "config_folder" in reward.settings:
+        setup["config_folder"] = str(reward.settings["config_folder"])
+    if (sandbox := reward.settings.get("sandbox")) is not None:
+        setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""))
+    return setup
+
+
+def request_of(
+    reward: Reward,
+    problem: Problem,
+    arguments: Mapping[str, object],
+    count: int,
+    context: Context,
+    seconds: float,
+) -> CallRequest:
+    """One call, as plain values. Raises RewardError where a column would not arrive as it is."""
+    return {
+        "problem": problem.id,
+        "arguments": sendable(reward, arguments, "column"),
+        "count": count,
+        "step": context.step,
+        "seconds": seconds,
+    }
+
+
+def scores_of(reply: CallReply, context: Context, seconds: float) -> list[Score]:
+    """What a call came to. Raises TimeoutError, Failed, or RewardError."""
+    for name, values in reply.get("logged", {}).items():
+        for value in values:
+            context.log_metric(name, value)
+    if "late" in reply:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if "refused" in reply:
+        error = RewardError(reply["refused"])
+        error.code = reply["code"]
+        raise error
+    if "raised" in reply:
+        raise Failed(reply["raised"], reply["trace"])
+    return [rebuilt(fields) for fields in reply["scores"]]
 
 
 class Link:

@@ -12,7 +12,6 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -58,7 +57,8 @@ def load_module(module: str) -> ModuleType:
     """A module by its name or by its file."""
     if not module.endswith(".py") or module in sys.modules:
         return sys.modules.get(module) or importlib.import_module(module)
-    spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+    # Its name in sys.modules, where a dataclass and an error's trace look it up.
+    spec = importlib.util.spec_from_file_location(module, module)
     assert spec is not None and spec.loader is not None
     found = sys.modules[module] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
