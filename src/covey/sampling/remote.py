@@ -412,7 +412,7 @@ class RemoteSampler:
         return float((ours.double() - torch.tensor(theirs, dtype=torch.float64)).abs().mean())
 
     def _saved(self) -> Path:
-        """The folder with the present weights, written once; others go, those that an earlier process has left
+        """The folder with the present weights, written once; others go, those of an earlier process
         under the same version too.
         """
         target = self.folder / f"version_{self.version:06d}"
