@@ -229,7 +229,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             "--strict"
         )
     if harmful:
-        forget_kept(folder.path)
+        by_first(lambda: forget_kept(folder.path))
     if run.restore():
         journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
         for difference in differences:
