@@ -393,7 +393,8 @@ class RemoteSampler:
                 )
         return (
             f"its log-probs are {off:.2g} nats off those of version {self.version}, on average, and "
-            f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights"
+            f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights, or "
+            "computes in another dtype or precision"
         )
 
     def _off(self, server: RemoteServer, scored_at: float | None = None) -> float:
