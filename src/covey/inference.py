@@ -23,6 +23,7 @@ from covey.rewards.audit import check_columns
 from covey.rng import key
 from covey.rollout import sampling_params
 from covey.runs.arithmetic import computing_as, run_behind, unfollowed
+from covey.runs.reader import with_newest
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.tasks.source import Source, load_source
@@ -35,8 +36,9 @@ Say = Callable[[str], None]
 def model_of(loaded: Loaded, say: Say, texts: Iterable[str] = ()) -> Iterator[Policy]:
     """A config's model for a while; one that a run made computes as in that run, or says that it cannot."""
     run = run_behind(loaded)
+    read = list(texts) if loaded.config.model == "tiny" else ()  # perhaps more than once
     with lent(loaded.config.model), computing_as(run):
-        policy = load_policy(loaded, texts)
+        policy = with_newest(loaded, lambda now: load_policy(now, read), say)
         for note in unfollowed(policy, loaded.config, run):
             say(note)
         yield policy

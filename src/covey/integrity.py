@@ -83,10 +83,12 @@ def damage(folder: Path, required: Collection[str] = ()) -> str | None:
             return f"{folder / MANIFEST} does not list {name}"
     for name, expected in files.items():
         path = folder / name
-        if not path.is_file():
-            return f"{path} is missing"
-        if path.suffix != ".md" and _fingerprint(path) != expected:
-            return f"{path} is not as it was written"
+        try:
+            fits = path.is_file() and (path.suffix == ".md" or _fingerprint(path) == expected)
+        except FileNotFoundError:  # removed between two looks
+            fits = False
+        if not fits:
+            return f"{path} is {'not as it was written' if path.is_file() else 'missing'}"
     return None
 
 

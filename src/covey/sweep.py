@@ -7,7 +7,6 @@ that has ended is not repeated, one that was interrupted is resumed.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def sweep(
     plan, runs, failed = cells_of(grid), grid.runs, dict[Path, str]()
     for number, run in enumerate(_failed_last(runs), start=1):
         console.say(f"run {number} of {len(runs)}: {run.folder.name}")
-        began = time.time()
+        before = _ends(run.folder)
         try:
             stop.check()
             options = RunOptions(strict, False, run.start.record(), run.folder, faults)
@@ -59,10 +58,15 @@ def sweep(
             failed[run.folder] = str(error)
             console.say(f"{run.folder.name} failed: {error}", "red")
         else:
-            if (results[-1].folder / RESULT).stat().st_mtime < began:
+            if before.items() >= _ends(results[-1].folder).items():
                 console.say(f"has ended before: {read_verdict(results[-1].folder)}")
         write_sweep(plan, failed)
     return plan, failed
+
+
+def _ends(folder: Path) -> dict[Path, int]:
+    """The results in a run's folder, those of its stages too, by when they were written."""
+    return {p: p.stat().st_mtime_ns for p in (*folder.glob(RESULT), *folder.glob(f"*/{RESULT}"))}
 
 
 def _failed_last(runs: Iterable[Planned]) -> list[Planned]:

@@ -111,6 +111,8 @@ def test_missing_and_unreadable_files_are_explained(tmp_path: Path) -> None:
         (["--rollout.temperature", ".inf"], "finite number"),
         (["--rollout.top_k", "1"], "completions of a prompt would all be the same"),
         (["--train.updates_per_batch", "99"], "an update trains on whole groups"),
+        (["--rollout.sampler.url", "http://a:80,http://b:80"], "several are a list, [A, B]"),
+        (["--rollout.sampler.url", "http://a:8o"], "'http://a:8o' is no address"),
     ],
 )
 def test_the_command_line_is_named_as_the_source(tmp_path: Path, options: list[str], says: str) -> None:

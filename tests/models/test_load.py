@@ -16,6 +16,7 @@ from covey.config.schema import Config, Lora
 from covey.kernels.build import library
 from covey.models.load import speed_notes, with_lora
 from covey.models.policy import Policy
+from covey.models.reference import Reference
 from covey.models.tiny import END, PAD, build_tokenizer
 from covey.prompts import encode_examples
 from covey.tasks.examples import Example
@@ -43,6 +44,16 @@ def test_adapters_come_without_warnings() -> None:
         warnings.simplefilter("always")
         with_lora(sharpened(CONFIGS["qwen3"]), build_tokenizer(["1+1=2"] * 3, vocab_size=300), Lora(rank=2))
     assert not [str(w.message) for w in caught if w.category is FutureWarning]
+
+
+def test_the_same_weights_are_trained_while_the_reference_is_asked() -> None:
+    """FSDP asks once, at the first pass: in bfloat16 it could then not reduce the gradients of adapters."""
+    pytest.importorskip("peft")
+    policy = with_lora(sharpened(CONFIGS["qwen3"]), policy_of("qwen3").tokenizer, Lora(rank=2))
+    trained = policy.parameters
+    with Reference(policy).active() as reference:
+        assert reference.parameters == trained
+    assert policy.parameters == trained
 
 
 def test_a_text_to_be_continued_has_no_end() -> None:

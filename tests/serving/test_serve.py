@@ -122,6 +122,46 @@ def test_a_server_killed_and_started_again_between_two_requests_is_found(
     assert "started anew" in made.said[0]
 
 
+def test_weights_that_another_run_gave_under_the_same_version_are_found(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "TRY_AGAIN", 0.0)
+    ours, theirs = copied(policy), copied(policy)
+    moved(ours)
+    moved(theirs)
+    moved(theirs)
+    with serving(copied(policy), tmp_path) as url:
+        one, other = (
+            RemoteSampler(each, Servers(url=(url,)), tmp_path / name, random_prompts(4), 1.0, 6)
+            for each, name in ((ours, "one"), (theirs, "other"))
+        )
+        one.said = []
+        one.say = one.said.append
+        for made in (one, other):
+            made.sync(Version(1))
+            list(made.sample(asked(1), SamplingParams(10)))
+        found = {(x.request, x.sample): x.completion for x in one.sample(asked(), SamplingParams(10))}
+    for request, sample, own in LocalSampler(ours).sample(asked(), SamplingParams(10)):
+        assert (found[request, sample].logprobs == own.logprobs).all()
+    assert "given other weights by somebody else" in one.said[0]
+
+
+def test_weights_that_an_earlier_run_left_under_the_same_version_are_not_given(
+    policy: Policy, tmp_path: Path
+) -> None:
+    """It was killed, and goes on with another learning rate; or another run uses its folder."""
+    trained = copied(policy)
+    for _ in ("killed", "its successor"):
+        moved(trained)
+        with serving(copied(policy), tmp_path) as url:
+            made = RemoteSampler(trained, Servers(url=(url,)), tmp_path, random_prompts(4), 1.0, 6)
+            made.sync(Version(1))
+            found = {(x.request, x.sample): x.completion for x in made.sample(asked(), SamplingParams(10))}
+        for request, sample, own in LocalSampler(trained).sample(asked(), SamplingParams(10)):
+            assert (found[request, sample].logprobs == own.logprobs).all()
+    assert [p.name for p in tmp_path.iterdir()] == ["version_000001"]
+
+
 def test_a_server_that_takes_no_weights_is_refused_before_the_first_step(
     policy: Policy, tmp_path: Path
 ) -> None:

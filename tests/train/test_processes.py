@@ -160,8 +160,17 @@ def test_two_processes_give_the_weights_of_one(tmp_path: Path) -> None:
     runs = {
         "grpo": {"algorithm": "grpo", **SMALL, "train": train},
         "waits": {"algorithm": waits, **SMALL, "train": {**train, "lr": 1e-5, "weight_decay": 1.0}},
+        # The parts of weights are float32, what is computed is not.
+        "half": {
+            "algorithm": "grpo",
+            "lora": {"rank": 2},
+            "dtype": "bfloat16",
+            "train": {**train, "lr": 1e-12, "steps": 2},
+        },
     }
     assert "UserWarning" not in compare(tmp_path, runs)
+    records = [json.loads((tmp_path / f"{name}-together" / "env.json").read_text()) for name in runs]
+    assert [record["rounded"] for record in records] == [False, False, True]
     texts = [(tmp_path / n / "rollouts" / "step_000004.jsonl").read_text() for n in ("grpo", "grpo-together")]
     completions = [[json.loads(line)["completion"] for line in text.splitlines()] for text in texts]
     assert completions[0] == completions[1]

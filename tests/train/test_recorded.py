@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,40 @@ def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
     assert (loaded.checkpoint is None) == (lora is None)  # whole, it is a model as any other
     assert found == evaluate_once(loaded, RunConsole(quiet=True)).record()
     assert found["outcome"] != logged(folder, 0)["outcome"]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "lora"])
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_missed(
+    project: Path, capsys, monkeypatch, lora: dict | None
+) -> None:
+    folder = trained(project, stop_at=130, lora=lora, train={**CONFIG["train"], "save_every": 1})
+    first, second = sorted((folder / "checkpoints").iterdir())
+    away, newest = project / "away", measured(capsys, folder)
+
+    def removed_before(module: str, name: str) -> None:
+        """The run saves its second checkpoint and removes its first when a function is first called."""
+        if away.exists():
+            away.rename(first)
+        second.rename(project / "later")
+        function, waiting = getattr(sys.modules[module], name), [True]
+
+        def late(*arguments: object, **named: object) -> object:
+            if waiting and waiting.pop():
+                first.rename(away)
+                (project / "later").rename(second)
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(f"{module}.{name}", late)
+
+    removed_before("covey.inference", "load_policy")
+    assert main(["eval", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert f"has not ended: this is {first.name}" in said.err
+    assert f"{first.name} has been removed by its run, which goes on: this is {second.name}" in said.out
+    removed_before("covey.proof.check", "set_up")
+    assert main(["check", str(folder)]) == 0
+    removed_before("covey.runs.folder", "damage")
+    assert measured(capsys, folder) == newest
 
 
 def test_a_pipeline_by_its_last_stage(project: Path, capsys) -> None:

@@ -98,6 +98,17 @@ def test_a_folder_with_a_run_in_it_is_not_swept(tmp_path: Path) -> None:
         cells_of(grid(tmp_path, "train.lr=1,2"))
 
 
+@pytest.mark.parametrize("where", ["config", "torchrun"])
+def test_a_sweep_on_several_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    if where == "torchrun":
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    more = {"launch": {"processes": 2}} if where == "config" else {}
+    with pytest.raises(ConfigError, match="a sweep makes its runs in one process"):
+        planned_runs(Start(written(tmp_path, **more), ()), ["train.lr=1,2"], 1)
+
+
 def test_a_failed_run_is_said_and_ended_ones_are_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

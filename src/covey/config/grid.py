@@ -13,6 +13,7 @@ from typing import NamedTuple
 from covey.config.load import Loaded, resolved
 from covey.config.start import Start
 from covey.errors import ConfigError
+from covey.processes import started_together
 
 MOST_RUNS = 1000
 LONGEST_NAME = 150
@@ -110,6 +111,11 @@ def planned_runs(start: Start, sets: Sequence[str], seeds: int) -> Grid:
     if seeds < 1 or len(cells) * seeds > MOST_RUNS:
         raise ConfigError(
             f"--seeds {seeds} with {len(cells)} combinations: at least 1 seed, and at most {MOST_RUNS:,} runs"
+        )
+    if base.launch.processes > 1 or started_together():
+        raise ConfigError(
+            "launch.processes: a sweep makes its runs in one process. Take --launch.processes 1, without "
+            "torchrun, or make each run by `covey train` with an --output of its own"
         )
     runs, known = list[Planned](), dict[str, Path]()
     for cell, seed in product(cells, range(base.seed, base.seed + seeds)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from annotated_types import MinLen
 from pydantic import Field, field_validator, model_validator
@@ -40,8 +41,13 @@ class Servers(Section):
     @classmethod
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is no address, as http://127.0.0.1:8000")
+            try:
+                parts = urlsplit(url)
+                known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            except ValueError:  # its port is no number
+                known = False
+            if not known:
+                raise ValueError(f"{url!r} is no address, as http://127.0.0.1:80; several are a list, [A, B]")
         if len(set(urls)) < len(urls):
             raise ValueError("each server once")
         return urls

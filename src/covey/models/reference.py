@@ -60,7 +60,12 @@ class Reference:
     def active(self) -> Iterator[Policy]:
         """The reference as a policy, without gradient, inside the block."""
         off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()
+        trained = self._policy.parameters
         with torch.no_grad(), off:
+            # peft takes the gradient from an adapter that is off. FSDP asks at its first pass, which may be
+            # this one, what is trained, and would go by that for good.
+            for parameter in trained:
+                parameter.requires_grad_(True)
             yield self._policy
 
     def outputs(self, packed: Packed) -> tuple[Tensor, Head]:

@@ -23,6 +23,7 @@ from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy, weights_hash
 from covey.rollout import Position, Rollouts
+from covey.runs.reader import with_newest
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal
 from covey.training.rl import prepare, updates
@@ -48,6 +49,10 @@ class Claim:
 
 def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
     """Measure every claim on one batch of the config's model, data and rewards."""
+    return with_newest(loaded, lambda now: _check(now, console), console.say)
+
+
+def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
     with tempfile.TemporaryDirectory() as folder, caller_restored():
         stage = loaded.stages()[-1]
         config = stage.config.model_copy(update={"output": Path(folder) / "check"})

@@ -200,6 +200,8 @@ def latest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
         problem = damage(path, (IN_CHECKPOINT, optimizer_file(path)))
         if problem is None:
             return path, complaints
+        if not path.is_dir():  # its run is at work, and has removed it for a newer one
+            return latest_checkpoint(run)
         complaints.append(problem)
     return None, complaints
 

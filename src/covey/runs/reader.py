@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from covey.config.load import Loaded, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import read_yaml
-from covey.errors import RECORD, CheckpointError, ConfigError
+from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint
 
+T = TypeVar("T")
 RESULT = "result.json"
 """What a run that has ended leaves; one that trains on has none."""
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
@@ -32,17 +33,64 @@ def load_run(
     ConfigError where there is no run, or no model yet.
     """
     stage, values = last_stage(folder), values or {}
-    final = stage / "final"
-    newest = None if final.is_dir() else latest_checkpoint(stage)[0]
-    whole = final if final.is_dir() else newest if newest and (newest / "config.json").is_file() else None
-    found = {"model": str(whole.resolve())} if whole else {}  # a checkpoint of adapters is no model by itself
+    arrived = _arrived_at(stage)
+    whole = arrived is not None and _is_whole(arrived)
+    found = {"model": str(arrived)} if whole else {}
     loaded = load_recorded(stage, overrides, {**found, **values})
-    if final.is_dir() or "model" in values or loaded.origins.get("model", "").startswith("--"):
+    if _has_ended(arrived) or "model" in values or loaded.origins.get("model", "").startswith("--"):
         return loaded
-    if newest is None:
+    if arrived is None:
         raise ConfigError(f"{stage}: no model yet: neither final/ nor a whole checkpoint; let it train on")
-    loaded.notes.append(f"{stage} has not ended: this is {newest.name}")
-    return loaded if whole else replace(loaded, checkpoint=newest)
+    loaded.notes.append(f"{stage} has not ended: this is {arrived.name}")
+    return loaded if whole else replace(loaded, checkpoint=arrived)
+
+
+def with_newest(loaded: Loaded, work: Callable[[Loaded], T], say: Callable[[str], None]) -> T:
+    """What ``work`` makes of a run's model. A run that trains removes older checkpoints: where the one that
+    was meant is gone before it was read, the work begins again with the newest.
+    """
+    while True:
+        try:
+            return work(loaded)
+        except (CoveyError, OSError):
+            gone = _removed(loaded)
+            arrived = _arrived_at(loaded.run) if loaded.run is not None and gone is not None else None
+            if gone is None or arrived is None:
+                raise
+        say(f"note: {gone.name} has been removed by its run, which goes on: this is {arrived.name}")
+        loaded = _with_model(loaded, arrived)
+
+
+def _removed(loaded: Loaded) -> Path | None:
+    """The checkpoint whose weights a run is to be read with, if it is there no longer."""
+    meant = loaded.checkpoint or loaded.config.model
+    if loaded.run is None or not isinstance(meant, str | Path):
+        return None
+    place, kept = Path(meant), (loaded.run / "checkpoints").resolve()
+    return place if place.parent == kept and not place.is_dir() else None
+
+
+def _arrived_at(stage: Path) -> Path | None:
+    """The folder with the model of a run: what it has ended with, or its newest checkpoint."""
+    final = stage / "final"
+    found = final if final.is_dir() else latest_checkpoint(stage)[0]
+    return found and found.resolve()
+
+
+def _has_ended(arrived: Path | None) -> bool:
+    return arrived is not None and arrived.name == "final"
+
+
+def _is_whole(arrived: Path) -> bool:
+    """Whether it is a model: a checkpoint of adapters is none by itself."""
+    return _has_ended(arrived) or (arrived / "config.json").is_file()
+
+
+def _with_model(loaded: Loaded, arrived: Path) -> Loaded:
+    if not _is_whole(arrived):
+        return replace(loaded, checkpoint=arrived)
+    config = loaded.config.model_copy(update={"model": str(arrived)})
+    return replace(loaded, config=config, checkpoint=None)
 
 
 def load_recorded(

@@ -6,6 +6,7 @@ Routes as of vLLM 0.33 and SGLang 0.5.23. A reply is read strictly: what does no
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -217,7 +218,8 @@ def _read_generated(reply: object) -> list[Answer]:
 
 
 def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
-    body = {"model_path": folder, "flush_cache": True, "weight_version": str(version)}
+    name = f"{version}-{secrets.token_hex(8)}"  # another run may give it weights of the same version
+    body = {"model_path": folder, "flush_cache": True, "weight_version": name}
     reply = ask("/update_weights_from_disk", body)
     if not isinstance(reply, Mapping) or reply.get("success") is not True:
         raise Misbehaved(f"/update_weights_from_disk answers {str(reply)[:200]}")

@@ -91,6 +91,8 @@ class RemoteSampler:
         self._probes = [p for p in probes[:PROBES] if len(p)]
         self._vocabulary = policy.model.get_input_embeddings().num_embeddings
         self._exact: bool | None = None
+        self._written: int | None = None
+        """Version of the weights in ``folder``."""
 
     @property
     def bit_exact(self) -> bool:
@@ -391,7 +393,8 @@ class RemoteSampler:
                 )
         return (
             f"its log-probs are {off:.2g} nats off those of version {self.version}, on average, and "
-            f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights"
+            f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights, or "
+            "computes in another dtype or precision"
         )
 
     def _off(self, server: RemoteServer, scored_at: float | None = None) -> float:
@@ -410,15 +413,17 @@ class RemoteSampler:
         return float((ours.double() - torch.tensor(theirs, dtype=torch.float64)).abs().mean())
 
     def _saved(self) -> Path:
-        """The folder with the present weights, written once; older ones go."""
+        """The folder with the present weights, written once; others go, those of an earlier process
+        under the same version too.
+        """
         target = self.folder / f"version_{self.version:06d}"
-        if not target.is_dir():
+        if self._written != self.version or not target.is_dir():
             part = self.folder / f".{target.name}.part"
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
             save_policy(self.policy, part)
-            part.rename(target)
             for old in self.folder.glob("version_*"):
-                if old != target:
-                    shutil.rmtree(old, ignore_errors=True)
+                shutil.rmtree(old, ignore_errors=True)
+            part.rename(target)
+            self._written = self.version
         return target.resolve()

@@ -10,7 +10,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from starlette.routing import Route
 from covey.errors import ConfigError, CoveyError, DataError
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
-from covey.serving.shared import SharedModel, TooBusy
+from covey.serving.shared import SharedModel, TooBusy, new_instance
 from covey.types import VERSION, Completion
 from covey.web import LOOPBACK
 
@@ -110,8 +110,6 @@ class Service:
     """Asked of every caller, unless empty."""
     weights: Path | None = None
     """New weights are taken from folders in this one; None: from nowhere."""
-    instance: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Tells this start of the server from others: a trainer would not notice one between two requests."""
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -212,6 +210,7 @@ class Service:
             raise Refused(403, f"weights are only taken from folders in {root}")
 
         def take() -> None:
+            self.model.instance = new_instance()
             try:
                 self.model.policy.load_weights(folder)
             except (ValueError, OSError) as error:
@@ -256,7 +255,7 @@ class Service:
             {
                 **body,
                 "model": self.name,
-                "instance": self.instance,
+                "instance": self.model.instance,
                 "version": version,
                 "choices": choices,
                 "usage": usage,

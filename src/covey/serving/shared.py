@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,11 @@ from covey.types import Completion
 T = TypeVar("T")
 GATHERING = 0.01
 """Seconds that the first request waits for others: a caller's requests come close together."""
+
+
+def new_instance() -> str:
+    """What nothing else bears."""
+    return secrets.token_hex(8)
 
 
 class TooBusy(CoveyError):
@@ -51,6 +57,10 @@ class SharedModel:
         """``most_waiting`` is in completions. Raises ConfigError for a model that cannot be sampled from."""
         self.policy = policy
         self.version = 0
+        self.instance = new_instance()
+        """Tells these weights, since they were taken, from all others: those of another start, and those that
+        another run has given in between, under the same version perhaps.
+        """
         self._sampler = LocalSampler(policy, max_running)
         self._sampler.check()
         self._most, self._waiting, self._open = most_waiting, 0, True

@@ -206,11 +206,11 @@ def _sampler(policy: Policy, config: Config, prompts: Sequence[Prompted], option
 def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     """Restore the newest checkpoint, if there is one, and say what differs from the process that left it."""
     loaded, options, journal = run.loaded, run.options, run.journal
-    folder, reference = journal.folder, run.learner.reference
+    folder, reference, policy = journal.folder, run.learner.reference, run.learner.policy.whole
     now = {
         **environment(loaded),
-        "rounds_products": run.learner.policy.rounds,
-        "rounded": rounded_so_far(folder.path, run.learner.policy, bool(folder.checkpoints())),
+        "rounds_products": policy.rounds,
+        "rounded": rounded_so_far(folder.path, policy, bool(folder.checkpoints())),
         "sandbox": run.rewards.sandbox,
         "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
@@ -229,7 +229,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             "--strict"
         )
     if harmful:
-        forget_kept(folder.path)
+        by_first(lambda: forget_kept(folder.path))
     if run.restore():
         journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
         for difference in differences:
