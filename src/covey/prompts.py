@@ -11,12 +11,16 @@ import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
-from covey.models.chat import chat_tokens, ignored
+from covey.models.chat import chat_text, chat_tokens, ignored
 from covey.models.policy import Policy
+from covey.rewards.extract import THINK_OPEN
 from covey.sampling.base import Request
 from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
+
+THOUGHTS = ("reasoning_content", "thinking")
+"""Where a message may have them, apart from its content."""
 
 
 class GivenAnswer(NamedTuple):
@@ -156,21 +160,68 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
 
 
 def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnswer:
-    """A text with the end of sequence; of messages, the assistant's are trained, each with its end."""
-    if isinstance(answer, str):
-        end = policy.tokenizer.eos_token
-        text = answer.removesuffix(end) if isinstance(end, str) else answer
-        words = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        tokens = [*words, policy.end_id]
-        return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
-    prompt, problem = prompted.problem.prompt, prompted.problem
-    assert not isinstance(prompt, str), "an answer in messages has a prompt in messages"
-    whole = _conversation(policy, problem, [*prompt, *answer], False)
-    ours = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
-    begins = [_grown(policy, problem, whole, [*prompt, *answer[:n]]) for n in ours]
+    """An answer with its end, which is the chat template's where the prompt is a chat.
+
+    Of messages the assistant's are trained. A text is one message of the assistant.
+    """
+    problem = prompted.problem
+    if isinstance(problem.prompt, str):
+        assert isinstance(answer, str), "an answer in messages has a prompt in messages"
+        return _in_words(policy, _words(policy, problem, answer), policy.end_id)
+    said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
+    said = [
+        {**m, "content": _words(policy, problem, str(m["content"]))} if m["role"] == "assistant" else m
+        for m in said
+    ]
+    messages = [*problem.prompt, *said]
+    whole, start = _conversation(policy, problem, messages, False), len(prompted.tokens)
+    missing = _left_out(chat_text(policy.tokenizer, messages, problem.template, False), said)
+    if missing is None and whole[:start] == prompted.tokens.tolist():
+        return _as_rendered(policy, problem, whole, said)
+    if {"tool_calls", *THOUGHTS} & set(said[0]) or len(said) > 1:
+        raise _anew(problem) if missing is None else _silent(problem, missing)
+    # Templates of reasoning models, DeepSeek R1's for one, leave the thoughts out of what has been said.
+    words = str(said[0]["content"])
+    if policy.tokenizer.decode(prompted.tokens).rstrip().endswith(THINK_OPEN):
+        words = words.removeprefix(f"{THINK_OPEN}\n").removeprefix(THINK_OPEN)
+    return _in_words(policy, words, policy.end_id if policy.turn_end is None else policy.turn_end)
+
+
+def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
+    tokens = [*policy.tokenizer(words, add_special_tokens=False)["input_ids"], end]
+    return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
+
+
+def _words(policy: Policy, problem: Problem, answer: str) -> str:
+    """An answer without an end of its own, which it gets anyway. Raises DataError for one in its middle."""
+    added = policy.tokenizer.added_tokens_decoder
+    ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
+    bare = answer.rstrip()
+    answer = next((bare.removesuffix(end) for end in ends if bare.endswith(end)), answer)
+    if inside := [end for end in ends if end in answer]:
+        raise DataError(
+            f"{problem.id}: {inside[0]} stands within an answer, and a completion ends there: what follows "
+            "it could never be sampled. Take it out; of a conversation, give the messages"
+        )
+    return answer
+
+
+def _left_out(shown: str, said: Messages) -> str | None:
+    """What the assistant says and a template does not show; white space is the template's to choose."""
+    shown = "".join(shown.split())
+    texts = (m.get(name) for m in said if m["role"] == "assistant" for name in ("content", *THOUGHTS))
+    return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
+
+
+def _as_rendered(policy: Policy, problem: Problem, whole: list[int], said: Messages) -> GivenAnswer:
+    """The answer in a conversation's tokens; the assistant's messages are trained, each with its end."""
+    prompt = [*problem.prompt]
+    ours = [n for n, message in enumerate(said) if message["role"] == "assistant"]
+    begins = [_grown(policy, problem, whole, [*prompt, *said[:n]]) for n in ours]
+    whole = [*whole[: begins[-1]], *_ended(policy, whole[begins[-1] :])]
     said_by = np.zeros(len(whole), dtype=bool)
-    for n, start, following in zip(ours, begins, [*begins[1:], len(whole)], strict=True):
-        so_far = _conversation(policy, problem, [*prompt, *answer[: n + 1]], False)
+    for n, start, following in zip(ours, begins, begins[1:], strict=False):
+        so_far = _conversation(policy, problem, [*prompt, *said[: n + 1]], False)
         # Some templates, Qwen 3's for one, write a last message otherwise: then a token has to show its end.
         appended = whole[: len(so_far)] == so_far
         stretch = range(start, len(so_far) if appended else following)
@@ -178,9 +229,22 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
         if not (ends or appended):
             raise _anew(problem)
         # What the template writes after the message's end, a line break say, is not the model's to write.
-        said_by[start : (ends[-1 if appended else 0] + 1 if ends else stretch.stop)] = True
-    start, over = _grown(policy, problem, whole, prompt), 1 + int(said_by.nonzero()[0][-1])
-    return GivenAnswer(np.array(whole[start:over], dtype=np.int64), said_by[start:over])
+        # Where it writes none, as GLM's, the next turn's beginning may be one.
+        over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
+        said_by[start : ends[-1 if appended else 0] + 1 if ends else over] = True
+    said_by[begins[-1] :] = True
+    start = _grown(policy, problem, whole, prompt)
+    return GivenAnswer(np.array(whole[start:], dtype=np.int64), said_by[start:])
+
+
+def _ended(policy: Policy, tokens: list[int]) -> list[int]:
+    """A last message up to its end; where the template writes none, sampling would not end either."""
+    own = [n for n, token in enumerate(tokens) if token == policy.turn_end]
+    if ends := own or [n for n, token in enumerate(tokens) if token in policy.end_ids]:
+        return tokens[: ends[-1] + 1]
+    while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
+        tokens = tokens[:-1]
+    return [*tokens, policy.end_id]
 
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
@@ -195,11 +259,19 @@ def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Message
     return len(before)
 
 
+def _silent(problem: Problem, missing: str) -> DataError:
+    return DataError(
+        f"{problem.id}: the model's chat template does not show what the assistant says, {missing[:60]!r}, "
+        "so it would not be trained. Reasoning models' templates keep the thoughts of a last answer at most, "
+        "and as a part of its content: give each answer a row of its own, with what was said before as prompt"
+    )
+
+
 def _anew(problem: Problem) -> DataError:
     return DataError(
         f"{problem.id}: the model's chat template writes a conversation anew once it goes on, so nobody "
-        "can say which tokens are the assistant's. Give prompt and answer as texts, or use a template "
-        "that only appends"
+        "can say which tokens are the assistant's. Give each answer a row of its own, with what was said "
+        "before as its prompt, or use a template that only appends"
     )
 
 

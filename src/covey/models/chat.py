@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -15,6 +16,8 @@ from covey.types import Messages
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments that are not the user's to set; tools and documents are."""
 OWN -= {"tools", "documents"}
+ANSWER = "some answer"
+"""Stands for one, to see what a template writes behind it."""
 
 
 def chat_tokens(
@@ -29,6 +32,26 @@ def chat_tokens(
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
+    return list(_applied(tokenizer, messages, arguments, begin, tokenize=True))
+
+
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    arguments: Mapping[str, object],
+    begin: bool = True,
+) -> str:
+    """The text that ``chat_tokens`` gives the tokens of. Raises as that does."""
+    return str(_applied(tokenizer, messages, arguments, begin, tokenize=False))
+
+
+def _applied(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    arguments: Mapping[str, object],
+    begin: bool,
+    tokenize: bool,
+) -> Any:
     name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -43,10 +66,30 @@ def chat_tokens(
         )
     template = tokenizer.apply_chat_template
     try:
-        ids = template(messages, add_generation_prompt=begin, tokenize=True, return_dict=False, **arguments)
+        return template(
+            messages, add_generation_prompt=begin, tokenize=tokenize, return_dict=False, **arguments
+        )
     except (TemplateError, TypeError, ValueError, LookupError) as error:
         raise DataError(f"the chat template of {name} refuses the messages: {error}") from None
-    return list(ids)
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token by which the chat template ends an assistant's answer; None where no token does.
+
+    It need not be the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, that of base models with a
+    template often `<|im_end|>`.
+    """
+    answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = chat_text(tokenizer, answered, {}, begin=False)
+    except (ConfigError, DataError):
+        return None
+    _, found, behind = text.rpartition(ANSWER)
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if tokenizer.bos_token_id != tokenizer.eos_token_id:
+        special -= {tokenizer.bos_token_id}
+    return next((n for n in ids if n in special), None)
 
 
 def ignored(
