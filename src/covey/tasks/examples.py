@@ -78,17 +78,30 @@ def messages_of(value: list[object]) -> Messages | None:
     """What somebody said, or tools that the assistant called, without content perhaps; else None.
 
     Nulls, with which parquet pads, are left out: templates ask whether a message has `tool_calls`, and print
-    a content that is null as None.
+    a content that is null as None. A content in parts of text is their text, which all templates take.
     """
     found: list[Mapping[str, object]] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return None
         said = {key: part for key, part in message.items() if part is not None}
-        if "content" not in said and not said.get("tool_calls"):
+        content = _content(said.get("content", "" if said.get("tool_calls") else None), said["role"])
+        if content is None:
             return None
-        found.append({**said, "content": said.get("content", "")})
+        found.append({**said, "content": content})
     return found or None
+
+
+def _content(content: object, role: object) -> object:
+    """A content as templates take it: text, or what a tool returned as an object; None for all else."""
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {"text": part} for part in content]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        only_text = len(texts) == len(parts) and all(part.get("type", "text") == "text" for part in parts)
+        return "".join(texts) if only_text else None
+    if isinstance(content, int | float) and not isinstance(content, bool):
+        return str(content)
+    return content if isinstance(content, str) or (isinstance(content, dict) and role == "tool") else None
 
 
 def _opens(messages: object) -> bool:
@@ -229,7 +242,10 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
     """An answer as it can be read: a text or, where the prompt is a chat, messages."""
     if isinstance(answer, list):
         if (said := messages_of(answer)) is None:
-            raise DataError(f"{problem.id}: {column!r} must be a text or {{role, content}} messages")
+            raise DataError(
+                f"{problem.id}: {column!r} must be a text or {{role, content}} messages, each content a text "
+                f"or parts of text; this is {str(answer)[:120]!r}"
+            )
         if said[-1]["role"] != "assistant":
             raise DataError(f"{problem.id}: {column!r} ends with a message of {said[-1]['role']!r}")
         if isinstance(problem.prompt, str):
