@@ -134,6 +134,15 @@ def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
     return encoded
 
 
+def too_long(given: Sequence[object], kept: Sequence[object]) -> list[str]:
+    """What ``data.long_prompts: drop`` has left out, in words."""
+    if (count := len(given) - len(kept)) == 0:
+        return []
+    return [
+        f"{count:,} of {len(given):,} rows are too long for the model and are left out (data.long_prompts)"
+    ]
+
+
 def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
     """Examples as tokens. What is longer than the model's context is an error or left out."""
     found = []

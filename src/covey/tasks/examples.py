@@ -59,7 +59,11 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
                 f"{where}: no message of the assistant in 'messages', so nothing to imitate. If they are the "
                 "prompt, set data.prompt: messages"
             )
-        first = roles.index("assistant")
+        if (first := roles.index("assistant")) == 0:
+            raise DataError(
+                f"{where}: 'messages' begins with the assistant, so nothing asks for its words; begin with "
+                "what the user or the system says"
+            )
         return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
     inside = data.prompt not in row or (_opens(chosen) and _opens(rejected))
     if inside and isinstance(chosen, list) and isinstance(rejected, list):
@@ -71,6 +75,11 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
         shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word it precedes
     else:
         return row
+    if not shared:
+        raise DataError(
+            f"{where}: chosen and rejected begin differently, so they have no prompt in common; give answers "
+            f"to one prompt, and what is not in them as column {data.prompt!r}"
+        )
     return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
 
 
@@ -203,9 +212,17 @@ def _answer(problem: Problem, data: Data) -> Example:
             "answer to imitate, as a text or messages"
         )
     text = _text(problem, data.completion, answer)
-    if text == "":
+    if _says_nothing(text):
         raise DataError(f"{problem.id}: the answer to imitate (data.completion) is empty; remove this row")
     return Example("answer", problem, (text,), (1.0,))
+
+
+def _says_nothing(answer: AnswerText) -> bool:
+    """Whether it, or what the assistant says in one of its messages, is no more than white space."""
+    if isinstance(answer, str):
+        return not answer.strip()
+    ours = [m for m in answer if m["role"] == "assistant"]
+    return any(set(m) <= {"role", "content"} and not str(m["content"]).strip() for m in ours)
 
 
 def _pair(problem: Problem, _: Data) -> Example:

@@ -27,7 +27,7 @@ from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
 from covey.processes import by_first, first, together
-from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
+from covey.prompts import Prompted, encode, encode_examples, texts_of, too_long, unseen_by_model
 from covey.rewards.base import Rewards
 from covey.runs.arithmetic import follow_run, rounded_so_far, unfollowed
 from covey.runs.atomic import write_file
@@ -78,7 +78,9 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     test_set = encode(policy, source.test, config)
     unseen = unseen_by_model(policy, [*source.train, *source.test], config)
     speed = (*speed_notes(policy, config), *unfollowed(policy, config, loaded.run))
-    for note in (*speed, *unseen, *untold(policy, source, toolbox, config.method)):
+    given = [*(source.examples or source.train), *source.held_out, *source.test]
+    dropped = too_long(given, [*train_set, *held_out, *test_set])
+    for note in (*speed, *unseen, *untold(policy, source, toolbox, config.method), *dropped):
         console.say(note, "yellow")
     keeps = algorithm.needs_reference and config.method == "rl"
     reference = Reference(policy, algorithm.moves_reference) if keeps else None
