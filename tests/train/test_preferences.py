@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -447,6 +448,8 @@ BAD: list[tuple[str, list[dict[str, Any]], str]] = [
     ),
     ("reward_model", [{"prompt": "2", "completions": ["a"], "labels": []}], "1 steps in completions and 0"),
     ("reward_model", [{"prompt": "2", "completions": ["a", " "], "labels": [1, 0]}], "step 2 is not"),
+    ("sft", [{"prompt": "2+2=", "completion": math.nan}], "needs column 'completion'"),
+    ("dpo", [{**PAIR, "rejected": math.nan}], "'rejected' must be a text, this is 'nan'"),
     ("sft", [{"prompt": "2+2="}], "supervised learning needs column 'completion'"),
     ("sft", [{"prompt": "2+2=", "completion": ""}], "the answer to imitate .* is empty"),
     ("sft", [{"messages": [ASKED, {"role": "assistant", "content": " "}]}], "answer to imitate .* empty"),

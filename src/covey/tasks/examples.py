@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -200,13 +201,13 @@ def _example(problem: Problem, method: Method, data: Data) -> Example:
 def _answer(problem: Problem, data: Data) -> Example:
     columns = problem.columns
     if "{" in data.completion:
-        missing = [name for name in PLACE.findall(data.completion) if columns.get(name) is None]
+        missing = [name for name in PLACE.findall(data.completion) if _missing(columns.get(name))]
         if missing:
             raise DataError(f"{problem.id}: no column {missing[0]!r}, which data.completion asks for")
         answer: object = PLACE.sub(lambda m: str(columns[m[1]]), data.completion)
     else:
         answer = columns.get(data.completion)
-    if answer is None or isinstance(answer, dict):
+    if _missing(answer) or isinstance(answer, dict):
         raise DataError(
             f"{problem.id}: supervised learning needs column {data.completion!r} (data.completion) with the "
             "answer to imitate, as a text or messages"
@@ -215,6 +216,11 @@ def _answer(problem: Problem, data: Data) -> Example:
     if _says_nothing(text):
         raise DataError(f"{problem.id}: the answer to imitate (data.completion) is empty; remove this row")
     return Example("answer", problem, (text,), (1.0,))
+
+
+def _missing(value: object) -> bool:
+    """Whether a row has no such value; where one is missing, pandas writes a NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _says_nothing(answer: AnswerText) -> bool:
@@ -268,6 +274,6 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
         if isinstance(problem.prompt, str):
             raise DataError(f"{problem.id}: {column!r} is a chat and the prompt a text; set data.chat: true")
         return said
-    if not isinstance(answer, str | int | float) or isinstance(answer, bool):
+    if not isinstance(answer, str | int | float) or isinstance(answer, bool) or _missing(answer):
         raise DataError(f"{problem.id}: {column!r} must be a text, this is {str(answer)[:60]!r}")
     return str(answer)
