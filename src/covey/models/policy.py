@@ -279,9 +279,14 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, turn_ends: int | None) -> list[int]:
     """Ids that end a completion: the tokenizer's, those of the generation config, the chat template's."""
+    others = (tokenizer.eos_token_id, turn_ends)
+    return sorted({*_configured_ends(model), *(i for i in others if i is not None)})
+
+
+def _configured_ends(model: PreTrainedModel) -> set[int]:
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
-    return sorted({i for i in (*ids, tokenizer.eos_token_id, turn_ends) if i is not None})
+    return {i for i in ids if i is not None}
 
 
 def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
@@ -291,9 +296,8 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     written alone, which is smaller and loads where peft is installed. Whoever samples from it stops where
     covey has.
     """
-    configured = policy.model.generation_config
-    if configured is not None and end_ids(policy.model, policy.tokenizer, None) != policy.end_ids:
-        configured.eos_token_id = policy.end_ids
+    if policy.end_ids and _configured_ends(policy.model) != set(policy.end_ids):
+        policy.model.generation_config.eos_token_id = policy.end_ids
     policy.tokenizer.save_pretrained(folder)
     if policy.adapter is None:
         policy.model.save_pretrained(folder)
