@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,7 +37,9 @@ from covey.tasks.examples import Example
 from covey.training import given
 from covey.training.given import Shares
 from covey.training.run import Run
+from covey.types import Problem
 
+Read = TypeVar("Read")
 NEVER_READ = 0
 """The token behind an answer: where it would be predicted the value is."""
 
@@ -136,10 +140,19 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     return found
 
 
+def _named(problem: Problem, read: Callable[[], Read]) -> Read:
+    """What is read of a problem; where the chat template refuses it, the error says which it is."""
+    try:
+        return read()
+    except DataError as error:
+        raise DataError(f"{problem.id}: {error}") from None
+
+
 def _answers(policy: Policy, example: Example) -> Prompted:
     """What answers have in common is the prompt, which is computed once; each is asked about at its end."""
     problem = example.problem
-    ids = [conversation_ids(policy.tokenizer, problem.prompt, answer) for answer in example.answers]
+    read = partial(conversation_ids, policy.tokenizer, problem.prompt)
+    ids = _named(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(ids) == 2 and ids[0] == ids[1]:
@@ -155,10 +168,9 @@ def _answers(policy: Policy, example: Example) -> Prompted:
 
 def _steps(policy: Policy, example: Example) -> Prompted:
     """One answer, asked about at the end of each step."""
-    problem, tokenizer = example.problem, policy.tokenizer
-    steps = [str(step) for step in example.answers]
-    ids, ends = worked_ids(tokenizer, problem.prompt, steps, SEPARATOR)
-    first, _ = worked_ids(tokenizer, problem.prompt, [], SEPARATOR)
+    problem, steps = example.problem, [str(step) for step in example.answers]
+    read = partial(worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR)
+    (ids, ends), (first, _) = _named(problem, lambda: (read(steps), read([])))
     if not first:
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(set(ends)) < len(ends):
