@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
-from covey.models.chat import chat_text, chat_tokens, ignored
+from covey.models.chat import chat_text, chat_tokens, ignored, leaves_out
 from covey.models.policy import Policy
 from covey.rewards.extract import THINK_OPEN
 from covey.sampling.base import Request
@@ -66,9 +66,12 @@ def _plain(text: AnswerText) -> str:
     return " ".join(f"{m['content']}{said}" for m, said in zip(text, calls, strict=True))
 
 
-def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config) -> list[str]:
+def unseen_by_model(
+    policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
+) -> list[str]:
     """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
-    notes = []
+    answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
+    notes = _unread_roles(policy, [*answered, *((problem, []) for problem in problems)])
     texts = [p for p in problems if isinstance(p.prompt, str)]
     if texts and config.data.chat_template_kwargs:
         notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
@@ -100,9 +103,33 @@ def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config)
     return notes
 
 
+def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
+    """Who says what the template does not show: most leave out roles that they do not know. Once per role."""
+    notes, checked = list[str](), {"assistant"}
+    for problem, answers in said:
+        if isinstance(problem.prompt, str):
+            continue
+        messages = [*problem.prompt, *(answers[0] if answers else ())]
+        for place, message in enumerate(messages):
+            if (role := str(message["role"])) in checked or not message["content"]:
+                continue
+            checked.add(role)
+            other = [*messages[:place], {**message, "content": "Other words."}, *messages[place + 1 :]]
+            if leaves_out(policy.tokenizer, messages, problem.template, other):
+                notes.append(
+                    f"{problem.id}: the model's chat template leaves out what {role!r} says, so the model "
+                    "does not read it; roles are mostly system, user, assistant and tool"
+                )
+    return notes
+
+
 def _tokens(policy: Policy, problem: Problem) -> list[int]:
+    return _named(problem, lambda: policy.encode(problem.prompt, problem.template))
+
+
+def _named(problem: Problem, read: Callable[[], list[int]]) -> list[int]:
     try:
-        return policy.encode(problem.prompt, problem.template)
+        return read()
     except DataError as error:
         raise DataError(f"{problem.id}: {error}") from None
 
@@ -183,6 +210,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
         for m in said
     ]
     messages = [*problem.prompt, *said]
+    _check_calls(policy, problem, said)
     whole, start = _conversation(policy, problem, messages, False), len(prompted.tokens)
     missing = _left_out(chat_text(policy.tokenizer, messages, problem.template, False), said)
     if missing is None and whole[:start] == prompted.tokens.tolist():
@@ -222,6 +250,21 @@ def _left_out(shown: str, said: Messages) -> str | None:
     return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
 
 
+def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
+    """Raise DataError where the assistant calls tools and the template does not show it."""
+    if not any(m.get("tool_calls") for m in said):
+        return
+    without = [{k: v for k, v in m.items() if k != "tool_calls"} for m in said]
+    assert not isinstance(problem.prompt, str), "only messages have calls"
+    whole, other = [*problem.prompt, *said], [*problem.prompt, *without]
+    if leaves_out(policy.tokenizer, whole, problem.template, other):
+        raise DataError(
+            f"{problem.id}: the model's chat template does not show the tools that the assistant calls "
+            "(tool_calls), so an answer without them would be trained. Use a template that does, or write "
+            "the calls into the content"
+        )
+
+
 def _as_rendered(policy: Policy, problem: Problem, whole: list[int], said: Messages) -> GivenAnswer:
     """The answer in a conversation's tokens; the assistant's messages are trained, each with its end."""
     prompt = [*problem.prompt]
@@ -257,7 +300,7 @@ def _ended(policy: Policy, tokens: list[int]) -> list[int]:
 
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
-    return chat_tokens(policy.tokenizer, messages, problem.template, begin)
+    return _named(problem, lambda: chat_tokens(policy.tokenizer, messages, problem.template, begin))
 
 
 def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:

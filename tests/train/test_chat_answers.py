@@ -12,8 +12,8 @@ from covey.config.schema import Config, Data
 from covey.errors import DataError
 from covey.models.policy import Policy, save_policy
 from covey.models.tiny import CHAT_TEMPLATE, END, PAD, build_tokenizer
-from covey.prompts import GivenAnswer, Prompted, encode_examples
-from covey.tasks.examples import AnswerText, examples_of, with_prompt
+from covey.prompts import GivenAnswer, Prompted, encode_examples, unseen_by_model
+from covey.tasks.examples import AnswerText, Example, examples_of, with_prompt
 from covey.types import Problem
 
 ASKED = [{"role": "user", "content": "1+2="}]
@@ -124,3 +124,39 @@ def test_a_text_that_begins_as_the_tokenizer_begins_texts_is_not_begun_twice() -
     pieces = TemplateProcessing(single=f"{PAD} $A", special_tokens=[(PAD, 0)])
     policy.tokenizer.backend_tokenizer.post_processor, policy.tokenizer.bos_token = pieces, PAD
     assert policy.encode(f"{PAD}1+2=") == policy.encode("1+2=")
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+
+
+@pytest.mark.parametrize("arguments", [{"a": 2}, '{"a": 2}'])
+def test_arguments_of_calls_are_trained_as_objects(arguments: object) -> None:
+    """As OpenAI writes them they are JSON in a text, which a template would quote once more."""
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    written = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    assert trained_text(policy_of("qwen3"), [{"role": "assistant", "tool_calls": [call]}]) == written + END
+
+
+def test_a_template_that_wants_arguments_as_a_text_gets_them_so() -> None:
+    policy = with_template(CHAT_TEMPLATE.replace("(c['function'] or c) | tojson", "c['arguments'] + '!'"))
+    answer = [{"role": "assistant", "tool_calls": [{"name": "add", "arguments": '{"a": 2}'}]}]
+    assert trained_text(policy, answer) == f'<tool_call>{{"a": 2}}!</tool_call>{END}'
+
+
+def test_calls_that_a_template_does_not_show_are_refused() -> None:
+    with pytest.raises(DataError, match=r"p: .* does not show the tools that the assistant calls"):
+        learned(
+            with_template(f"{TURN}{END}{{% endfor %}}{BEGIN}"), [{"role": "assistant", "tool_calls": [CALL]}]
+        )
+
+
+def test_roles_that_a_template_leaves_out_are_said_once() -> None:
+    knows = "{% for m in messages %}{% if m['role'] in ('user', 'assistant') %}"
+    policy = with_template(f"{knows}{{{{ m['content'] }}}}{END}{{% endif %}}{{% endfor %}}")
+    problems = [Problem(f"p{n}", [{"role": "human", "content": "1+2="}]) for n in range(3)]
+    (note,) = unseen_by_model(policy, problems, Config())
+    assert note.startswith("p0: the model's chat template leaves out what 'human' says")
+    answer = [*({"role": r, "content": "3"} for r in ("assistant", "tool", "assistant"))]
+    asked = [Example("answer", Problem("q", ASKED), (answer,), (1.0,))]
+    (note,) = unseen_by_model(policy, [], Config(), asked)
+    assert note.startswith("q: the model's chat template leaves out what 'tool' says")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -64,13 +65,47 @@ def _applied(
             f"data.chat_template_kwargs: {min(taken)} is no variable of the template. Another template goes "
             "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
         )
-    template = tokenizer.apply_chat_template
+    refusal: Exception | None = None
+    for said in (_with_objects(messages), messages):
+        try:
+            return tokenizer.apply_chat_template(
+                said, add_generation_prompt=begin, tokenize=tokenize, return_dict=False, **arguments
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            refusal = refusal or error
+    raise DataError(f"the chat template of {name} refuses the messages: {refusal}") from None
+
+
+def _with_objects(messages: Messages) -> Messages:
+    """Messages whose calls have their arguments as objects, which most templates want; OpenAI's are JSON."""
+    found = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        own = {"tool_calls": [_with_object(call) for call in calls]} if isinstance(calls, list) else {}
+        found.append({**message, **own})
+    return found
+
+
+def _with_object(call: object) -> object:
+    if not isinstance(call, Mapping):
+        return call
+    if "function" in call:
+        return {**call, "function": _with_object(call["function"])}
     try:
-        return template(
-            messages, add_generation_prompt=begin, tokenize=tokenize, return_dict=False, **arguments
-        )
-    except (TemplateError, TypeError, ValueError, LookupError) as error:
-        raise DataError(f"the chat template of {name} refuses the messages: {error}") from None
+        found = json.loads(call["arguments"])
+    except (KeyError, TypeError, ValueError):
+        return call
+    return {**call, "arguments": found} if isinstance(found, dict) else call
+
+
+def leaves_out(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object], other: Messages
+) -> bool:
+    """Whether a template writes the same for other messages, so that a model cannot tell what differs."""
+    try:
+        return chat_text(tokenizer, messages, arguments) == chat_text(tokenizer, other, arguments)
+    except DataError:
+        return False
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -76,9 +76,10 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
-    unseen = unseen_by_model(policy, [*source.train, *source.test], config)
+    examples = [*source.examples, *source.held_out]
+    unseen = unseen_by_model(policy, [*source.train, *source.test], config, examples)
     speed = (*speed_notes(policy, config), *unfollowed(policy, config, loaded.run))
-    given = [*(source.examples or source.train), *source.held_out, *source.test]
+    given = [*(examples or source.train), *source.test]
     dropped = too_long(given, [*train_set, *held_out, *test_set])
     for note in (*speed, *unseen, *untold(policy, source, toolbox, config.method), *dropped):
         console.say(note, "yellow")
