@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
 
+Read = TypeVar("Read")
 THOUGHTS = ("reasoning_content", "thinking")
 """Where a message may have them, apart from its content."""
 
@@ -127,7 +128,7 @@ def _tokens(policy: Policy, problem: Problem) -> list[int]:
     return _named(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
-def _named(problem: Problem, read: Callable[[], list[int]]) -> list[int]:
+def _named(problem: Problem, read: Callable[[], Read]) -> Read:
     try:
         return read()
     except DataError as error:
@@ -211,10 +212,11 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
     ]
     messages = [*problem.prompt, *said]
     _check_calls(policy, problem, said)
-    whole, start = _conversation(policy, problem, messages, False), len(prompted.tokens)
-    missing = _left_out(chat_text(policy.tokenizer, messages, problem.template, False), said)
+    shown = _named(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
+    whole = list(policy.tokenizer(shown, add_special_tokens=False)["input_ids"])
+    missing, start = _left_out(shown, said), len(prompted.tokens)
     if missing is None and whole[:start] == prompted.tokens.tolist():
-        return _as_rendered(policy, problem, whole, said)
+        return _as_rendered(policy, problem, whole, start, said)
     if {"tool_calls", *THOUGHTS} & set(said[0]) or len(said) > 1:
         raise _anew(problem) if missing is None else _silent(problem, missing)
     # Templates of reasoning models, DeepSeek R1's for one, leave the thoughts out of what has been said.
@@ -265,11 +267,16 @@ def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
         )
 
 
-def _as_rendered(policy: Policy, problem: Problem, whole: list[int], said: Messages) -> GivenAnswer:
-    """The answer in a conversation's tokens; the assistant's messages are trained, each with its end."""
+def _as_rendered(
+    policy: Policy, problem: Problem, whole: list[int], first: int, said: Messages
+) -> GivenAnswer:
+    """The answer in a conversation's tokens; the assistant's messages are trained, each with its end.
+
+    ``first``: where it begins, behind the prompt and the template's beginning of a turn.
+    """
     prompt = [*problem.prompt]
     ours = [n for n, message in enumerate(said) if message["role"] == "assistant"]
-    begins = [_grown(policy, problem, whole, [*prompt, *said[:n]]) for n in ours]
+    begins = [_grown(policy, problem, whole, [*prompt, *said[:n]]) if n else first for n in ours]
     whole = [*whole[: begins[-1]], *_ended(policy, whole[begins[-1] :])]
     said_by = np.zeros(len(whole), dtype=bool)
     for n, start, following in zip(ours, begins, begins[1:], strict=False):
@@ -285,8 +292,7 @@ def _as_rendered(policy: Policy, problem: Problem, whole: list[int], said: Messa
         over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
         said_by[start : ends[-1 if appended else 0] + 1 if ends else over] = True
     said_by[begins[-1] :] = True
-    start = _grown(policy, problem, whole, prompt)
-    return GivenAnswer(np.array(whole[start:], dtype=np.int64), said_by[start:])
+    return GivenAnswer(np.array(whole[first:], dtype=np.int64), said_by[first:])
 
 
 def _ended(policy: Policy, tokens: list[int]) -> list[int]:
