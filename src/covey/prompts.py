@@ -125,10 +125,11 @@ def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Message
 
 
 def _tokens(policy: Policy, problem: Problem) -> list[int]:
-    return _named(problem, lambda: policy.encode(problem.prompt, problem.template))
+    return told_of(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
-def _named(problem: Problem, read: Callable[[], Read]) -> Read:
+def told_of(problem: Problem, read: Callable[[], Read]) -> Read:
+    """What is read of a problem; where the chat template refuses it, the error says which it is."""
     try:
         return read()
     except DataError as error:
@@ -162,7 +163,7 @@ def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
     return encoded
 
 
-def too_long(given: Sequence[object], kept: Sequence[object]) -> list[str]:
+def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
     """What ``data.long_prompts: drop`` has left out, in words."""
     if (count := len(given) - len(kept)) == 0:
         return []
@@ -212,7 +213,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
     ]
     messages = [*problem.prompt, *said]
     _check_calls(policy, problem, said)
-    shown = _named(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
+    shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     whole = list(policy.tokenizer(shown, add_special_tokens=False)["input_ids"])
     missing, start = _left_out(shown, said), len(prompted.tokens)
     if missing is None and whole[:start] == prompted.tokens.tolist():
@@ -306,7 +307,7 @@ def _ended(policy: Policy, tokens: list[int]) -> list[int]:
 
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
-    return _named(problem, lambda: chat_tokens(policy.tokenizer, messages, problem.template, begin))
+    return told_of(problem, lambda: chat_tokens(policy.tokenizer, messages, problem.template, begin))
 
 
 def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:

@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -33,7 +32,8 @@ def chat_tokens(
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
-    return list(_applied(tokenizer, messages, arguments, begin, tokenize=True))
+    text = chat_text(tokenizer, messages, arguments, begin)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def chat_text(
@@ -43,16 +43,6 @@ def chat_text(
     begin: bool = True,
 ) -> str:
     """The text that ``chat_tokens`` gives the tokens of. Raises as that does."""
-    return str(_applied(tokenizer, messages, arguments, begin, tokenize=False))
-
-
-def _applied(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Messages,
-    arguments: Mapping[str, object],
-    begin: bool,
-    tokenize: bool,
-) -> Any:
     name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -65,12 +55,10 @@ def _applied(
             f"data.chat_template_kwargs: {min(taken)} is no variable of the template. Another template goes "
             "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
         )
-    refusal: Exception | None = None
+    template, refusal = tokenizer.apply_chat_template, None
     for said in (_with_objects(messages), messages):
         try:
-            return tokenizer.apply_chat_template(
-                said, add_generation_prompt=begin, tokenize=tokenize, return_dict=False, **arguments
-            )
+            return str(template(said, add_generation_prompt=begin, tokenize=False, **arguments))
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             refusal = refusal or error
     raise DataError(f"the chat template of {name} refuses the messages: {refusal}") from None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -32,14 +31,12 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.prompts import GivenAnswer, Prompted
+from covey.prompts import GivenAnswer, Prompted, told_of
 from covey.tasks.examples import Example
 from covey.training import given
 from covey.training.given import Shares
 from covey.training.run import Run
-from covey.types import Problem
 
-Read = TypeVar("Read")
 NEVER_READ = 0
 """The token behind an answer: where it would be predicted the value is."""
 
@@ -140,19 +137,11 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     return found
 
 
-def _named(problem: Problem, read: Callable[[], Read]) -> Read:
-    """What is read of a problem; where the chat template refuses it, the error says which it is."""
-    try:
-        return read()
-    except DataError as error:
-        raise DataError(f"{problem.id}: {error}") from None
-
-
 def _answers(policy: Policy, example: Example) -> Prompted:
     """What answers have in common is the prompt, which is computed once; each is asked about at its end."""
     problem = example.problem
     read = partial(conversation_ids, policy.tokenizer, problem.prompt)
-    ids = _named(problem, lambda: [read(answer) for answer in example.answers])
+    ids = told_of(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(ids) == 2 and ids[0] == ids[1]:
@@ -170,7 +159,7 @@ def _steps(policy: Policy, example: Example) -> Prompted:
     """One answer, asked about at the end of each step."""
     problem, steps = example.problem, [str(step) for step in example.answers]
     read = partial(worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR)
-    (ids, ends), (first, _) = _named(problem, lambda: (read(steps), read([])))
+    (ids, ends), (first, _) = told_of(problem, lambda: (read(steps), read([])))
     if not first:
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(set(ends)) < len(ends):
