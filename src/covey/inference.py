@@ -18,7 +18,7 @@ from covey.learned import rewards_of
 from covey.models.given import lent
 from covey.models.load import load_policy, speed_notes
 from covey.models.policy import Policy
-from covey.prompts import Prompted, encode, texts_of, unseen_by_model
+from covey.prompts import Prompted, dropped_rows, encode, texts_of, unseen_by_model
 from covey.rewards.audit import check_columns
 from covey.rng import key
 from covey.rollout import sampling_params
@@ -59,9 +59,10 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
         console.say(note, "yellow")
 
     with model_of(loaded, warn, texts_of(source, config)) as policy:
-        problems = encode(policy, source.test, config)[: config.eval.problems]
+        encoded = encode(policy, source.test, config)
+        problems, dropped = encoded[: config.eval.problems], dropped_rows(source.test, encoded)
         unseen = unseen_by_model(policy, source.test, config)
-        for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox)):
+        for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox), *dropped):
             warn(note)
         sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
         console.begin("evaluating", 1)

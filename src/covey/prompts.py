@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
-from covey.models.chat import chat_tokens, ignored
+from covey.models.chat import chat_text, chat_tokens, ignored, leaves_out
 from covey.models.policy import Policy
+from covey.rewards.extract import THINK_OPEN
 from covey.sampling.base import Request
 from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
+
+Read = TypeVar("Read")
+THOUGHTS = ("reasoning_content", "thinking")
+"""Where a message may have them, apart from its content."""
 
 
 class GivenAnswer(NamedTuple):
@@ -62,9 +67,12 @@ def _plain(text: AnswerText) -> str:
     return " ".join(f"{m['content']}{said}" for m, said in zip(text, calls, strict=True))
 
 
-def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config) -> list[str]:
+def unseen_by_model(
+    policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
+) -> list[str]:
     """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
-    notes = []
+    answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
+    notes = _unread_roles(policy, [*answered, *((problem, []) for problem in problems)])
     texts = [p for p in problems if isinstance(p.prompt, str)]
     if texts and config.data.chat_template_kwargs:
         notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
@@ -96,9 +104,34 @@ def unseen_by_model(policy: Policy, problems: Sequence[Problem], config: Config)
     return notes
 
 
+def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
+    """Who says what the template does not show: most leave out roles that they do not know. Once per role."""
+    notes, checked = list[str](), {"assistant"}
+    for problem, answers in said:
+        if isinstance(problem.prompt, str):
+            continue
+        messages = [*problem.prompt, *(answers[0] if answers else ())]
+        for place, message in enumerate(messages):
+            if (role := str(message["role"])) in checked or not message["content"]:
+                continue
+            checked.add(role)
+            other = [*messages[:place], {**message, "content": "Other words."}, *messages[place + 1 :]]
+            if leaves_out(policy.tokenizer, messages, problem.template, other):
+                notes.append(
+                    f"{problem.id}: the model's chat template leaves out what {role!r} says, so the model "
+                    "does not read it; roles are mostly system, user, assistant and tool"
+                )
+    return notes
+
+
 def _tokens(policy: Policy, problem: Problem) -> list[int]:
+    return told_of(problem, lambda: policy.encode(problem.prompt, problem.template))
+
+
+def told_of(problem: Problem, read: Callable[[], Read]) -> Read:
+    """What is read of a problem; where the chat template refuses it, the error says which it is."""
     try:
-        return policy.encode(problem.prompt, problem.template)
+        return read()
     except DataError as error:
         raise DataError(f"{problem.id}: {error}") from None
 
@@ -130,6 +163,15 @@ def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
     return encoded
 
 
+def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
+    """What ``data.long_prompts: drop`` has left out, in words."""
+    if (count := len(given) - len(kept)) == 0:
+        return []
+    return [
+        f"{count:,} of {len(given):,} rows are too long for the model and are left out (data.long_prompts)"
+    ]
+
+
 def encode_examples(policy: Policy, examples: Sequence[Example], config: Config) -> list[Prompted]:
     """Examples as tokens. What is longer than the model's context is an error or left out."""
     found = []
@@ -156,21 +198,90 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
 
 
 def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnswer:
-    """A text with the end of sequence; of messages, the assistant's are trained, each with its end."""
-    if isinstance(answer, str):
-        end = policy.tokenizer.eos_token
-        text = answer.removesuffix(end) if isinstance(end, str) else answer
-        words = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
-        tokens = [*words, policy.end_id]
-        return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
-    prompt, problem = prompted.problem.prompt, prompted.problem
-    assert not isinstance(prompt, str), "an answer in messages has a prompt in messages"
-    whole = _conversation(policy, problem, [*prompt, *answer], False)
-    ours = [n for n, message in enumerate(answer) if message["role"] == "assistant"]
-    begins = [_grown(policy, problem, whole, [*prompt, *answer[:n]]) for n in ours]
+    """An answer with its end, which is the chat template's where the prompt is a chat.
+
+    Of messages the assistant's are trained. A text is one message of the assistant.
+    """
+    problem = prompted.problem
+    if isinstance(problem.prompt, str):
+        assert isinstance(answer, str), "an answer in messages has a prompt in messages"
+        return _in_words(policy, _words(policy, problem, answer), policy.end_id)
+    said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
+    said = [
+        {**m, "content": _words(policy, problem, str(m["content"]))} if m["role"] == "assistant" else m
+        for m in said
+    ]
+    messages = [*problem.prompt, *said]
+    _check_calls(policy, problem, said)
+    shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
+    whole = list(policy.tokenizer(shown, add_special_tokens=False)["input_ids"])
+    missing, start = _left_out(shown, said), len(prompted.tokens)
+    if missing is None and whole[:start] == prompted.tokens.tolist():
+        return _as_rendered(policy, problem, whole, start, said)
+    if {"tool_calls", *THOUGHTS} & set(said[0]) or len(said) > 1:
+        raise _anew(problem) if missing is None else _silent(problem, missing)
+    # Templates of reasoning models, DeepSeek R1's for one, leave the thoughts out of what has been said.
+    words = str(said[0]["content"])
+    if policy.tokenizer.decode(prompted.tokens).rstrip().endswith(THINK_OPEN):
+        words = words.removeprefix(f"{THINK_OPEN}\n").removeprefix(THINK_OPEN)
+    return _in_words(policy, words, policy.end_id if policy.turn_end is None else policy.turn_end)
+
+
+def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
+    tokens = [*policy.tokenizer(words, add_special_tokens=False)["input_ids"], end]
+    return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
+
+
+def _words(policy: Policy, problem: Problem, answer: str) -> str:
+    """An answer without an end of its own, which it gets anyway. Raises DataError for one in its middle."""
+    added = policy.tokenizer.added_tokens_decoder
+    ends = [added[n].content for n in policy.end_ids if n in added and added[n].special]
+    bare = answer.rstrip()
+    answer = next((bare.removesuffix(end) for end in ends if bare.endswith(end)), answer)
+    if inside := [end for end in ends if end in answer]:
+        raise DataError(
+            f"{problem.id}: {inside[0]} stands within an answer, and a completion ends there: what follows "
+            "it could never be sampled. Take it out; of a conversation, give the messages"
+        )
+    return answer
+
+
+def _left_out(shown: str, said: Messages) -> str | None:
+    """What the assistant says and a template does not show; white space is the template's to choose."""
+    shown = "".join(shown.split())
+    texts = (m.get(name) for m in said if m["role"] == "assistant" for name in ("content", *THOUGHTS))
+    return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
+
+
+def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
+    """Raise DataError where the assistant calls tools and the template does not show it."""
+    if not any(m.get("tool_calls") for m in said):
+        return
+    without = [{k: v for k, v in m.items() if k != "tool_calls"} for m in said]
+    assert not isinstance(problem.prompt, str), "only messages have calls"
+    whole, other = [*problem.prompt, *said], [*problem.prompt, *without]
+    if leaves_out(policy.tokenizer, whole, problem.template, other):
+        raise DataError(
+            f"{problem.id}: the model's chat template does not show the tools that the assistant calls "
+            "(tool_calls), so an answer without them would be trained. Use a template that does, or write "
+            "the calls into the content"
+        )
+
+
+def _as_rendered(
+    policy: Policy, problem: Problem, whole: list[int], first: int, said: Messages
+) -> GivenAnswer:
+    """The answer in a conversation's tokens; the assistant's messages are trained, each with its end.
+
+    ``first``: where it begins, behind the prompt and the template's beginning of a turn.
+    """
+    prompt = [*problem.prompt]
+    ours = [n for n, message in enumerate(said) if message["role"] == "assistant"]
+    begins = [_grown(policy, problem, whole, [*prompt, *said[:n]]) if n else first for n in ours]
+    whole = [*whole[: begins[-1]], *_ended(policy, whole[begins[-1] :])]
     said_by = np.zeros(len(whole), dtype=bool)
-    for n, start, following in zip(ours, begins, [*begins[1:], len(whole)], strict=True):
-        so_far = _conversation(policy, problem, [*prompt, *answer[: n + 1]], False)
+    for n, start, following in zip(ours, begins, begins[1:], strict=False):
+        so_far = _conversation(policy, problem, [*prompt, *said[: n + 1]], False)
         # Some templates, Qwen 3's for one, write a last message otherwise: then a token has to show its end.
         appended = whole[: len(so_far)] == so_far
         stretch = range(start, len(so_far) if appended else following)
@@ -178,13 +289,25 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
         if not (ends or appended):
             raise _anew(problem)
         # What the template writes after the message's end, a line break say, is not the model's to write.
-        said_by[start : (ends[-1 if appended else 0] + 1 if ends else stretch.stop)] = True
-    start, over = _grown(policy, problem, whole, prompt), 1 + int(said_by.nonzero()[0][-1])
-    return GivenAnswer(np.array(whole[start:over], dtype=np.int64), said_by[start:over])
+        # Where it writes none, as GLM's, the next turn's beginning may be one.
+        over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
+        said_by[start : ends[-1 if appended else 0] + 1 if ends else over] = True
+    said_by[begins[-1] :] = True
+    return GivenAnswer(np.array(whole[first:], dtype=np.int64), said_by[first:])
+
+
+def _ended(policy: Policy, tokens: list[int]) -> list[int]:
+    """A last message up to its end; where the template writes none, sampling would not end either."""
+    own = [n for n, token in enumerate(tokens) if token == policy.turn_end]
+    if ends := own or [n for n, token in enumerate(tokens) if token in policy.end_ids]:
+        return tokens[: ends[-1] + 1]
+    while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
+        tokens = tokens[:-1]
+    return [*tokens, policy.end_id]
 
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
-    return chat_tokens(policy.tokenizer, messages, problem.template, begin)
+    return told_of(problem, lambda: chat_tokens(policy.tokenizer, messages, problem.template, begin))
 
 
 def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:
@@ -195,11 +318,19 @@ def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Message
     return len(before)
 
 
+def _silent(problem: Problem, missing: str) -> DataError:
+    return DataError(
+        f"{problem.id}: the model's chat template does not show what the assistant says, {missing[:60]!r}, "
+        "so it would not be trained. Reasoning models' templates keep the thoughts of a last answer at most, "
+        "and as a part of its content: give each answer a row of its own, with what was said before as prompt"
+    )
+
+
 def _anew(problem: Problem) -> DataError:
     return DataError(
         f"{problem.id}: the model's chat template writes a conversation anew once it goes on, so nobody "
-        "can say which tokens are the assistant's. Give prompt and answer as texts, or use a template "
-        "that only appends"
+        "can say which tokens are the assistant's. Give each answer a row of its own, with what was said "
+        "before as its prompt, or use a template that only appends"
     )
 
 

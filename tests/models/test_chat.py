@@ -73,6 +73,14 @@ def test_template_arguments_reach_the_model_and_a_row_wins(tmp_path: Path) -> No
     assert "a book" in seen
 
 
+@pytest.mark.parametrize(
+    "content", [[{"type": "text", "text": "1+"}, {"type": "text", "text": "1="}], ["1+1="]]
+)
+def test_parts_of_text_reach_a_template_as_their_text(tmp_path: Path, content: Any) -> None:
+    whole = prompts_of(tmp_path / "a", ROW)
+    assert prompts_of(tmp_path / "b", {**ROW, "prompt": [{"role": "user", "content": content}]}) == whole
+
+
 def test_the_same_in_supervised_learning_evaluation_and_sampling(tmp_path: Path) -> None:
     model = model_with(tmp_path / "model", WITH_TOOLS)
     lengths = {}
@@ -129,6 +137,12 @@ def test_a_model_without_a_template_is_a_mistake_with_a_remedy(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("row", "settings", "says"),
     [
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image", "url": "x.png"}]}]},
+            {},
+            "rows.jsonl:1: 'prompt' must be a text or a list of {role, content} messages, each content a",
+        ),
+        ({"prompt": [{"role": "user", "content": True}]}, {}, "each content a text or parts of text"),
         ({**ROW, "tools": ["add"]}, {}, "rows.jsonl:1: 'tools' goes to the chat template"),
         ({**ROW, "tools": "[{"}, {}, "rows.jsonl:1: tools: not valid JSON"),
         ({**ROW, "chat_template_kwargs": 3}, {}, "chat_template_kwargs must be an object"),

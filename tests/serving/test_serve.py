@@ -408,7 +408,8 @@ def test_chat_goes_through_the_template(policy: Policy) -> None:
     own = copied(policy)
     own.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}="
     with serving(own) as url:
-        body = {"messages": [{"role": "user", "content": "1+2"}], "max_tokens": 4, "temperature": 0}
+        parts = [{"type": "text", "text": "1+2"}]
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 4, "temperature": 0}
         reply = ask(f"{url}/v1/chat/completions", body)
         plain = ask(f"{url}/v1/completions", {"prompt": "1+2=", "max_tokens": 4, "temperature": 0})
         assert reply["choices"][0]["message"]["content"] == plain["choices"][0]["text"]

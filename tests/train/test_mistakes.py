@@ -211,6 +211,7 @@ def test_a_model_without_end_token_is_refused(project: Path, capsys) -> None:
     policy.tokenizer.eos_token = None
     policy.model.config.eos_token_id = None
     policy.model.generation_config.eos_token_id = None
+    policy.tokenizer.chat_template, policy.end_ids = None, []
     save_policy(policy, project / "endless")
     found, error = run(project, capsys, model="endless")
     assert found == 2

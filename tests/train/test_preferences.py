@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -433,6 +434,7 @@ def test_in_a_conversation_only_the_assistant_is_trained(policy: Policy) -> None
 
 
 PAIR = {"prompt": "2+2=", "chosen": "4", "rejected": "5"}
+ASKED, SIDES = {"role": "user", "content": "2+2="}, ("chosen", "rejected")
 BAD: list[tuple[str, list[dict[str, Any]], str]] = [
     ("dpo", [PAIR, {**PAIR, "rejected": "4"}], r"jsonl:2: chosen and rejected are the same.*1 of 2 pairs"),
     ("dpo", [{"prompt": "2+2=", "completion": "4"}], r"jsonl:1: method dpo needs chosen and rejected"),
@@ -446,8 +448,18 @@ BAD: list[tuple[str, list[dict[str, Any]], str]] = [
     ),
     ("reward_model", [{"prompt": "2", "completions": ["a"], "labels": []}], "1 steps in completions and 0"),
     ("reward_model", [{"prompt": "2", "completions": ["a", " "], "labels": [1, 0]}], "step 2 is not"),
+    ("sft", [{"prompt": "2+2=", "completion": math.nan}], "needs column 'completion'"),
+    ("dpo", [{**PAIR, "rejected": math.nan}], "'rejected' must be a text, this is 'nan'"),
     ("sft", [{"prompt": "2+2="}], "supervised learning needs column 'completion'"),
     ("sft", [{"prompt": "2+2=", "completion": ""}], "the answer to imitate .* is empty"),
+    ("sft", [{"messages": [ASKED, {"role": "assistant", "content": " "}]}], "answer to imitate .* empty"),
+    ("sft", [{"messages": [{"role": "assistant", "content": "Hi"}, ASKED]}], "begins with the assistant"),
+    ("dpo", [{"chosen": "4", "rejected": "5"}], "chosen and rejected begin differently"),
+    (
+        "dpo",
+        [{n: [{"role": "user", "content": n}, {"role": "assistant", "content": "4"}] for n in SIDES}],
+        "begin differently",
+    ),
     (
         "sft",
         [{"messages": [{"role": "user"}, {"role": "assistant", "content": "4"}]}],

@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from covey.batching import given_batch
 from covey.config.schema import Train
-from covey.errors import ConfigError, DataError, Stopped
+from covey.errors import ConfigError, CoveyError, DataError, Stopped
 from covey.learned import LEARNED, reward_model_bytes
 from covey.learner.learner import Learner
 from covey.models.policy import Policy, save_policy
@@ -139,6 +139,23 @@ def trained(tmp_path: Path, rows: list[dict[str, Any]], name: str = "run", **set
     }
     start(tmp_path / name, **{**values, **settings})
     return tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [("{{ raise_exception('no system') }}", r"rows.jsonl:1: .*no system"), (None, "no chat")],
+)
+@pytest.mark.parametrize("given", [{"chosen": "2", "rejected": "3"}, {"completions": ["2"], "labels": [1]}])
+def test_a_chat_that_the_template_refuses_is_named(
+    tmp_path: Path, template: str | None, says: str, given: dict[str, Any]
+) -> None:
+    policy = policy_of("qwen3")
+    policy.tokenizer.chat_template = template
+    save_policy(policy, tmp_path / "model")
+    row = {"prompt": [{"role": "system", "content": "1"}, {"role": "user", "content": "1+1="}], **given}
+    other = {**row, "labels": [0]} if "labels" in row else row
+    with pytest.raises(CoveyError, match=says):
+        trained(tmp_path, [row, other], model=str(tmp_path / "model"), eval={"every": 0})
 
 
 def pair_rows() -> list[dict[str, Any]]:

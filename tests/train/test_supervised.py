@@ -12,6 +12,7 @@ from tests.proof.cases import make_model
 from tests.train.test_runs import metrics_of, start
 from transformers import AutoTokenizer
 
+import covey
 from covey.proof import decoder, shadow
 from covey.training.given import batch_rows
 
@@ -64,3 +65,13 @@ def test_a_supervised_run_is_that_of_a_naive_float64_trainer(tmp_path: Path, mic
             (weights[name] - other.double()).norm().item() for other in (model.weights[name], weight)
         )
         assert off < 0.02 * moved
+
+
+def test_rows_that_are_dropped_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model(tmp_path / "model")
+    rows = [{"prompt": "1+", "completion": "2" * n} for n in (1, 2, 5000)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": tmp_path / "rows.jsonl", "long_prompts": "drop"}
+    settings = {"model": str(model.folder), "method": "sft", "train": {"steps": 1, "batch_size": 2}}
+    covey.train(**settings, data=data, output=tmp_path / "run", quiet=False)
+    assert "1 of 3 rows are too long for the model and are left out" in capsys.readouterr().out

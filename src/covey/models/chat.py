@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Mapping
 
@@ -15,6 +16,8 @@ from covey.types import Messages
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments that are not the user's to set; tools and documents are."""
 OWN -= {"tools", "documents"}
+ANSWER = "some answer"
+"""Stands for one, to see what a template writes behind it."""
 
 
 def chat_tokens(
@@ -29,6 +32,17 @@ def chat_tokens(
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
+    text = chat_text(tokenizer, messages, arguments, begin)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    arguments: Mapping[str, object],
+    begin: bool = True,
+) -> str:
+    """The text that ``chat_tokens`` gives the tokens of. Raises as that does."""
     name = tokenizer.name_or_path or "the model"
     if not tokenizer.chat_template:
         raise ConfigError(
@@ -41,12 +55,64 @@ def chat_tokens(
             f"data.chat_template_kwargs: {min(taken)} is no variable of the template. Another template goes "
             "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
         )
-    template = tokenizer.apply_chat_template
+    template, refusal = tokenizer.apply_chat_template, None
+    for said in (_with_objects(messages), messages):
+        try:
+            return str(template(said, add_generation_prompt=begin, tokenize=False, **arguments))
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            refusal = refusal or error
+    raise DataError(f"the chat template of {name} refuses the messages: {refusal}") from None
+
+
+def _with_objects(messages: Messages) -> Messages:
+    """Messages whose calls have their arguments as objects, which most templates want; OpenAI's are JSON."""
+    found = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        own = {"tool_calls": [_with_object(call) for call in calls]} if isinstance(calls, list) else {}
+        found.append({**message, **own})
+    return found
+
+
+def _with_object(call: object) -> object:
+    if not isinstance(call, Mapping):
+        return call
+    if "function" in call:
+        return {**call, "function": _with_object(call["function"])}
     try:
-        ids = template(messages, add_generation_prompt=begin, tokenize=True, return_dict=False, **arguments)
-    except (TemplateError, TypeError, ValueError, LookupError) as error:
-        raise DataError(f"the chat template of {name} refuses the messages: {error}") from None
-    return list(ids)
+        found = json.loads(call["arguments"])
+    except (KeyError, TypeError, ValueError):
+        return call
+    return {**call, "arguments": found} if isinstance(found, dict) else call
+
+
+def leaves_out(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, arguments: Mapping[str, object], other: Messages
+) -> bool:
+    """Whether a template writes the same for other messages, so that a model cannot tell what differs."""
+    try:
+        return chat_text(tokenizer, messages, arguments) == chat_text(tokenizer, other, arguments)
+    except DataError:
+        return False
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token by which the chat template ends an assistant's answer; None where no token does.
+
+    It need not be the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, that of base models with a
+    template often `<|im_end|>`.
+    """
+    answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = chat_text(tokenizer, answered, {}, begin=False)
+    except (ConfigError, DataError):
+        return None
+    _, found, behind = text.rpartition(ANSWER)
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+    special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
+    if tokenizer.bos_token_id != tokenizer.eos_token_id:
+        special -= {tokenizer.bos_token_id}
+    return next((n for n in ids if n in special), None)
 
 
 def ignored(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from covey.errors import CheckpointError, ConfigError
-from covey.models.chat import chat_tokens
+from covey.models.chat import chat_tokens, turn_end
 from covey.models.compiled import score_compiled
 from covey.models.forward import (
     LOGITS_CAP,
@@ -70,7 +70,8 @@ class Policy:
         self.rounds = False
         if rounds:
             self.round_products()
-        self.end_ids = end_ids(model, tokenizer)
+        self.turn_end = turn_end(tokenizer)
+        self.end_ids = end_ids(model, tokenizer, self.turn_end)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
         self.around, self.whole = unsplit, self
@@ -128,11 +129,14 @@ class Policy:
     def encode(self, prompt: str | Messages, template: Mapping[str, object] | None = None) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template with its arguments.
 
-        Some tokenizers put an end behind every text (`add_eos_token`); one that is to be continued has none.
+        Some tokenizers put an end behind every text (`add_eos_token`); one that is to be continued has none,
+        and one that begins as the tokenizer begins every text is not begun twice.
         """
         if not isinstance(prompt, str):
             return chat_tokens(self.tokenizer, prompt, template or {})
         ids = list(self.tokenizer(prompt)["input_ids"])
+        if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
+            ids = ids[1:]  # a prompt that a template was applied to has one already
         if ids and ids[-1] in self.end_ids:
             plain = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
             return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
@@ -273,19 +277,27 @@ def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: weight.shape for name, weight in weights.items()}
 
 
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that end a completion: the tokenizer's and those of the generation config."""
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, turn_ends: int | None) -> list[int]:
+    """Ids that end a completion: the tokenizer's, those of the generation config, the chat template's."""
+    others = (tokenizer.eos_token_id, turn_ends)
+    return sorted({*_configured_ends(model), *(i for i in others if i is not None)})
+
+
+def _configured_ends(model: PreTrainedModel) -> set[int]:
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
-    return sorted({i for i in (*ids, tokenizer.eos_token_id) if i is not None})
+    return {i for i in ids if i is not None}
 
 
 def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     """Write a folder that `from_pretrained` loads.
 
     Adapters are merged into the weights and kept in `adapter/`; without ``merged`` they are
-    written alone, which is smaller and loads where peft is installed.
+    written alone, which is smaller and loads where peft is installed. Whoever samples from it stops where
+    covey has.
     """
+    if policy.end_ids and _configured_ends(policy.model) != set(policy.end_ids):
+        policy.model.generation_config.eos_token_id = policy.end_ids
     policy.tokenizer.save_pretrained(folder)
     if policy.adapter is None:
         policy.model.save_pretrained(folder)

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from covey.errors import ConfigError
+from covey.models.chat import chat_text
 from covey.models.forward import Decoder, embed_every_token, supported
 from covey.models.logprobs import TokenScores
 from covey.models.packing import Packed
@@ -131,7 +132,7 @@ def is_reward_model(folder: Path) -> bool:
 def conversation_ids(
     tokenizer: PreTrainedTokenizerBase, prompt: str | Messages, answer: str | Messages
 ) -> list[int]:
-    """A prompt and its answer as far as a reward model reads them.
+    """A prompt and its answer as far as a reward model reads them. Raises as ``chat_text``.
 
     Transformers' sequence heads read the last token that is no padding. Many tokenizers pad with their end of
     sequence, so that a chat's last token is none to them.
@@ -141,7 +142,7 @@ def conversation_ids(
         ids = list(tokenizer(prompt + text, add_special_tokens=True)["input_ids"])
     else:
         said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-        whole = tokenizer.apply_chat_template([*prompt, *said], tokenize=False)
+        whole = chat_text(tokenizer, [*prompt, *said], {}, begin=False)
         ids = list(tokenizer(whole, add_special_tokens=False)["input_ids"])
     while ids and ids[-1] == tokenizer.pad_token_id:
         ids.pop()
@@ -160,7 +161,7 @@ def worked_ids(
         begin = tokenizer.bos_token_id
         ids = [*([] if begin is None else [begin]), *ids_of(prompt)]
     else:
-        ids = ids_of(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        ids = ids_of(chat_text(tokenizer, prompt, {}))
     ends = []
     for step in steps:
         ids += [*ids_of(step.strip()), *ids_of(separator)]

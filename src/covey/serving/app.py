@@ -24,6 +24,7 @@ from covey.errors import ConfigError, CoveyError, DataError
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.serving.shared import SharedModel, TooBusy, new_instance
+from covey.tasks.examples import messages_of
 from covey.types import VERSION, Completion
 from covey.web import LOOPBACK
 
@@ -192,7 +193,9 @@ class Service:
     async def chat(self, request: HttpRequest) -> JSONResponse:
         """Answers to messages, through the model's chat template."""
         wanted = Chat.model_validate_json(await _body(request))
-        tokens = self.model.policy.encode(wanted.messages, wanted.chat_template_kwargs)
+        if (messages := messages_of(list(wanted.messages))) is None:
+            raise Refused(400, "messages: each has a role, and a content that is a text or parts of text")
+        tokens = self.model.policy.encode(messages, wanted.chat_template_kwargs)
         version, found = await self._sampled(wanted, tokens)
         choices = [
             {"index": i, "message": {"role": "assistant", "content": c.text}, "finish_reason": c.finish}

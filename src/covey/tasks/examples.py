@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,11 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
                 f"{where}: no message of the assistant in 'messages', so nothing to imitate. If they are the "
                 "prompt, set data.prompt: messages"
             )
-        first = roles.index("assistant")
+        if (first := roles.index("assistant")) == 0:
+            raise DataError(
+                f"{where}: 'messages' begins with the assistant, so nothing asks for its words; begin with "
+                "what the user or the system says"
+            )
         return {**row, data.prompt: messages[:first], data.completion: messages[first:]}
     inside = data.prompt not in row or (_opens(chosen) and _opens(rejected))
     if inside and isinstance(chosen, list) and isinstance(rejected, list):
@@ -71,6 +76,11 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
         shared -= shared > 0 and chosen[shared - 1] == " "  # a space belongs to the word it precedes
     else:
         return row
+    if not shared:
+        raise DataError(
+            f"{where}: chosen and rejected begin differently, so they have no prompt in common; give answers "
+            f"to one prompt, and what is not in them as column {data.prompt!r}"
+        )
     return {**row, "chosen": chosen[shared:], "rejected": rejected[shared:], data.prompt: chosen[:shared]}
 
 
@@ -78,17 +88,30 @@ def messages_of(value: list[object]) -> Messages | None:
     """What somebody said, or tools that the assistant called, without content perhaps; else None.
 
     Nulls, with which parquet pads, are left out: templates ask whether a message has `tool_calls`, and print
-    a content that is null as None.
+    a content that is null as None. A content in parts of text is their text, which all templates take.
     """
     found: list[Mapping[str, object]] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             return None
         said = {key: part for key, part in message.items() if part is not None}
-        if "content" not in said and not said.get("tool_calls"):
+        content = _content(said.get("content", "" if said.get("tool_calls") else None), said["role"])
+        if content is None:
             return None
-        found.append({**said, "content": said.get("content", "")})
+        found.append({**said, "content": content})
     return found or None
+
+
+def _content(content: object, role: object) -> object:
+    """A content as templates take it: text, or what a tool returned as an object; None for all else."""
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else {"text": part} for part in content]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        only_text = len(texts) == len(parts) and all(part.get("type", "text") == "text" for part in parts)
+        return "".join(texts) if only_text else None
+    if isinstance(content, int | float) and not isinstance(content, bool):
+        return str(content)
+    return content if isinstance(content, str) or (isinstance(content, dict) and role == "tool") else None
 
 
 def _opens(messages: object) -> bool:
@@ -178,21 +201,34 @@ def _example(problem: Problem, method: Method, data: Data) -> Example:
 def _answer(problem: Problem, data: Data) -> Example:
     columns = problem.columns
     if "{" in data.completion:
-        missing = [name for name in PLACE.findall(data.completion) if columns.get(name) is None]
+        missing = [name for name in PLACE.findall(data.completion) if _missing(columns.get(name))]
         if missing:
             raise DataError(f"{problem.id}: no column {missing[0]!r}, which data.completion asks for")
         answer: object = PLACE.sub(lambda m: str(columns[m[1]]), data.completion)
     else:
         answer = columns.get(data.completion)
-    if answer is None or isinstance(answer, dict):
+    if _missing(answer) or isinstance(answer, dict):
         raise DataError(
             f"{problem.id}: supervised learning needs column {data.completion!r} (data.completion) with the "
             "answer to imitate, as a text or messages"
         )
     text = _text(problem, data.completion, answer)
-    if text == "":
+    if _says_nothing(text):
         raise DataError(f"{problem.id}: the answer to imitate (data.completion) is empty; remove this row")
     return Example("answer", problem, (text,), (1.0,))
+
+
+def _missing(value: object) -> bool:
+    """Whether a row has no such value; where one is missing, pandas writes a NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _says_nothing(answer: AnswerText) -> bool:
+    """Whether it, or what the assistant says in one of its messages, is no more than white space."""
+    if isinstance(answer, str):
+        return not answer.strip()
+    ours = [m for m in answer if m["role"] == "assistant"]
+    return any(set(m) <= {"role", "content"} and not str(m["content"]).strip() for m in ours)
 
 
 def _pair(problem: Problem, _: Data) -> Example:
@@ -229,12 +265,15 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
     """An answer as it can be read: a text or, where the prompt is a chat, messages."""
     if isinstance(answer, list):
         if (said := messages_of(answer)) is None:
-            raise DataError(f"{problem.id}: {column!r} must be a text or {{role, content}} messages")
+            raise DataError(
+                f"{problem.id}: {column!r} must be a text or {{role, content}} messages, each content a text "
+                f"or parts of text; this is {str(answer)[:120]!r}"
+            )
         if said[-1]["role"] != "assistant":
             raise DataError(f"{problem.id}: {column!r} ends with a message of {said[-1]['role']!r}")
         if isinstance(problem.prompt, str):
             raise DataError(f"{problem.id}: {column!r} is a chat and the prompt a text; set data.chat: true")
         return said
-    if not isinstance(answer, str | int | float) or isinstance(answer, bool):
+    if not isinstance(answer, str | int | float) or isinstance(answer, bool) or _missing(answer):
         raise DataError(f"{problem.id}: {column!r} must be a text, this is {str(answer)[:60]!r}")
     return str(answer)

@@ -200,8 +200,8 @@ def _prompt(where: str, prompt: object, data: Data) -> str | Messages:
     if isinstance(prompt, list) and (said := messages_of(prompt)):
         return [*_system(data), *said]
     raise DataError(
-        f"{where}: {data.prompt!r} must be a text or a list of {{role, content}} messages, "
-        f"this is {str(prompt)[:60]!r}"
+        f"{where}: {data.prompt!r} must be a text or a list of {{role, content}} messages, each content a "
+        f"text or parts of text; this is {str(prompt)[:120]!r}"
     )
 
 

@@ -39,6 +39,11 @@ class Source:
     held_out: list[Example] = field(default_factory=list)
     """Pairs, or judged answers, to measure on."""
 
+    @property
+    def rows(self) -> list[Problem | Example]:
+        """All that is trained or measured on."""
+        return [*(self.examples or self.train), *self.held_out, *self.test]
+
 
 def load_source(loaded: Loaded) -> Source:
     """The problems of a config and the examples of its method. Raises DataError or ConfigError."""

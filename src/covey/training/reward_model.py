@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.prompts import GivenAnswer, Prompted
+from covey.prompts import GivenAnswer, Prompted, told_of
 from covey.tasks.examples import Example
 from covey.training import given
 from covey.training.given import Shares
@@ -139,7 +140,8 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
 def _answers(policy: Policy, example: Example) -> Prompted:
     """What answers have in common is the prompt, which is computed once; each is asked about at its end."""
     problem = example.problem
-    ids = [conversation_ids(policy.tokenizer, problem.prompt, answer) for answer in example.answers]
+    read = partial(conversation_ids, policy.tokenizer, problem.prompt)
+    ids = told_of(problem, lambda: [read(answer) for answer in example.answers])
     if not all(ids):
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(ids) == 2 and ids[0] == ids[1]:
@@ -155,10 +157,9 @@ def _answers(policy: Policy, example: Example) -> Prompted:
 
 def _steps(policy: Policy, example: Example) -> Prompted:
     """One answer, asked about at the end of each step."""
-    problem, tokenizer = example.problem, policy.tokenizer
-    steps = [str(step) for step in example.answers]
-    ids, ends = worked_ids(tokenizer, problem.prompt, steps, SEPARATOR)
-    first, _ = worked_ids(tokenizer, problem.prompt, [], SEPARATOR)
+    problem, steps = example.problem, [str(step) for step in example.answers]
+    read = partial(worked_ids, policy.tokenizer, problem.prompt, separator=SEPARATOR)
+    (ids, ends), (first, _) = told_of(problem, lambda: (read(steps), read([])))
     if not first:
         raise DataError(f"{problem.id}: the prompt has no tokens")
     if len(set(ends)) < len(ends):

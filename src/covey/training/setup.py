@@ -27,7 +27,7 @@ from covey.models.reference import Reference
 from covey.models.value_head import ValueModel, add_value_head, begun_from, load_value_model
 from covey.objective.controllers import first_coefficients
 from covey.processes import by_first, first, together
-from covey.prompts import Prompted, encode, encode_examples, texts_of, unseen_by_model
+from covey.prompts import Prompted, dropped_rows, encode, encode_examples, texts_of, unseen_by_model
 from covey.rewards.base import Rewards
 from covey.runs.arithmetic import follow_run, rounded_so_far, unfollowed
 from covey.runs.atomic import write_file
@@ -76,7 +76,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
-    unseen = unseen_by_model(policy, [*source.train, *source.test], config)
+    unseen = unseen_by_model(policy, [*source.train, *source.test], config, source.examples)
+    unseen += dropped_rows(source.rows, [*train_set, *held_out, *test_set])
     speed = (*speed_notes(policy, config), *unfollowed(policy, config, loaded.run))
     for note in (*speed, *unseen, *untold(policy, source, toolbox, config.method)):
         console.say(note, "yellow")
