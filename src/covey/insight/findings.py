@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
@@ -170,8 +171,13 @@ class Seen:
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """What comes between in the names of metrics -> their late means."""
         pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}")
-        found = {n: match[1] for record in self.last for n in record if (match := pattern.fullmatch(n))}
-        return {inside: self.late(n) for n, inside in found.items()}
+        matches = (pattern.fullmatch(name) for name in self._logged)
+        return {match[1]: self.late(match[0]) for match in matches if match}
+
+    @cached_property
+    def _logged(self) -> Iterable[str]:
+        """The metrics of the last steps, each once: a run has a hundred, and many rules ask for some."""
+        return dict.fromkeys(chain.from_iterable(self.last))
 
     @property
     def accuracy_gain(self) -> float:
@@ -186,7 +192,7 @@ class Seen:
 
         It is the verdict then, and one that grades may give more without ever crossing .5.
         """
-        if len({n for r in self.last for n in r if re.fullmatch("reward/.+/mean", n)}) != 1:
+        if len(self.names("reward/", "/mean")) != 1:
             return False
         if len(self.evals) > 1:
             return gains(self.evals[0], self.evals[-1])["reward"].low > 0
@@ -200,7 +206,7 @@ def mean_of(records: Records, name: str) -> float:
 
 
 def _values(records: Records, name: str) -> list[float]:
-    return [r[name] for r in records if r.get(name) is not None and not math.isnan(r[name])]
+    return [v for r in records if (v := r.get(name)) is not None and not math.isnan(v)]
 
 
 def _error(records: Records, name: str) -> float:
