@@ -122,6 +122,8 @@ class Seen:
         self.steps = len(metrics) if steps is None else steps
         width = max(1, min(WIDEST, max(WINDOW, self.steps // 5)))
         self.first, self.last = metrics[:width], metrics[-width:]
+        self.beginning = metrics[:WIDEST]
+        """Every step there is, while there are no more than so many."""
         self.evals, self.setting, self.patient = evals, setting, patient
         self.read: dict[str, float] = {}
         """Late means that were asked for since this was last emptied: the evidence of a rule."""
@@ -137,12 +139,12 @@ class Seen:
 
     def least(self, name: str) -> float:
         """Mean over the last steps less two standard errors; NaN of less than three steps that have it."""
-        doubt = _error(self.last, name) if len(_values(self.last, name)) > 2 else math.nan
+        doubt = _error(self.last, name) if len(known_values(self.last, name)) > 2 else math.nan
         return self.late(name) - 2 * doubt
 
     def usual(self, name: str) -> float:
         """Median over the last steps, of what one step alone may throw far out."""
-        value = self.read[name] = median(_values(self.last, name) or [math.nan])
+        value = self.read[name] = median(known_values(self.last, name) or [math.nan])
         return value
 
     def rise(self, name: str) -> float:
@@ -188,30 +190,40 @@ class Seen:
 
     @property
     def graded_higher(self) -> bool:
-        """Whether one function alone gives the reward and gives clearly more than at first.
+        """Whether the function that says what is correct grades, and clearly more is given than at first.
 
-        It is the verdict then, and one that grades may give more without ever crossing .5.
+        It may give more without ever crossing .5, and so may others beside it: accuracy says nothing then.
         """
-        if len(self.names("reward/", "/mean")) != 1:
+        own = [name for name in self.names("reward/", "/mean") if "/" not in name]
+        judges = [self.evals[-1].verdict] if self.evals and self.evals[-1].verdict in own else own
+        metrics = [f"reward/{name}/mean" for name in judges]
+        if len(own) != 1 and (not own or any(self._same(m, "accuracy") for m in metrics)):
+            return False
+        if len(judges) == 1 and self.fell(metrics[0], 0.0):
             return False
         if len(self.evals) > 1:
             return gains(self.evals[0], self.evals[-1])["reward"].low > 0
         return self.rise("reward/mean") > 0.3 * self.early("reward/std")
 
+    def _same(self, name: str, other: str) -> bool:
+        """Whether two metrics are one, at first and now, but for what could not be scored."""
+        return all(abs(mean(name) - mean(other)) < 0.02 for mean in (self.early, self.late))
+
 
 def mean_of(records: Records, name: str) -> float:
     """The mean of a metric over the steps that have it; NaN where none has."""
-    values = _values(records, name)
+    values = known_values(records, name)
     return sum(values) / len(values) if values else math.nan
 
 
-def _values(records: Records, name: str) -> list[float]:
+def known_values(records: Records, name: str) -> list[float]:
+    """Those of the steps that have it."""
     return [v for r in records if (v := r.get(name)) is not None and not math.isnan(v)]
 
 
 def _error(records: Records, name: str) -> float:
     """The standard error of a mean over steps."""
-    values = _values(records, name)
+    values = known_values(records, name)
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)
