@@ -95,7 +95,8 @@ def run_of(start: dict[str, float], end: dict[str, float], steps: int = 40) -> l
 
 def flat(**metrics: float) -> dict[str, float]:
     """A run that does not learn."""
-    return {"reward/mean": 0.5, "accuracy": 0.5, "groups/dead": 0.3, "groups/dead_correct": 0.15} | metrics
+    paid = {"reward/mean": 0.5, "reward/answer/mean": 0.5, "accuracy": 0.5}
+    return paid | {"groups/dead": 0.3, "groups/dead_correct": 0.15} | metrics
 
 
 def held_out(*accuracies: float, reward: float | None = None, steps: int = 40) -> list[dict[str, Any]]:
@@ -119,13 +120,14 @@ def run_with(tmp_path: Path, text: str) -> SettingOf:
 LIKE: dict[str, dict[str, float]] = {
     "flat": flat(),
     "dead": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.9, "groups/dead_correct": 0.0,
-                    "groups/cliff": 0.9, "accuracy": 0.02, "reward/mean": 0.02}),
+                    "groups/cliff": 0.9, "accuracy": 0.02, "reward/mean": 0.02,
+                    "reward/answer/mean": 0.02}),
     "cold": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.45, "groups/dead_correct": 0.45,
                     "groups/cliff": 0.0, "groups/collapsed": 0.45, "text/duplicates": 0.85}),
     "solved": flat(**{"groups/dead": 0.9, "groups/dead_correct": 0.9, "groups/dead_incorrect": 0.0,
-                      "accuracy": 0.98}),
+                      "accuracy": 0.98, "reward/answer/mean": 0.98}),
     "constant": flat(**{"groups/dead": 1.0, "groups/dead_incorrect": 1.0, "groups/dead_correct": 0.0,
-                        "reward/std": 0.0, "reward/mean": 0.0, "accuracy": 0.0}),
+                        "reward/std": 0.0, "reward/mean": 0.0, "reward/answer/mean": 0.0, "accuracy": 0.0}),
 }  # fmt: skip
 CASES = yaml.safe_load((Path(__file__).parent / "findings.yaml").read_text(encoding="utf-8"))
 

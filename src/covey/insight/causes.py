@@ -120,6 +120,24 @@ def _(seen: Seen) -> str | None:
 
 
 @_rule(
+    "cancelled",
+    rewards(gated),
+    severity="severe",
+    advice="other weights",
+    explains=(*OUTCOMES, "constant_reward", "conflict"),
+)
+def _(seen: Seen) -> str | None:
+    """For three steps, no reward differs within any group's sum, though two of the rewards differ by
+    themselves. Because weights that add up to the same for every answer leave nothing to tell them apart.
+    """
+    varied = [n for n, std in seen.names("reward/", "/std").items() if "/" not in n and std > 0.01]
+    if not (seen.after(3) and seen.late("reward/std") < 1e-6 and len(varied) > 1):
+        return None
+    said = f"{' and '.join(varied)} cancel out: each differs from answer to answer"
+    return f"{said}, their weighted sum is always {seen.late('reward/mean'):.3g}"
+
+
+@_rule(
     "constant_reward",
     rewards(verified),
     to("guards.dead_steps", 5),
@@ -154,11 +172,11 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the fifth step, more than four in five of the correct completions that were tried are correct
-    for another problem too. Because an honest verdict agrees only where answers coincide: about half of the
-    time for yes and no.
+    for another problem too, under a verdict of 0 or 1. Because an honest one agrees only where answers
+    coincide: about half of the time for yes and no; one that grades calls much correct that is near.
     """
     elsewhere = seen.late("reward/paid_elsewhere")
-    if not (seen.after(5) and elsewhere > 0.8 and seen.late("accuracy") > 0.05):
+    if not (seen.after(5) and elsewhere > 0.8 and seen.late("accuracy") > 0.05) or seen.grades:
         return None
     said = f"{percent(elsewhere)} of the correct completions are correct for another problem too"
     return f"{said}: the verdict can be fooled"
@@ -210,16 +228,18 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """A reward rose by a tenth while fewer completions are correct than at first by two standard errors, or
-    less than a tenth; or it stays above .9 from the tenth step while a tenth fewer are; and a verdict that
-    grades does not give clearly more. Because a format that is learned raises both; one that is farmed costs
-    answers.
+    less than a tenth, or the verdict on held-out problems is `got worse`; or it stays above .9 from the
+    tenth step while a tenth fewer are; and a verdict that grades does not give clearly more. Because a
+    format that is learned raises both; one that is farmed costs answers.
     """
     means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
     now, before = seen.late("accuracy"), seen.early("accuracy")
     weights = [float(str(spec_settings(s).get("weight", 1.0))) for s in specs_of(seen)]
     heavier = bool(weights) and max(weights) > weights[0]
-    fewer = seen.fell("accuracy", 0.02, errors=1 if heavier else 2) or (
-        seen.after(10) and now < 0.1 and now <= before
+    fewer = (
+        seen.got_worse
+        or seen.fell("accuracy", 0.02, errors=1 if heavier else 2)
+        or (seen.after(10) and now < 0.1 and now <= before)
     )
     if len(means) < 2 or not fewer or seen.graded_higher:
         return None
@@ -339,11 +359,16 @@ def _(seen: Seen) -> str | None:
 
 @_rule("conflict", rewards(gated), explains=("flat",))
 def _(seen: Seen) -> str | None:
-    """From the fifteenth step, two rewards have a correlation below -.3. Because each is then earned at the
-    other's cost, and their sum moves less than either; weaker correlations come and go.
+    """From the fifteenth step, two rewards have a correlation below -.3, do not both rise, and 90 % are not
+    correct. Because each is then earned at the other's cost, and their sum moves less than either; weaker
+    correlations come and go, and where all is correct only what is left differs.
     """
-    found = {name: -r for name, r in seen.names("reward/correlation/").items()}
+    found = {
+        name: -r
+        for name, r in seen.names("reward/correlation/").items()
+        if not all(seen.rose(f"reward/{one}/mean", 0.0) for one in name.split("/"))
+    }
     name, strength = largest(found)
-    if not (seen.after(15) and strength > 0.3):
+    if not (seen.after(15) and strength > 0.3 and seen.late("accuracy") < 0.9):
         return None
     return f"rewards {' and '.join(name.split('/'))} pull apart (r {-strength:.2f})"

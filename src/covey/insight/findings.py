@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.given import plain
 from covey.config.load import Loaded
 from covey.estimates import Evaluation, gains
+from covey.insight.verdict import change
 from covey.objective.bound import Bound
 from covey.tasks import TASKS
 from covey.types import Group
@@ -189,21 +190,44 @@ class Seen:
         return self.rise("accuracy")
 
     @property
+    def _verdicts(self) -> list[str]:
+        """The mean of the function that says what is correct, or of all that may be it."""
+        own = [name for name in self.names("reward/", "/mean") if "/" not in name]
+        judge = self.evals[-1].verdict if self.evals else ""
+        return [f"reward/{name}/mean" for name in ([judge] if judge in own else own)]
+
+    @property
+    def grades(self) -> bool:
+        """Whether the function that says what is correct gives other values than 0 and 1."""
+        means = self._verdicts
+        return bool(means) and not any(self._same(mean, "accuracy") for mean in means)
+
+    @property
     def graded_higher(self) -> bool:
-        """Whether the function that says what is correct grades, and clearly more is given than at first.
+        """Whether that function grades, and clearly more is given than at first.
 
         It may give more without ever crossing .5, and so may others beside it: accuracy says nothing then.
         """
-        own = [name for name in self.names("reward/", "/mean") if "/" not in name]
-        judges = [self.evals[-1].verdict] if self.evals and self.evals[-1].verdict in own else own
-        metrics = [f"reward/{name}/mean" for name in judges]
-        if len(own) != 1 and (not own or any(self._same(m, "accuracy") for m in metrics)):
-            return False
-        if len(judges) == 1 and self.fell(metrics[0], 0.0):
+        means = self._verdicts
+        if not self.grades or (len(means) == 1 and self.fell(means[0], 0.0)):
             return False
         if len(self.evals) > 1:
             return gains(self.evals[0], self.evals[-1])["reward"].low > 0
         return self.rise("reward/mean") > 0.3 * self.early("reward/std")
+
+    @property
+    def bought(self) -> bool:
+        """Whether a reward beside the verdict is clearly higher than at first."""
+        others = [f"reward/{n}/mean" for n in self.names("reward/", "/mean") if "/" not in n]
+        return len(others) > 1 and any(self.rose(m, 0.1) for m in others if not self._same(m, "accuracy"))
+
+    @property
+    def got_worse(self) -> bool:
+        """The verdict on held-out problems, where there were several evaluations twice running: of twenty
+        looks at a policy that stays as it is, one in three runs has one outside of its interval.
+        """
+        judged = [change(self.evals[0], later) for later in self.evals[1:][-2:]]
+        return bool(judged) and all(word == "got worse" for word in judged)
 
     def _same(self, name: str, other: str) -> bool:
         """Whether two metrics are one, at first and now, but for what could not be scored."""

@@ -98,11 +98,12 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the fifth step, more than half of the groups are one text in three quarters of their completions
-    and not all correct, as they were in the first steps. Because such a prompt gives the same again,
-    however often.
+    and not all correct, as they were in the first steps, and half of the completions end. Because such a
+    prompt gives the same again, however often; of what is truncated nobody knows how it goes on.
     """
     collapsed = seen.late("groups/collapsed")
-    if not (seen.after(5) and collapsed > 0.5 and seen.early("groups/collapsed") > 0.5):
+    cut = seen.late("length/truncated") > 0.5
+    if not (seen.after(5) and collapsed > 0.5 and seen.early("groups/collapsed") > 0.5) or cut:
         return None
     said = f"{percent(collapsed)} of the groups are dead because their texts are the same (collapse)"
     return f"{said}: the model is sure from the start, though not correct"

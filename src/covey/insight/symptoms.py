@@ -19,15 +19,17 @@ from covey.insight.remedies import (
     last_token,
     long_incorrect,
     of_status,
+    raised_lr,
     reward_of,
     room,
     scaled,
     shared_tokens,
     to,
     was_truncated,
+    weaker_pull,
     with_reward,
 )
-from covey.insight.verdict import change, course
+from covey.insight.verdict import course
 from covey.objective.signs import repeated_windows
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
@@ -66,14 +68,16 @@ def _(seen: Seen) -> str | None:
 def _(seen: Seen) -> str | None:
     """From the tenth step, incorrect completions grew by 30 % and four tokens while correct ones grew by
     less than half as much or not more is correct (two standard errors), under a loss that divides by the
-    length. Because both grow where thinking helps, and more is correct then; the division pays without.
+    length, and no reward beside the verdict rose. Because both grow where thinking helps, and more is
+    correct then; the division pays without.
     """
     now, before = seen.late("length/incorrect"), seen.early("length/incorrect")
     correct, first = seen.late("length/correct"), seen.early("length/correct")
     enough = seen.late("accuracy") < 0.8  # of a few that are left, the hardest may be longer
     grew = seen.after(10) and now - before > max(4, 0.3 * before) and enough
     alone = correct - first < (now - before) / 2 or not seen.rose("accuracy", 0.03)
-    if not (grew and alone and seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")):
+    divides = seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")
+    if not (grew and alone and divides) or seen.bought:
         return None
     said = (
         f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, correct ones have {correct:.0f}"
@@ -160,13 +164,14 @@ def _(seen: Seen) -> str | None:
     shows=dead,
 )
 def _(seen: Seen) -> str | None:
-    """Entropy fell below a third of the first steps', a quarter of the groups have become one text each,
-    and 90 % are not correct. Because entropy also falls where a task is learned; then groups are all
-    correct, not all the same.
+    """Entropy fell below a third of the first steps', a quarter of the groups have become one text each, 90
+    % are not correct, and a verdict that grades does not pay more. Because entropy also falls where a task
+    is learned; then groups are all correct, not all the same.
     """
     entropy, before = seen.late("entropy/sampled"), seen.early("entropy/sampled")
     collapsed, grown = seen.late("groups/collapsed"), seen.rise("groups/collapsed")
-    if not (entropy < before / 3 and collapsed > 0.25 and grown > 0.15 and seen.late("accuracy") < 0.9):
+    ended = entropy < before / 3 and collapsed > 0.25 and grown > 0.15
+    if not (ended and seen.late("accuracy") < 0.9) or seen.graded_higher:
         return None
     said = f"entropy fell from {before:.2g} to {entropy:.2g} nats"
     return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
@@ -190,8 +195,7 @@ def _(seen: Seen) -> str | None:
     whose = f", with your own estimator {seen.setting('algorithm.advantage')}" if own else ""
     said = "the run made the policy worse: "
     if len(seen.evals) > 1:
-        bad = all(change(seen.evals[0], later) == "got worse" for later in seen.evals[1:][-2:])
-        return f"{said}{course(seen.evals[0], seen.evals[-1])}{whose}" if bad else None
+        return f"{said}{course(seen.evals[0], seen.evals[-1])}{whose}" if seen.got_worse else None
     now, before = seen.late("accuracy"), seen.early("accuracy")
     fell = seen.after(10) and seen.fell("accuracy", 0.1, errors=3)
     if not fell or seen.setting("rollout.curriculum") == "frontier":
@@ -246,12 +250,12 @@ def _(seen: Seen) -> str | None:
 def _(seen: Seen) -> str | None:
     """From the fifteenth step, copies rose by three tenths to more than half of the completions, 90 % are
     not correct and no tenth more than at first. Because short correct answers are copies of each other;
-    incorrect ones that are have stopped exploring.
+    incorrect ones that are have stopped exploring, unless another reward pays for them.
     """
     copies, before = seen.late("text/duplicates"), seen.early("text/duplicates")
     if not (seen.after(15) and copies > 0.5 and copies - before > 0.3 and seen.late("accuracy") < 0.9):
         return None
-    if seen.accuracy_gain > 0.1:
+    if seen.accuracy_gain > 0.1 or seen.graded_higher or seen.bought:
         return None
     return f"{percent(copies)} of the completions are copies of another, {percent(before)} were at first"
 
@@ -345,7 +349,7 @@ def _(seen: Seen) -> str | None:
     return "rewards differ within groups, so it is algorithm.advantage that gives every answer 0"
 
 
-@_rule("no_motion", scaled("train.lr", 10, 1e-5), explains=("flat",))
+@_rule("no_motion", weaker_pull, raised_lr, explains=("flat",))
 def _(seen: Seen) -> str | None:
     """After 20 steps the policy is less than .001 nats a completion from where it began, though groups
     differ. Because a step that changes what is sampled leaves more than that.
@@ -357,7 +361,7 @@ def _(seen: Seen) -> str | None:
     return f"{said}: train.lr {seen.late('optimizer/lr'):.1e} has no effect"
 
 
-@_rule("flat", scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
+@_rule("flat", weaker_pull, scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
 def _(seen: Seen) -> str | None:
     """After 25 steps the reward has moved by less than a tenth of its std, though groups differ and a tenth
     is incorrect. Because a run that learns has moved by more well before.
