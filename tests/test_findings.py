@@ -261,6 +261,16 @@ def test_a_policy_is_worse_where_two_evaluations_say_so_and_not_where_one_of_man
     assert "worse" in {f.id for f in explain(still, held_out(0.5, 0.4), unknown)}
 
 
+def test_what_is_paid_more_while_held_out_answers_get_worse_is_farmed(tmp_path: Path) -> None:
+    setting = run_with(tmp_path, "rewards: [math_answer, {answer_format: 5.0}]")
+    metrics = run_of({"reward/form/mean": 0.4}, flat(**{"reward/form/mean": 0.46}))
+    (first, *_) = explain(metrics, held_out(0.5, 0.3, reward=3.0), setting)
+    assert first.id == "farmed"
+    assert first.sentence.startswith("form went from 0.41 to 0.45 and held-out answers 50 % -> 30 % [")
+    (first, *_) = explain(metrics, held_out(0.5, 0.3), setting)
+    assert first.id == "worse", "nothing is paid more"
+
+
 def test_an_update_that_breaks_the_policy_is_why_later_steps_have_no_signal(tmp_path: Path) -> None:
     setting = run_with(tmp_path, "train: {lr: 0.03}\nrewards: [math_answer]")
     first, *_ = said = explain(

@@ -35,6 +35,7 @@ from covey.insight.remedies import (
     where_failed,
     with_reward,
 )
+from covey.insight.verdict import course
 from covey.objective.signs import lone, mixes_scripts
 
 NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
@@ -228,27 +229,31 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """A reward rose by a tenth while fewer completions are correct than at first by two standard errors, or
-    less than a tenth, or the verdict on held-out problems is `got worse`; or it stays above .9 from the
-    tenth step while a tenth fewer are; and a verdict that grades does not give clearly more. Because a
-    format that is learned raises both; one that is farmed costs answers.
+    less than a tenth; or at all, where held-out problems earn more and the verdict on them is `got worse`;
+    or it stays above .9 from the tenth step while a tenth fewer are. A verdict that grades does not give
+    clearly more. Because a format that is learned raises both; one that is farmed costs answers.
     """
     means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
     now, before = seen.late("accuracy"), seen.early("accuracy")
     weights = [float(str(spec_settings(s).get("weight", 1.0))) for s in specs_of(seen)]
     heavier = bool(weights) and max(weights) > weights[0]
     fewer = (
-        seen.got_worse
+        seen.paid_for_worse
         or seen.fell("accuracy", 0.02, errors=1 if heavier else 2)
         or (seen.after(10) and now < 0.1 and now <= before)
     )
     if len(means) < 2 or not fewer or seen.graded_higher:
         return None
     for name, late in means.items():
+        if seen.same(f"reward/{name}/mean", "accuracy"):
+            continue  # the verdict itself
         early = seen.early(f"reward/{name}/mean")
         stays = late > 0.9 and early > 0.5 and late - early > (now - before) / 2
         many_fewer = seen.after(10) and (before - now > 0.1 or now < 0.1)
-        if late - early > 0.1 or (stays and many_fewer):
+        if late - early > (0.0 if seen.paid_for_worse else 0.1) or (stays and many_fewer):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
+            if seen.paid_for_worse:
+                answers = f"held-out answers {course(seen.evals[0], seen.evals[-1])}"
             return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
     return None
 

@@ -200,7 +200,7 @@ class Seen:
     def grades(self) -> bool:
         """Whether the function that says what is correct gives other values than 0 and 1."""
         means = self._verdicts
-        return bool(means) and not any(self._same(mean, "accuracy") for mean in means)
+        return bool(means) and not any(self.same(mean, "accuracy") for mean in means)
 
     @property
     def graded_higher(self) -> bool:
@@ -211,15 +211,22 @@ class Seen:
         means = self._verdicts
         if not self.grades or (len(means) == 1 and self.fell(means[0], 0.0)):
             return False
-        if len(self.evals) > 1:
-            return gains(self.evals[0], self.evals[-1])["reward"].low > 0
-        return self.rise("reward/mean") > 0.3 * self.early("reward/std")
+        rises = self.rise("reward/mean") > 0.3 * self.early("reward/std")
+        if len(self.evals) < 2:
+            return rises
+        held_out = gains(self.evals[0], self.evals[-1])["reward"]
+        return held_out.low > 0 or (rises and held_out.value > 0)
 
     @property
     def bought(self) -> bool:
         """Whether a reward beside the verdict is clearly higher than at first."""
         others = [f"reward/{n}/mean" for n in self.names("reward/", "/mean") if "/" not in n]
-        return len(others) > 1 and any(self.rose(m, 0.1) for m in others if not self._same(m, "accuracy"))
+        return len(others) > 1 and any(self.rose(m, 0.1) for m in others if not self.same(m, "accuracy"))
+
+    @property
+    def paid_for_worse(self) -> bool:
+        """Whether held-out problems earn clearly more than at first, though fewer are solved."""
+        return self.got_worse and gains(self.evals[0], self.evals[-1])["reward"].low > 0
 
     @property
     def got_worse(self) -> bool:
@@ -229,7 +236,7 @@ class Seen:
         judged = [change(self.evals[0], later) for later in self.evals[1:][-2:]]
         return bool(judged) and all(word == "got worse" for word in judged)
 
-    def _same(self, name: str, other: str) -> bool:
+    def same(self, name: str, other: str) -> bool:
         """Whether two metrics are one, at first and now, but for what could not be scored."""
         return all(abs(mean(name) - mean(other)) < 0.02 for mean in (self.early, self.late))
 
