@@ -32,13 +32,13 @@ def leap(seen: Seen) -> float:
 )
 def _(seen: Seen) -> str | None:
     """In the first 20 steps, an update moves the policy by more than half a nat a completion, and the last
-    two are paid less than the first one, by .4 of its std or by half. Because published runs take hundreds
+    two are paid less than the first one, by .6 of its std or by half. Because published runs take hundreds
     of updates for 5 to 10 nats: one that goes so far has left where its gradient was right.
     """
     moved, first = leap(seen), seen.beginning[:1]
     before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
     now = mean_of(seen.beginning[1:][-2:], "reward/mean")
-    less = before - now > 0.4 * std or 0.2 * std < before > 2 * now
+    less = before - now > 0.6 * std or 0.2 * std < before > 2 * now
     if not (moved > 0.5 and less):
         return None
     lr = max(known_values(seen.beginning, "optimizer/lr"), default=math.nan)
