@@ -128,8 +128,8 @@ def _(seen: Seen) -> str | None:
     explains=(*OUTCOMES, "constant_reward", "conflict"),
 )
 def _(seen: Seen) -> str | None:
-    """For three steps, no reward differs within any group's sum, though two of the rewards differ by
-    themselves. Because weights that add up to the same for every answer leave nothing to tell them apart.
+    """For three steps every completion was paid the same in all, though two of the rewards differ from one to
+    another. Because weights that add up to the same for every answer leave nothing to tell them apart.
     """
     varied = [n for n, std in seen.names("reward/", "/std").items() if "/" not in n and std > 0.01]
     if not (seen.after(3) and seen.late("reward/std") < 1e-6 and len(varied) > 1):
