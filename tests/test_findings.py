@@ -95,7 +95,8 @@ def run_of(start: dict[str, float], end: dict[str, float], steps: int = 40) -> l
 
 def flat(**metrics: float) -> dict[str, float]:
     """A run that does not learn."""
-    return {"reward/mean": 0.5, "accuracy": 0.5, "groups/dead": 0.3, "groups/dead_correct": 0.15} | metrics
+    paid = {"reward/mean": 0.5, "reward/answer/mean": 0.5, "accuracy": 0.5}
+    return paid | {"groups/dead": 0.3, "groups/dead_correct": 0.15} | metrics
 
 
 def held_out(*accuracies: float, reward: float | None = None, steps: int = 40) -> list[dict[str, Any]]:
@@ -119,13 +120,14 @@ def run_with(tmp_path: Path, text: str) -> SettingOf:
 LIKE: dict[str, dict[str, float]] = {
     "flat": flat(),
     "dead": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.9, "groups/dead_correct": 0.0,
-                    "groups/cliff": 0.9, "accuracy": 0.02, "reward/mean": 0.02}),
+                    "groups/cliff": 0.9, "accuracy": 0.02, "reward/mean": 0.02,
+                    "reward/answer/mean": 0.02}),
     "cold": flat(**{"groups/dead": 0.9, "groups/dead_incorrect": 0.45, "groups/dead_correct": 0.45,
                     "groups/cliff": 0.0, "groups/collapsed": 0.45, "text/duplicates": 0.85}),
     "solved": flat(**{"groups/dead": 0.9, "groups/dead_correct": 0.9, "groups/dead_incorrect": 0.0,
-                      "accuracy": 0.98}),
+                      "accuracy": 0.98, "reward/answer/mean": 0.98}),
     "constant": flat(**{"groups/dead": 1.0, "groups/dead_incorrect": 1.0, "groups/dead_correct": 0.0,
-                        "reward/std": 0.0, "reward/mean": 0.0, "accuracy": 0.0}),
+                        "reward/std": 0.0, "reward/mean": 0.0, "reward/answer/mean": 0.0, "accuracy": 0.0}),
 }  # fmt: skip
 CASES = yaml.safe_load((Path(__file__).parent / "findings.yaml").read_text(encoding="utf-8"))
 
@@ -139,7 +141,7 @@ def test_the_true_cause_is_said_first_with_a_line_that_loads(tmp_path: Path, cas
     config, remedy = case["config"], case["remedy"]
     given = config if "rewards" in config else f"{config}\nrewards: [math_answer]"
     (tmp_path / "mine.py").write_text("def pays(completion):\n    return 1.0\n")
-    metrics = run_of(metrics_of(case["first"]), metrics_of(case["last"]))
+    metrics = run_of(metrics_of(case["first"]), metrics_of(case["last"]), case.get("steps", 40))
     first, *_ = explain(metrics, held_out(*case.get("held_out", ())), run_with(tmp_path, given))
     assert (first.id, first.remedy[: len(remedy)]) == (case["cause"], remedy)
     assert re.search(r"\d", first.sentence + str(first.evidence)), "the numbers are in it"
@@ -219,6 +221,74 @@ def test_a_reward_that_says_nothing_of_many_is_named_and_not_given_more_time(tmp
     assert first.id == "scores_fail"
     assert "40 % of the completions could not be scored: own says nothing of 40 %" in first.sentence
     assert first.remedy == "", "neither more time nor an earlier end is of use"
+
+
+def test_several_rewards_that_grade_are_learned_though_nothing_is_ever_correct(tmp_path: Path) -> None:
+    setting = run_with(tmp_path, "rewards: ['mine.py:close', 'mine.py:brief']")
+    far = {"accuracy": 0.0, "kl/start": 12.0, "reward/std": 0.2, "reward/form/mean": 0.1}
+
+    def said(answer: float, form: float, evals: list[dict[str, Any]]) -> set[str]:
+        first = far | {"reward/mean": 0.3, "reward/answer/mean": 0.2}
+        last = far | {"reward/mean": answer + form, "reward/answer/mean": answer, "reward/form/mean": form}
+        found = {f.id for f in explain(run_of(first, last), evals, setting)}
+        return found & {"kl_growth", "held_out_flat", "farmed"}
+
+    assert said(0.4, 0.4, held_out(0.0, 0.0, reward=0.5)) == said(0.4, 0.4, []) == set()
+    assert said(0.4, 0.4, held_out(0.0, 0.0)), "held-out problems earn as little as before"
+    assert said(0.1, 0.9, held_out(0.0, 0.0, reward=0.5)) == {"farmed"}, "what says what is correct pays less"
+    assert said(0.2, 0.1, []) == {"kl_growth"}
+
+
+@pytest.mark.parametrize(
+    ("temperature", "greedy", "sampled", "said"),
+    [(1.5, 0.4, 0.1, True), (1.5, 0.4, 0.3, False), (1.0, 0.4, 0.1, False), (1.5, 0.02, 0.0, False)],
+)
+def test_a_temperature_is_too_high_where_most_of_what_is_known_is_lost_in_noise(
+    tmp_path: Path, temperature: float, greedy: float, sampled: float, said: bool
+) -> None:
+    known, drawn = (np.arange(100) < 100 * share for share in (greedy, sampled))
+    evaluation = Evaluation(known, drawn.astype(int), drawn, drawn.astype(float), 1, "answer")
+    setting = run_with(tmp_path, f"rollout: {{temperature: {temperature}}}\nrewards: [math_answer]")
+    found = explain(run_of(flat(), flat(), 4), [{"step": 0, **evaluation.record()}], setting)
+    assert [f.id for f in found] == ["too_hot"] * said
+
+
+def test_a_policy_is_worse_where_two_evaluations_say_so_and_not_where_one_of_many_does() -> None:
+    """Of twenty looks at a policy that stays as it is, one in three runs has one outside of its interval."""
+    still = run_of(flat(), flat())
+    assert "worse" not in {f.id for f in explain(still, held_out(0.5, 0.5, 0.4, 0.5, 0.5), unknown)}
+    assert "worse" in {f.id for f in explain(still, held_out(0.5, 0.5, 0.4, 0.4, 0.5), unknown)}
+    assert "worse" in {f.id for f in explain(still, held_out(0.5, 0.4), unknown)}
+
+
+def test_what_is_paid_more_while_held_out_answers_get_worse_is_farmed(tmp_path: Path) -> None:
+    setting = run_with(tmp_path, "rewards: [math_answer, {answer_format: 5.0}]")
+    metrics = run_of({"reward/form/mean": 0.4}, flat(**{"reward/form/mean": 0.46}))
+    (first, *_) = explain(metrics, held_out(0.5, 0.3, reward=3.0), setting)
+    assert first.id == "farmed"
+    assert first.sentence.startswith("form went from 0.41 to 0.45 and held-out answers 50 % -> 30 % [")
+    (first, *_) = explain(metrics, held_out(0.5, 0.3), setting)
+    assert first.id == "worse", "nothing is paid more"
+
+
+def test_an_update_that_breaks_the_policy_is_why_later_steps_have_no_signal(tmp_path: Path) -> None:
+    setting = run_with(tmp_path, "train: {lr: 0.03}\nrewards: [math_answer]")
+    first, *_ = said = explain(
+        [
+            {"step": 0, **HEALTHY, "optimizer/updates": 4.0, "kl/start": math.nan, "optimizer/lr": 0.03},
+            {"step": 1, **HEALTHY, **ALL, "reward/mean": 0.0, "accuracy": 0.0, "kl/start": 83.2},
+        ],
+        [],
+        setting,
+    )
+    assert [f.id for f in said] == ["leaps"]
+    moved = "an update moves the policy by 20.8 nats a completion, the reward fell from 0.5 to 0"
+    assert first.sentence == f"{moved}: the learning rate, 3.0e-02 by now, is far too high", (
+        "83.2 after 4 updates"
+    )
+    cut = [{"step": n, "accuracy": 0.0, **ALL, **LONG} for n in range(2, 22)]
+    assert "rollout.max_tokens" in no_signal(cut, setting)
+    assert no_signal(cut, setting, said).endswith("is far too high. Try: train.lr: 0.003")
 
 
 def test_an_empty_run_and_one_without_metrics_say_nothing() -> None:
@@ -321,9 +391,12 @@ def test_why_there_was_no_signal(tmp_path: Path, config: str, metrics: dict[str,
     )
 
 
+PARTS = ("sampling", "causes", "motion", "symptoms", "remedies")
+
+
 def test_rules_speak_of_metrics_that_are_logged() -> None:
     folder = Path(__file__).parents[1] / "src/covey/insight"
-    source = "".join((folder / f"{name}.py").read_text() for name in ("causes", "symptoms", "remedies"))
+    source = "".join((folder / f"{name}.py").read_text() for name in PARTS)
     names = set(re.findall(r'"((?:\w+/)+\w+)"', source))
     assert len(names) > 20
     assert names <= logged()

@@ -15,13 +15,11 @@ from covey.insight.remedies import (
     MODELS,
     PULL,
     QUIET,
-    WIDER,
     WITHOUT_STD,
     at_least,
     dead,
     gated,
     largest,
-    last_token,
     near_tie,
     of_status,
     paid_differently,
@@ -34,10 +32,10 @@ from covey.insight.remedies import (
     specs_of,
     to,
     verified,
-    was_truncated,
     where_failed,
     with_reward,
 )
+from covey.insight.verdict import course
 from covey.objective.signs import lone, mixes_scripts
 
 NO_SIGNAL = ("too_hard", "too_easy", "tied", "dead_weight", "zero_advantage")
@@ -122,96 +120,22 @@ def _(seen: Seen) -> str | None:
     return None
 
 
-@_rule("temperature", *WIDER, explains=(*OUTCOMES, "sure_from_start", "inconsistent"), shows=dead)
-def _(seen: Seen) -> str | None:
-    """More than half of the groups are dead and of the completions copies, with a temperature below .7,
-    top_p below .5 or top_k up to 4, unless 95 % are correct. Because published runs sample at .6 to 1;
-    where half of what is sampled is a copy, sampling is what makes siblings the same.
-    """
-    known = [(key, seen.setting(key)) for key in ("rollout.temperature", "rollout.top_p")]
-    bounds = {"rollout.temperature": 0.7, "rollout.top_p": 0.5}
-    causes = [f"{key} {own:g}" for key, own in known if isinstance(own, float) and own < bounds[key]]
-    if isinstance(top_k := seen.setting("rollout.top_k"), int) and 0 < top_k <= 4:
-        causes.append(f"rollout.top_k {top_k}")
-    copies, tied = seen.late("text/duplicates"), seen.late("groups/dead")
-    if not (causes and copies > 0.5 and tied > 0.5 and seen.late("accuracy") < 0.95):
-        return None
-    why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little to choose"
-    return f"{percent(tied)} of the groups are dead because their texts are the same (collapse): {why}"
-
-
 @_rule(
-    "tools_fail",
-    scaled("rollout.tools.max_calls", 2, 2),
-    scaled("rollout.tools.timeout", 3, 3),
-    advice="the answers in `covey ui`: what do they say is wrong?",
-    explains=(*NO_SIGNAL, *STILL),
-)
-def _(seen: Seen) -> str | None:
-    """More than half of what tools answer reports an error, and a twentieth of the completions call any.
-    Because a model that is refused more often than served learns to do without.
-    """
-    failed, used = seen.late("tools/failed"), seen.late("tools/used")
-    return (
-        f"{percent(failed)} of what the tools answer reports an error"
-        if failed > 0.5 and used > 0.05
-        else None
-    )
-
-
-@_rule(
-    "tools_unused",
-    scaled("rollout.temperature", 1.3, 1.3, most=2.0),
-    advice="a stage with method: sft on worked answers that call, or a prompt that says how",
-    explains=NO_SIGNAL,
-)
-def _(seen: Seen) -> str | None:
-    """From the third step, fewer than one in a hundred completions call a tool. Because what is never sampled
-    is never paid: the model cannot find out what a call would bring.
-    """
-    used = seen.late("tools/used")
-    return f"{percent(used)} of the completions call a tool" if seen.after(3) and used < 0.01 else None
-
-
-@_rule(
-    "sure_from_start",
-    scaled("rollout.temperature", 1.3, 1.3, most=2.0),
-    advice="a cold start that ends earlier (train.stop_at)",
-    explains=(*NO_SIGNAL, *STILL, "entropy_collapse", "duplicates"),
-    shows=dead,
-)
-def _(seen: Seen) -> str | None:
-    """From the fifth step, more than half of the groups are one text in three quarters of their completions
-    and not all correct, as they were in the first steps. Because such a prompt gives the same again,
-    however often.
-    """
-    collapsed = seen.late("groups/collapsed")
-    if not (seen.after(5) and collapsed > 0.5 and seen.early("groups/collapsed") > 0.5):
-        return None
-    said = f"{percent(collapsed)} of the groups are dead because their texts are the same (collapse)"
-    return f"{said}: the model is sure from the start, though not correct"
-
-
-@_rule(
-    "end_token",
-    to("rollout.stop", ["</answer>"], bool),
-    to("data.chat", True),
+    "cancelled",
+    rewards(gated),
     severity="severe",
-    advice="a cold start whose answers end",
-    explains=("truncated", "unparsable", "repetition", "length_bias", *NO_SIGNAL),
-    shows=was_truncated,
-    token=last_token,
+    advice="other weights",
+    explains=(*OUTCOMES, "constant_reward", "conflict"),
 )
 def _(seen: Seen) -> str | None:
-    """From the third step, 99 % of the completions reach the limit, and half of these have answered already
-    or half of the text repeats itself. Because a model that needs more room has not answered yet; this one
-    cannot end.
+    """For three steps every completion was paid the same in all, though two of the rewards differ from one to
+    another. Because weights that add up to the same for every answer leave nothing to tell them apart.
     """
-    answered, repeats = seen.late("length/truncated_done"), seen.late("text/repetition")
-    if not (seen.after(3) and seen.late("length/truncated") >= 0.99 and (answered > 0.5 or repeats > 0.5)):
+    varied = [n for n, std in seen.names("reward/", "/std").items() if "/" not in n and std > 0.01]
+    if not (seen.after(3) and seen.late("reward/std") < 1e-6 and len(varied) > 1):
         return None
-    said = f"no completion ends by itself, though {percent(answered)} of them have answered"
-    return f"{said}: the model does not produce its end token"
+    said = f"{' and '.join(varied)} cancel out: each differs from answer to answer"
+    return f"{said}, their weighted sum is always {seen.late('reward/mean'):.3g}"
 
 
 @_rule(
@@ -249,11 +173,11 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the fifth step, more than four in five of the correct completions that were tried are correct
-    for another problem too. Because an honest verdict agrees only where answers coincide: about half of the
-    time for yes and no.
+    for another problem too, under a verdict of 0 or 1. Because an honest one agrees only where answers
+    coincide: about half of the time for yes and no; one that grades calls much correct that is near.
     """
     elsewhere = seen.late("reward/paid_elsewhere")
-    if not (seen.after(5) and elsewhere > 0.8 and seen.late("accuracy") > 0.05):
+    if not (seen.after(5) and elsewhere > 0.8 and seen.late("accuracy") > 0.05) or seen.grades:
         return None
     said = f"{percent(elsewhere)} of the correct completions are correct for another problem too"
     return f"{said}: the verdict can be fooled"
@@ -305,22 +229,31 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """A reward rose by a tenth while fewer completions are correct than at first by two standard errors, or
-    less than a tenth; or it stays above .9 from the tenth step while a tenth fewer are. Because a format
-    that is learned raises both; one that is farmed costs answers.
+    less than a tenth; or at all, where held-out problems earn more and the verdict on them is `got worse`;
+    or it stays above .9 from the tenth step while a tenth fewer are. A verdict that grades does not give
+    clearly more. Because a format that is learned raises both; one that is farmed costs answers.
     """
     means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
     now, before = seen.late("accuracy"), seen.early("accuracy")
     weights = [float(str(spec_settings(s).get("weight", 1.0))) for s in specs_of(seen)]
     heavier = bool(weights) and max(weights) > weights[0]
-    fewer = seen.fell("accuracy", 0.02, errors=1 if heavier else 2) or (
-        seen.after(10) and now < 0.1 and now <= before
+    fewer = (
+        seen.paid_for_worse
+        or seen.fell("accuracy", 0.02, errors=1 if heavier else 2)
+        or (seen.after(10) and now < 0.1 and now <= before)
     )
-    for name, late in means.items() if len(means) > 1 and fewer else ():
+    if len(means) < 2 or not fewer or seen.graded_higher:
+        return None
+    for name, late in means.items():
+        if seen.same(f"reward/{name}/mean", "accuracy"):
+            continue  # the verdict itself
         early = seen.early(f"reward/{name}/mean")
         stays = late > 0.9 and early > 0.5 and late - early > (now - before) / 2
         many_fewer = seen.after(10) and (before - now > 0.1 or now < 0.1)
-        if late - early > 0.1 or (stays and many_fewer):
+        if late - early > (0.0 if seen.paid_for_worse else 0.1) or (stays and many_fewer):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
+            if seen.paid_for_worse:
+                answers = f"held-out answers {course(seen.evals[0], seen.evals[-1])}"
             return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"
     return None
 
@@ -431,11 +364,16 @@ def _(seen: Seen) -> str | None:
 
 @_rule("conflict", rewards(gated), explains=("flat",))
 def _(seen: Seen) -> str | None:
-    """From the fifteenth step, two rewards have a correlation below -.3. Because each is then earned at the
-    other's cost, and their sum moves less than either; weaker correlations come and go.
+    """From the fifteenth step, two rewards have a correlation below -.3, do not both rise, and 90 % are not
+    correct. Because each is then earned at the other's cost, and their sum moves less than either; weaker
+    correlations come and go, and where all is correct only what is left differs.
     """
-    found = {name: -r for name, r in seen.names("reward/correlation/").items()}
+    found = {
+        name: -r
+        for name, r in seen.names("reward/correlation/").items()
+        if not all(seen.rose(f"reward/{one}/mean", 0.0) for one in name.split("/"))
+    }
     name, strength = largest(found)
-    if not (seen.after(15) and strength > 0.3):
+    if not (seen.after(15) and strength > 0.3 and seen.late("accuracy") < 0.9):
         return None
     return f"rewards {' and '.join(name.split('/'))} pull apart (r {-strength:.2f})"

@@ -11,7 +11,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from statistics import median
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.given import plain
 from covey.config.load import Loaded
 from covey.estimates import Evaluation, gains
+from covey.insight.verdict import change
 from covey.objective.bound import Bound
 from covey.tasks import TASKS
 from covey.types import Group
@@ -121,6 +123,8 @@ class Seen:
         self.steps = len(metrics) if steps is None else steps
         width = max(1, min(WIDEST, max(WINDOW, self.steps // 5)))
         self.first, self.last = metrics[:width], metrics[-width:]
+        self.beginning = metrics[:WIDEST]
+        """Every step there is, while there are no more than so many."""
         self.evals, self.setting, self.patient = evals, setting, patient
         self.read: dict[str, float] = {}
         """Late means that were asked for since this was last emptied: the evidence of a rule."""
@@ -136,12 +140,12 @@ class Seen:
 
     def least(self, name: str) -> float:
         """Mean over the last steps less two standard errors; NaN of less than three steps that have it."""
-        doubt = _error(self.last, name) if len(_values(self.last, name)) > 2 else math.nan
+        doubt = _error(self.last, name) if len(known_values(self.last, name)) > 2 else math.nan
         return self.late(name) - 2 * doubt
 
     def usual(self, name: str) -> float:
         """Median over the last steps, of what one step alone may throw far out."""
-        value = self.read[name] = median(_values(self.last, name) or [math.nan])
+        value = self.read[name] = median(known_values(self.last, name) or [math.nan])
         return value
 
     def rise(self, name: str) -> float:
@@ -170,8 +174,13 @@ class Seen:
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """What comes between in the names of metrics -> their late means."""
         pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}")
-        found = {n: match[1] for record in self.last for n in record if (match := pattern.fullmatch(n))}
-        return {inside: self.late(n) for n, inside in found.items()}
+        matches = (pattern.fullmatch(name) for name in self._logged)
+        return {match[1]: self.late(match[0]) for match in matches if match}
+
+    @cached_property
+    def _logged(self) -> Iterable[str]:
+        """The metrics of the last steps, each once: a run has a hundred, and many rules ask for some."""
+        return dict.fromkeys(chain.from_iterable(self.last))
 
     @property
     def accuracy_gain(self) -> float:
@@ -181,31 +190,71 @@ class Seen:
         return self.rise("accuracy")
 
     @property
-    def graded_higher(self) -> bool:
-        """Whether one function alone gives the reward and gives clearly more than at first.
+    def _verdicts(self) -> list[str]:
+        """The mean of the function that says what is correct, or of all that may be it."""
+        own = [name for name in self.names("reward/", "/mean") if "/" not in name]
+        judge = self.evals[-1].verdict if self.evals else ""
+        return [f"reward/{name}/mean" for name in ([judge] if judge in own else own)]
 
-        It is the verdict then, and one that grades may give more without ever crossing .5.
+    @property
+    def grades(self) -> bool:
+        """Whether the function that says what is correct gives other values than 0 and 1."""
+        means = self._verdicts
+        return bool(means) and not any(self.same(mean, "accuracy") for mean in means)
+
+    @property
+    def graded_higher(self) -> bool:
+        """Whether that function grades, and clearly more is given than at first.
+
+        It may give more without ever crossing .5, and so may others beside it: accuracy says nothing then.
         """
-        if len({n for r in self.last for n in r if re.fullmatch("reward/.+/mean", n)}) != 1:
+        means = self._verdicts
+        if not self.grades or (len(means) == 1 and self.fell(means[0], 0.0)):
             return False
-        if len(self.evals) > 1:
-            return gains(self.evals[0], self.evals[-1])["reward"].low > 0
-        return self.rise("reward/mean") > 0.3 * self.early("reward/std")
+        rises = self.rise("reward/mean") > 0.3 * self.early("reward/std")
+        if len(self.evals) < 2:
+            return rises
+        held_out = gains(self.evals[0], self.evals[-1])["reward"]
+        return held_out.low > 0 or (rises and held_out.value > 0)
+
+    @property
+    def bought(self) -> bool:
+        """Whether a reward beside the verdict is clearly higher than at first."""
+        others = [f"reward/{n}/mean" for n in self.names("reward/", "/mean") if "/" not in n]
+        return len(others) > 1 and any(self.rose(m, 0.1) for m in others if not self.same(m, "accuracy"))
+
+    @property
+    def paid_for_worse(self) -> bool:
+        """Whether held-out problems earn clearly more than at first, though fewer are solved."""
+        return self.got_worse and gains(self.evals[0], self.evals[-1])["reward"].low > 0
+
+    @property
+    def got_worse(self) -> bool:
+        """The verdict on held-out problems, where there were several evaluations twice running: of twenty
+        looks at a policy that stays as it is, one in three runs has one outside of its interval.
+        """
+        judged = [change(self.evals[0], later) for later in self.evals[1:][-2:]]
+        return bool(judged) and all(word == "got worse" for word in judged)
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two metrics are one, at first and now, but for what could not be scored."""
+        return all(abs(mean(name) - mean(other)) < 0.02 for mean in (self.early, self.late))
 
 
 def mean_of(records: Records, name: str) -> float:
     """The mean of a metric over the steps that have it; NaN where none has."""
-    values = _values(records, name)
+    values = known_values(records, name)
     return sum(values) / len(values) if values else math.nan
 
 
-def _values(records: Records, name: str) -> list[float]:
-    return [r[name] for r in records if r.get(name) is not None and not math.isnan(r[name])]
+def known_values(records: Records, name: str) -> list[float]:
+    """Those of the steps that have it."""
+    return [v for r in records if (v := r.get(name)) is not None and not math.isnan(v)]
 
 
 def _error(records: Records, name: str) -> float:
     """The standard error of a mean over steps."""
-    values = _values(records, name)
+    values = known_values(records, name)
     if len(values) < 2:
         return 0.0
     mean = sum(values) / len(values)

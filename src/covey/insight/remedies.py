@@ -119,6 +119,20 @@ def room(seen: Seen) -> str:
     return yaml_line("rollout.max_tokens", math.ceil(most))
 
 
+def weaker_pull(seen: Seen) -> str | None:
+    """A tenth of a KL above published ones, .001 to .1: it holds the policy where it is."""
+    own = seen.setting("algorithm.kl.coef")
+    strong = isinstance(own, int | float) and own > 0.1
+    return scaled("algorithm.kl.coef", 0.1, 0.01)(seen) if strong else None
+
+
+def raised_lr(seen: Seen) -> str | None:
+    """Ten times the learning rate, and no less than the smallest in use."""
+    own = seen.setting("train.lr")
+    low = isinstance(own, int | float) and own < 1e-7
+    return yaml_line("train.lr", 1e-6) if low else scaled("train.lr", 10, 1e-5)(seen)
+
+
 def group_size(seen: Seen) -> str:
     """A group size at which half of the groups have a correct answer, between 16 and 64."""
     p = seen.late("accuracy")

@@ -72,7 +72,10 @@ def _stage(stage: Path) -> dict[str, object]:
         "title": f"{stage.name}: {settings['method']}, {steps} steps in {duration(seconds)}",
         "verdict": " ".join(said for said in (verdict and verdict.sentence, read_ending(stage)) if said),
         "mood": moods.get(verdict.word, "") if verdict else "",
-        "chart": Markup(_charts(metrics, evals, timings)),  # noqa: S704 - our own SVG, escaped where it is made
+        "charts": [
+            Markup(chart([panel], panel.title, across=1))  # noqa: S704 - our own SVG, escaped where it is made
+            for panel in _panels(metrics, evals, timings)
+        ],
         "findings": [inert(f) for f in findings(stage)],
         "measures": list(measured[0].summary()) if measured else [],
         "evaluations": [(int(e["step"]), m.summary().values()) for e, m in zip(evals, measured, strict=True)],
@@ -82,7 +85,8 @@ def _stage(stage: Path) -> dict[str, object]:
     }
 
 
-def _charts(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords) -> str:
+def _panels(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords) -> list[Panel]:
+    """Each becomes a picture of its own: a page puts as many side by side as can be read on its screen."""
     panels = []
     if evals:
         lines = [_measured(evals, name, said) for name, said in (("greedy", "greedy"), ("pass@1", "sampled"))]
@@ -100,7 +104,7 @@ def _charts(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords
         for which in ("rollout", "update")
         for line in _line(which, timings, f"tokens_per_second/{which}")
     ]
-    return chart([*panels, *([Panel("tokens a second", rates)] if rates else [])], "Curves of the run")
+    return [*panels, *([Panel("tokens a second", rates)] if rates else [])]
 
 
 def _frontier(record: Mapping[str, float]) -> dict[str, float]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from covey.estimates import Evaluation
 from covey.insight.causes import CAUSES
 from covey.insight.findings import Finding, Records, Seen, SettingOf, find, findings_over, mean_of
+from covey.insight.motion import MOTION
+from covey.insight.sampling import SAMPLING
 from covey.insight.symptoms import SYMPTOMS
 
-RULES = (*CAUSES, *SYMPTOMS)
+RULES = (*SAMPLING, *CAUSES, *MOTION, *SYMPTOMS)
 """Causes first."""
 CANNOT_SAY = ("paid_by_model", "no_motion", "flat", "kl_growth", "held_out_flat", "worse")
 """Rules that cannot say why steps had no signal."""
@@ -25,8 +29,11 @@ def likely(metrics: Records, evals: Records, setting: SettingOf) -> Finding | No
     return found[0] if found else None
 
 
-def no_signal(metrics: Records, setting: SettingOf) -> str:
-    """Why steps had no advantage at all, and what to do about it: asked by the guard that ends a run."""
+def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()) -> str:
+    """Why steps had no advantage at all, and what to do about it: asked by the guard that ends a run.
+
+    ``said``: what the run had found before. Where an update has broken the policy, all else follows from it.
+    """
     kinds = ("correct", "incorrect", "unscored")
     shares = {kind: mean_of(metrics, f"groups/dead_{kind}") for kind in kinds}
     correct, incorrect, unscored = (share if share > 0 else 0.0 for share in shares.values())
@@ -38,10 +45,11 @@ def no_signal(metrics: Records, setting: SettingOf) -> str:
         # Rewards differ and all advantages are 0: nothing but the estimator can be why.
         rules = [rule for rule in rules if rule.id == "zero_advantage"]
     found = find(rules, Seen(metrics, (), setting, patient=False), (), 0)
+    found = [f for f in said if f.id == "leaps"] or found
     why = str(found[0]) if found else "look at rollouts/: what should the rewards have told apart?"
     live = 1 - mean_of(metrics, "groups/dead")
     if live > 0.01 and mean_of(metrics, "rollout/filtered") >= mean_of(metrics, "groups/count"):
         why = f"algorithm.filter leaves every group out, also the {live:.0%} in which rewards differ"
         why += ". Try: algorithm.filter: informative"
-    said = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"
-    return f"{said}, {unscored:.0%} unscored. {why[0].upper()}{why[1:]}"
+    counted = f"{correct:.0%} of the groups were all correct, {incorrect:.0%} all incorrect"
+    return f"{counted}, {unscored:.0%} unscored. {why[0].upper()}{why[1:]}"

@@ -19,15 +19,17 @@ from covey.insight.remedies import (
     last_token,
     long_incorrect,
     of_status,
+    raised_lr,
     reward_of,
     room,
     scaled,
     shared_tokens,
     to,
     was_truncated,
+    weaker_pull,
     with_reward,
 )
-from covey.insight.verdict import change, course
+from covey.insight.verdict import course
 from covey.objective.signs import repeated_windows
 
 CREDITED = ("prefix_tree", "process_zscore", "optimal_token_baseline", "gae")
@@ -66,14 +68,16 @@ def _(seen: Seen) -> str | None:
 def _(seen: Seen) -> str | None:
     """From the tenth step, incorrect completions grew by 30 % and four tokens while correct ones grew by
     less than half as much or not more is correct (two standard errors), under a loss that divides by the
-    length. Because both grow where thinking helps, and more is correct then; the division pays without.
+    length, and no reward beside the verdict rose. Because both grow where thinking helps, and more is
+    correct then; the division pays without.
     """
     now, before = seen.late("length/incorrect"), seen.early("length/incorrect")
     correct, first = seen.late("length/correct"), seen.early("length/correct")
     enough = seen.late("accuracy") < 0.8  # of a few that are left, the hardest may be longer
     grew = seen.after(10) and now - before > max(4, 0.3 * before) and enough
     alone = correct - first < (now - before) / 2 or not seen.rose("accuracy", 0.03)
-    if not (grew and alone and seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")):
+    divides = seen.setting("algorithm.reduce") not in ("constant_length", "token_mean")
+    if not (grew and alone and divides) or seen.bought:
         return None
     said = (
         f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, correct ones have {correct:.0f}"
@@ -92,8 +96,8 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, the policy is 10 nats a completion from where it began, or from its reference,
-    not more is correct, and an only reward does not pay clearly more either. Because 5 to 10 nats is where
-    alarms are usually set; distance that buys answers is learning.
+    not more is correct, and a verdict that grades does not pay clearly more either. Because 5 to 10 nats is
+    where alarms are usually set; distance that buys answers is learning.
     """
     far = {"where it began": seen.late("kl/start"), "its reference": seen.late("kl/completion_k1")}
     what, kl = largest({name: value for name, value in far.items() if value > 10})
@@ -152,73 +156,6 @@ def _(seen: Seen) -> str | None:
 
 
 @_rule(
-    "wide_ratios",
-    *FEWER_UPDATES,
-    SMALLER_LR,
-    explains=("clipped", "worse", "kl_growth", "entropy_collapse", "duplicates", *STILL),
-)
-def _(seen: Seen) -> str | None:
-    """From the third step, the 99 % quantile of the ratio is above 2 in half of the steps. Because the loss
-    holds near the policy that sampled: a ratio of 2 is far outside every clip bound in use.
-    """
-    wide, size = seen.usual("ratio/q99"), seen.setting("rollout.group_size")
-    if not (seen.after(3) and wide > 2):
-        return None
-    large = isinstance(size, int) and size >= 32
-    why = f": in groups of {size} one success gets {(size - 1) / size**0.5:.1f}" if large else ""
-    return f"the policy moves far within a batch (ratio/q99 {wide:.2g}){why}"
-
-
-@_rule(
-    "clipped",
-    *FEWER_UPDATES,
-    scaled("algorithm.surrogate.clip_high", 1.4, 0.28),
-    explains=("flat",),
-)
-def _(seen: Seen) -> str | None:
-    """From the third step, more than a fifth of the tokens are clipped. Because they were sampled and scored
-    and teach nothing; published runs clip less than a twentieth (GSPO, by whole responses, a seventh).
-    """
-    part = seen.late("clip/low") + seen.late("clip/high")
-    if not (seen.after(3) and part > 0.2):
-        return None
-    return f"{percent(part)} of the tokens are clipped and contribute no gradient"
-
-
-@_rule(
-    "stale",
-    to("algorithm.correction", "truncated", bool),
-    scaled("rollout.staleness", 0.5, 1),
-    SMALLER_LR,
-    explains=("mismatch", "worse", "kl_growth", *STILL),
-)
-def _(seen: Seen) -> str | None:
-    """Under rollout.staleness, from the fifth step, the policy gives tokens that it trains probabilities more
-    than .3 nats off those they were drawn with. Because ratios of e^.3 are outside of the usual clips; in
-    the measured runs .1 nats cost nothing, .2 a tenth more steps and .33 a quarter.
-    """
-    late, off = seen.late("staleness/mean"), seen.late("mismatch/mean")
-    if not (seen.after(5) and late > 0 and off > 0.3):
-        return None
-    return f"tokens are trained {late:.1f} updates late, when the policy is {off:.2g} nats off"
-
-
-@_rule(
-    "mismatch",
-    to("algorithm.correction", "truncated", bool),
-    to("dtype", "float32"),
-    explains=("worse", "kl_growth", *STILL),
-)
-def _(seen: Seen) -> str | None:
-    """Sampler and trainer differ by more than .02 nats a token, and no token is stale. Because rounding to
-    bfloat16 stays below .01; above, the ratio measures the sampler and not the policy's motion.
-    """
-    mean, stale = seen.late("mismatch/mean"), seen.late("staleness/mean") > 0
-    differ = mean > 0.02 and not stale
-    return f"sampler and trainer disagree by {mean:.2g} nats a token" if differ else None
-
-
-@_rule(
     "entropy_collapse",
     to("algorithm.surrogate.clip_high", 0.28, at_least(0.28)),
     to("algorithm.entropy.coef", 0.01, at_least(0.001)),
@@ -227,13 +164,14 @@ def _(seen: Seen) -> str | None:
     shows=dead,
 )
 def _(seen: Seen) -> str | None:
-    """Entropy fell below a third of the first steps', a quarter of the groups have become one text each,
-    and 90 % are not correct. Because entropy also falls where a task is learned; then groups are all
-    correct, not all the same.
+    """Entropy fell below a third of the first steps', a quarter of the groups have become one text each, 90
+    % are not correct, and a verdict that grades does not pay more. Because entropy also falls where a task
+    is learned; then groups are all correct, not all the same.
     """
     entropy, before = seen.late("entropy/sampled"), seen.early("entropy/sampled")
     collapsed, grown = seen.late("groups/collapsed"), seen.rise("groups/collapsed")
-    if not (entropy < before / 3 and collapsed > 0.25 and grown > 0.15 and seen.late("accuracy") < 0.9):
+    ended = entropy < before / 3 and collapsed > 0.25 and grown > 0.15
+    if not (ended and seen.late("accuracy") < 0.9) or seen.graded_higher:
         return None
     said = f"entropy fell from {before:.2g} to {entropy:.2g} nats"
     return f"{said} and {percent(collapsed)} of the groups are one text: exploration has ended"
@@ -248,15 +186,16 @@ def _(seen: Seen) -> str | None:
     explains=("too_hard", "repetition", *STILL),
 )
 def _(seen: Seen) -> str | None:
-    """The verdict on held-out problems is `got worse`, or without these a tenth fewer are correct in
-    training. Because the verdict has an interval; a tenth is beyond the noise of a fifth of the steps.
+    """The verdict on held-out problems is `got worse`, where there were several evaluations twice running, or
+    without these a tenth fewer are correct in training. Because the verdict has an interval, but of twenty
+    looks at a policy that stays as it is one in three runs has one outside; a tenth is beyond the noise of a
+    fifth of the steps.
     """
     own = seen.setting("algorithm.advantage.own") is True
     whose = f", with your own estimator {seen.setting('algorithm.advantage')}" if own else ""
     said = "the run made the policy worse: "
     if len(seen.evals) > 1:
-        bad = change(seen.evals[0], seen.evals[-1]) == "got worse"
-        return f"{said}{course(seen.evals[0], seen.evals[-1])}{whose}" if bad else None
+        return f"{said}{course(seen.evals[0], seen.evals[-1])}{whose}" if seen.got_worse else None
     now, before = seen.late("accuracy"), seen.early("accuracy")
     fell = seen.after(10) and seen.fell("accuracy", 0.1, errors=3)
     if not fell or seen.setting("rollout.curriculum") == "frontier":
@@ -273,8 +212,8 @@ def _(seen: Seen) -> str | None:
 )
 def _(seen: Seen) -> str | None:
     """From the tenth step, the reward rose by .3 of its std and held-out accuracy by less than two points,
-    five being outside of its interval; nor did held-out problems earn more from an only reward. Because what
-    is learned shows on problems that were not trained on.
+    five being outside of its interval; nor do held-out problems earn more from a verdict that grades. Because
+    what is learned shows on problems that were not trained on.
     """
     if len(seen.evals) < 2 or not seen.after(10):
         return None
@@ -311,12 +250,12 @@ def _(seen: Seen) -> str | None:
 def _(seen: Seen) -> str | None:
     """From the fifteenth step, copies rose by three tenths to more than half of the completions, 90 % are
     not correct and no tenth more than at first. Because short correct answers are copies of each other;
-    incorrect ones that are have stopped exploring.
+    incorrect ones that are have stopped exploring, unless another reward pays for them.
     """
     copies, before = seen.late("text/duplicates"), seen.early("text/duplicates")
     if not (seen.after(15) and copies > 0.5 and copies - before > 0.3 and seen.late("accuracy") < 0.9):
         return None
-    if seen.accuracy_gain > 0.1:
+    if seen.accuracy_gain > 0.1 or seen.graded_higher or seen.bought:
         return None
     return f"{percent(copies)} of the completions are copies of another, {percent(before)} were at first"
 
@@ -410,7 +349,7 @@ def _(seen: Seen) -> str | None:
     return "rewards differ within groups, so it is algorithm.advantage that gives every answer 0"
 
 
-@_rule("no_motion", scaled("train.lr", 10, 1e-5), explains=("flat",))
+@_rule("no_motion", weaker_pull, raised_lr, explains=("flat",))
 def _(seen: Seen) -> str | None:
     """After 20 steps the policy is less than .001 nats a completion from where it began, though groups
     differ. Because a step that changes what is sampled leaves more than that.
@@ -422,7 +361,7 @@ def _(seen: Seen) -> str | None:
     return f"{said}: train.lr {seen.late('optimizer/lr'):.1e} has no effect"
 
 
-@_rule("flat", scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
+@_rule("flat", weaker_pull, scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
 def _(seen: Seen) -> str | None:
     """After 25 steps the reward has moved by less than a tenth of its std, though groups differ and a tenth
     is incorrect. Because a run that learns has moved by more well before.

@@ -15,7 +15,7 @@ from covey.errors import CheckpointError, GuardStop
 from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
-from covey.insight.findings import settings_of
+from covey.insight.findings import STREAM, Finding, settings_of
 from covey.insight.rules import no_signal
 from covey.insight.watch import Watch
 from covey.learner.learner import Learner
@@ -162,7 +162,9 @@ class Run:
         self.state = replace(self.state, guards=memory, coefficients=then)
 
     def _why_no_signal(self, steps: int) -> str:
-        return no_signal(self.journal.folder.read("metrics.jsonl")[-steps:], settings_of(self.loaded))
+        folder = self.journal.folder
+        said = [found for r in folder.read(STREAM) if (found := Finding.from_record(r))]
+        return no_signal(folder.read("metrics.jsonl")[-steps:], settings_of(self.loaded), said)
 
     def evaluate(self) -> Evaluation:
         """Held-out accuracy now, logged once for every step it is taken at."""

@@ -62,7 +62,7 @@ function findings(run, name) {
   const card = (e) => h("article", { class: `finding ${SEVERITY[e.severity] ?? ""}` }, h("p", {}, written(String(e.sentence ?? e.finding ?? e.event ?? ""))),
     e.remedy || e.advice ? h("p", { class: "remedy" }, h("b", {}, "Try "), e.remedy ? h("code", {}, written(String(e.remedy))) : null, e.remedy && e.advice ? " or " : null, e.advice ? written(String(e.advice)) : null) : null,
     e.step === undefined ? null : h("p", { class: "muted small" }, `step ${e.step + (e.event ? 0 : 1)}`, e.evidence ? evidenceLink(run, name, e) : null));
-  const noted = ({ step, event, ...details }) => card({ step, severity: "note", event, advice: "", sentence: [event, ...Object.entries(details).map(([k, v]) => `${k}: ${Array.isArray(v) ? v.join("; ") : typeof v === "string" ? v : JSON.stringify(v)}`)].join(", ") });
+  const noted = ({ step, event, ...details }) => card({ step, severity: "note", event, advice: "", sentence: [event, ...Object.entries(details).map(([k, v]) => `${k}: ${Array.isArray(v) ? v.join("; ") : typeof v === "string" ? v : typeof v === "number" && !Number.isInteger(v) ? v.toPrecision(3) : JSON.stringify(v)}`)].join(", ") });
   return [h("h2", {}, "What stands out"), h("div", { class: "findings" }, found.map(card), run.events.slice(-6).reverse().map(noted))];
 }
 
