@@ -416,7 +416,7 @@ MUTANTS = [
         "prompts.py",
         ("the end of the last message for that of the first", "if not (ends or appended):", "if False:"),
         ("a rewritten message without its end", "ends[-1 if appended else 0] + 1", "ends[-1 if appended else 0]"),
-        ("no end token", "[*words, policy.end_id]", "[*words]"),
+        ("no end token", '["input_ids"], end]', '["input_ids"]]'),
     ),
     *of(
         "training/preference.py",

@@ -128,11 +128,11 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     Raises DataError for what does not fit, or differs in nothing that the model can see.
     """
     found = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
-    for prompted in found:
-        size = len(prompted.tokens) + max(len(a.tokens) for a in prompted.answers) - 1
+    for p in found:
+        size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
         if size > policy.context:
             raise DataError(
-                f"{prompted.problem.id}: {size} tokens, and the model reads {policy.context}. Shorten it"
+                f"{p.problem.id}: {size} tokens, and the model reads {policy.context}. Shorten it"
             )
     return found
 
