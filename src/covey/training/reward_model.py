@@ -131,9 +131,7 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     for p in found:
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
         if size > policy.context:
-            raise DataError(
-                f"{p.problem.id}: {size} tokens, and the model reads {policy.context}. Shorten it"
-            )
+            raise DataError(f"{p.problem.id}: {size} tokens, and the model reads {policy.context}: cut it")
     return found
 
 
