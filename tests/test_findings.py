@@ -379,6 +379,7 @@ COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
         ("algorithm: grpo", UNSCORED, "100 % of the completions could not be scored"),
         ("algorithm: grpo", {}, "only some of their answers are correct"),
         ("algorithm: grpo", STILL, "it is algorithm.advantage that gives"),
+        ("algorithm: ppo", {**STILL, "reward/std": 0.0}, "what should the rewards have told apart?"),
         ("algorithm: {name: grpo, filter: informative}", LEFT_OUT, "algorithm.filter leaves every group out"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **LONG}, "rollout.max_tokens: 18"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **CUT, **FOOLED}, "max_tokens: 18"),

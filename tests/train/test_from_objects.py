@@ -212,7 +212,9 @@ class Advantage:
         return (rewards - rewards.mean()) * 0.5
 
 
-@pytest.mark.parametrize("lost", [lambda rewards: (rewards - rewards.mean()) * 0.5, Advantage()], ids=["lambda", "object"])
+@pytest.mark.parametrize(
+    "lost", [lambda rewards: (rewards - rewards.mean()) * 0.5, Advantage()], ids=["lambda", "object"]
+)
 def test_a_function_on_an_axis(tmp_path: Path, capsys, lost: Callable[..., torch.Tensor]) -> None:
     settings = {
         **SMALL,

@@ -342,7 +342,8 @@ def _(seen: Seen) -> str | None:
     """
     waits = seen.late("optimizer/updates") == 0  # for a critic that learns first
     moving = waits or seen.late("optimizer/grad_norm") > 0 or seen.late("optimizer/skipped") > 0
-    if not (seen.after(3) and seen.late("groups/dead") < 0.5) or moving:
+    alike = seen.late("reward/std") == 0  # groups that a critic gives advantages by token are never dead
+    if not (seen.after(3) and seen.late("groups/dead") < 0.5) or moving or alike:
         return None
     if seen.setting("rollout.mask_truncated") is True and seen.late("length/truncated") > 0.5:
         return "most completions are truncated, and rollout.mask_truncated trains none of these"
