@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # A file's tests stay in one process, for they share what they have trained.
-IN_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile
+IN_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 8 --dist loadfile
 
 .PHONY: demo test test-all check fix docs bench bench-quick mutants clean
 

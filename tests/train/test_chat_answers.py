@@ -71,6 +71,14 @@ def test_sampling_stops_at_the_templates_end_also_from_a_saved_model(tmp_path: P
     assert GenerationConfig.from_pretrained(tmp_path).eos_token_id == [0, 2]
 
 
+def test_a_model_of_ones_own_that_generate_does_not_know_is_saved(tmp_path: Path, monkeypatch) -> None:
+    policy = policy_of("qwen3")
+    monkeypatch.setattr(type(policy.model), "can_generate", lambda *_: False)
+    del policy.model.generation_config
+    save_policy(Policy(policy.model, policy.tokenizer), tmp_path)
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def test_an_end_that_an_answer_brings_along_is_not_doubled() -> None:
     policy = with_template(CHAT_TEMPLATE)
     for answer in (f"3{END}", f"3{END}\n", f"3{PAD}", [{"role": "assistant", "content": f"3{END}"}]):

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from covey.errors import CheckpointError, ConfigError
 from covey.models.chat import chat_tokens, turn_end
@@ -283,8 +288,13 @@ def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, turn_end
     return sorted({*_configured_ends(model), *(i for i in others if i is not None)})
 
 
+def _generation_config(model: PreTrainedModel) -> GenerationConfig | None:
+    """None of models that `generate` does not know: reward models, and those of a user's own code."""
+    return getattr(model, "generation_config", None)
+
+
 def _configured_ends(model: PreTrainedModel) -> set[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
+    configured = getattr(_generation_config(model), "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
     return {i for i in ids if i is not None}
 
@@ -296,8 +306,9 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     written alone, which is smaller and loads where peft is installed. Whoever samples from it stops where
     covey has.
     """
-    if policy.end_ids and _configured_ends(policy.model) != set(policy.end_ids):
-        policy.model.generation_config.eos_token_id = policy.end_ids
+    configured = _generation_config(policy.model)
+    if configured is not None and _configured_ends(policy.model) != set(policy.end_ids):
+        configured.eos_token_id = policy.end_ids
     policy.tokenizer.save_pretrained(folder)
     if policy.adapter is None:
         policy.model.save_pretrained(folder)

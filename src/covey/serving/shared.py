@@ -23,7 +23,7 @@ GATHERING = 0.01
 
 
 def new_instance() -> str:
-    """What nothing else bears."""
+    """A name that no other start and no other load of weights has."""
     return secrets.token_hex(8)
 
 
