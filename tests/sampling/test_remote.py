@@ -352,7 +352,7 @@ def test_a_slow_server_is_given_up_and_the_rest_goes_elsewhere(
     with running(good), running(slow):
         made = sampler(policy, [good, slow], tmp_path, timeout=1.5)
         list(made.sample(asked(1), PARAMS))
-        slow.before = lambda: time.sleep(6)
+        slow.before = lambda: time.sleep(3)
         only_after(good, slow)
         assert len(list(made.sample(asked(8), PARAMS))) == 24
         assert slow.url in made.said[0]
@@ -519,15 +519,17 @@ def another_tokenizer(policy: Policy) -> Policy:
     return own
 
 
-@pytest.mark.parametrize("speaks", ["vllm"])
 def test_a_server_with_another_tokenizer_ends_at_other_places_and_is_left_out(
-    policy: Policy, tmp_path: Path, speaks: str
+    policy: Policy, tmp_path: Path
 ) -> None:
     params = replace(PARAMS, stop=tuple("0123456789"))
-    honest, other = Stub(copied(policy), speaks), Stub(another_tokenizer(policy), speaks)
+    honest, other = Stub(copied(policy)), Stub(another_tokenizer(policy))
     with running(honest), running(other):
         made = sampler(policy, [honest, other], tmp_path)
-        assert len(list(made.sample(asked(), params))) == 15
+        assert not made.bit_exact, "both have proven themselves: their weights are right"
+        # or it may be done with everything before the other has been asked
+        honest.before = lambda: soon(lambda: bool(made.said))
+        assert len(list(made.sample(asked(8), params))) == 24
         (said,) = made.said
         assert other.url in said
         assert "has it another tokenizer?" in said
