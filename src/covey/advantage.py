@@ -47,7 +47,7 @@ def with_advantages(
     paid = torch.zeros_like(advantages)
     for g, group in enumerate(groups):
         rows = torch.nonzero((batch.group == g) & ~batch.rewards.isnan())[:, 0]
-        if len(rows):
+        if batch.mask[rows].any():  # else nothing of it can be trained: unscored, or all empty
             _check_steps(group)
             of_group = _KLReward(penalty.response[rows], penalty.token[rows])
             view = _group_view(group, batch.select(rows.tolist()), of_group)

@@ -53,6 +53,17 @@ def test_a_group_that_nobody_could_judge_gets_nothing() -> None:
     assert not given([group([math.nan])], PRESETS["lite_ppo"]).advantages.any()
 
 
+def test_a_group_of_empty_completions_gets_nothing() -> None:
+    groups = [
+        replace(of, greedy_reward=0.5, running_mean=np.zeros(len(of.rewards)))
+        for of in (group([1, 0], [0, 0]), group([1, 0, 2], [3, 0, 2]))
+    ]
+    for name, algorithm in PRESETS.items():
+        found = given(groups, replace(algorithm, kl=None), values=torch.zeros(5, 3)).advantages
+        assert not found[[0, 1, 3]].any(), name
+        assert found.isfinite().all() and found.any(), name
+
+
 def test_rows_of_a_group_may_stand_anywhere() -> None:
     groups = [group([1, 0], [2, 1], "a"), group([0, 3, 3], [1, 1, 3], "b")]
     batch = collate(groups).select([2, 0, 3, 4, 1])

@@ -509,6 +509,17 @@ def test_an_evaluation_may_be_sampled_beside_the_training(
         assert {v for x in evaluated for v in x.completion.versions.tolist()} == {1}
 
 
+def test_a_server_that_computes_more_exactly_than_the_policy_takes_part(
+    policy: Policy, tmp_path: Path
+) -> None:
+    with running(Stub(copied(policy))) as exact:
+        policy.round_products()
+        made = sampler(policy, [exact], tmp_path)
+        assert len(list(made.sample(asked(), PARAMS))) == 15
+        assert made.said == []
+        assert made.servers[0].spread > remote.FLOAT32, "what is rounded here and not there"
+
+
 def another_tokenizer(policy: Policy) -> Policy:
     """The same weights, whose ids mean other texts: each the next one's."""
     own = copied(policy)

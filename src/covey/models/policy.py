@@ -123,6 +123,11 @@ class Policy:
         return self.decoder is not None and self.decoder.bit_exact and self._head.plain
 
     @property
+    def rounded(self) -> bool:
+        """Whether its numbers are coarser than float32's: weights are, or the factors of products."""
+        return self.rounds or any(p.dtype != torch.float32 for p in self.model.parameters())
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from covey.config.load import Loaded
 from covey.config.schema import Config
 from covey.kernels.build import processor
@@ -65,7 +63,7 @@ def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str
 def rounded_so_far(run: Path, policy: Policy, resumes: bool) -> bool:
     """Whether some of a run's steps are not computed in float32: by this process, or by one before it."""
     before = (read_environment(run) or {}).get("rounded", False) if resumes else False
-    return before or policy.rounds or any(p.dtype != torch.float32 for p in policy.model.parameters())
+    return before or policy.rounded
 
 
 def _rounded(run: Path | None) -> bool | None:

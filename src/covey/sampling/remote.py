@@ -49,7 +49,7 @@ SEGMENT = 256
 PROBES, PROBE_TOKENS = 4, 32
 """Completions, and tokens of each at most, whose log-probs are compared."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
-"""Nats: mean difference of log-probs that rounding explains, by the dtype of the policy's weights."""
+"""Nats: mean difference of log-probs that rounding explains, by whether the policy's numbers are rounded."""
 FINEST, AGAIN = 1e-5, 10
 """Of a server whose rounding is known: nats that are always allowed, and how often its rounding is."""
 
@@ -372,7 +372,7 @@ class RemoteSampler:
         """Largest mean difference of log-probs, nats."""
         if self._exact:
             return 0.0
-        bound = FLOAT32 if self.policy.model.dtype == torch.float32 else BFLOAT16
+        bound = BFLOAT16 if self.policy.rounded else FLOAT32
         if self.settings.tolerance is not None:
             return self.settings.tolerance
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
