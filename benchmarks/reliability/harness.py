@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -166,6 +167,10 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+BASIS = re.compile(rb', "basis": \{.*?\}')
+"""Of an evaluation: the text of a reward's function, which a campaign may have made slower."""
+
+
 def fingerprint(run: Path) -> str:
     """One hash of everything that must follow from the config alone."""
     digest = hashlib.sha256()
@@ -175,7 +180,7 @@ def fingerprint(run: Path) -> str:
         wanted = path.name in STREAMS or "rollouts" in place.parts
         weights = path.suffix == ".safetensors" and ("final" in place.parts or path.parent in newest)
         if path.is_file() and (wanted or weights):
-            digest.update(str(place).encode() + b"\0" + path.read_bytes())
+            digest.update(str(place).encode() + b"\0" + BASIS.sub(b"", path.read_bytes()))
     return digest.hexdigest()
 
 

@@ -200,6 +200,18 @@ if __name__ == "__main__":
     assert done.stdout == "same\n", done.stderr
 
 
+def test_a_server_starts_under_a_low_limit_of_open_files() -> None:
+    program = """
+import resource
+from covey.sandbox.process import ProcessSandbox
+from covey.sandbox.confine import Limits
+resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+print(ProcessSandbox("landlock").script("print(6 * 7)", "", Limits()).value)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "42", done.stderr
+
+
 def test_a_server_ends_with_its_parent() -> None:
     program = """
 import os

@@ -29,6 +29,8 @@ from covey.sandbox.confine import Confinement, Limits, adopt_orphans
 REQUEST_SIZE = 512
 LONGEST_WAIT = 1e6
 """Seconds; ``poll`` takes milliseconds in 31 bits."""
+ABOVE = 16
+"""Descriptors from here on are out of the way of a child's channels, and within any limit of open files."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class Server:
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
-            high = [fcntl.fcntl(d, fcntl.F_DUPFD, 200) for d in descriptors]
+            high = [fcntl.fcntl(d, fcntl.F_DUPFD, ABOVE) for d in descriptors]
             if job.has_stdin:
                 os.dup2(high.pop(0), 0)
             for place, descriptor in enumerate(high, start=driver.CHANNEL):
@@ -206,7 +208,7 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
         names = ("readable", "landlock", "syscalls", "exec_too", "confined")
         confinement = Confinement(*(options[name] for name in names))
         if confinement.ruleset is not None:
-            confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, 100)
+            confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, ABOVE)
         report: dict[str, object] = {"layers": confinement.layers}
     except BaseException as error:
         report = {"error": f"{type(error).__name__}: {error}"}
