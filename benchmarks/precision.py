@@ -1,11 +1,11 @@
 """Does `precision: bfloat16` learn as well as float32? Both from the same cold starts, on two tasks.
 
-    python benchmarks/precision.py [--seeds 0 1 2] [--jobs 1] [--write]
+    python benchmarks/precision.py [--seeds 0 1 2] [--tasks ...] [--jobs 1] [--write]
 
 The tasks are the demo's and that of examples/tools.yaml, as they stand, only that nothing stops before the
-last step. Each seed has one cold start, in float32, from which both go on with the same prompts and random
-numbers. Runs are kept in runs/precision, so that the same command goes on after an interruption. With
---write the table goes to benchmarks/results/precision.md.
+last step, and the demo's with adapters. Each seed has one cold start, in float32, from which both go on with
+the same prompts and random numbers. Runs are kept in runs/precision, so that the same command goes on after
+an interruption. With --write the table goes to benchmarks/results/precision.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from lanes import machine, merged, records
 from presets import RESULTS, ROOT
 
 FOLDER = ROOT / "runs" / "precision"
-TASKS = {"the demo's sums": "src/covey/recipes/demo.yaml", "products, with a tool": "examples/tools.yaml"}
+DEMO = "src/covey/recipes/demo.yaml"
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "the demo's sums": (DEMO, {}),
+    "products, with a tool": ("examples/tools.yaml", {}),
+    "the demo's sums, adapters": (DEMO, {"lora": {"rank": 16}, "train": {"lr": 1e-3}}),
+}
+"""Files, and what is changed in the second of their stages."""
 PRECISIONS = ("float32", "bfloat16")
 STEPS, EVERY = 60, 20
 RL = {
@@ -39,7 +45,7 @@ RL = {
 
 def stage(task: str, number: int) -> dict[str, Any]:
     """A stage of a task's file as a run of its own."""
-    settings = yaml.safe_load((ROOT / TASKS[task]).read_text())
+    settings = yaml.safe_load((ROOT / TASKS[task][0]).read_text())
     stages = settings.pop("stages")
     return merged(settings, stages[number])
 
@@ -62,11 +68,13 @@ def train(name: str, settings: dict[str, Any]) -> Path:
 
 def pair(task: str, seed: int) -> list[Path]:
     """A cold start, and from it a run in either precision."""
-    name = f"{Path(TASKS[task]).stem}-{seed}"
+    file, changes = TASKS[task]
+    name = f"{Path(file).stem}-{seed}"
     start = train(f"{name}-start", {**stage(task, 0), "seed": seed, "precision": "float32"})
-    settings = merged(stage(task, 1), RL)
+    settings = merged(merged(stage(task, 1), RL), changes)
     settings |= {"seed": seed, "model": str(start / "final")}
-    return [train(f"{name}-{precision}", {**settings, "precision": precision}) for precision in PRECISIONS]
+    kind = f"{name}-{'-'.join(changes)}" if changes else name
+    return [train(f"{kind}-{precision}", {**settings, "precision": precision}) for precision in PRECISIONS]
 
 
 def sampled(runs: Sequence[Path], step: int) -> np.ndarray:
@@ -107,14 +115,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=TASKS)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/precision.md")
     arguments = parser.parse_args()
-    asked = list(product(TASKS, arguments.seeds))
+    asked = list(product(arguments.tasks, arguments.seeds))
     with ThreadPoolExecutor(arguments.jobs) as pool:
         runs = list(pool.map(lambda key: pair(*key), asked))
     found = {
-        task: [run for (name, _), run in zip(asked, runs, strict=True) if name == task] for task in TASKS
+        task: [run for (name, _), run in zip(asked, runs, strict=True) if name == task]
+        for task in arguments.tasks
     }
     text = report(found, len(arguments.seeds))
     print(text)

@@ -1,6 +1,6 @@
 """Speed beside peers, cell by cell in one run.
 
-    python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--rounds 3] [--write [NAME]]
+    python benchmarks/speed [--cells rollout update step] [--sizes 5M] [--lora RANK] [--write [NAME]]
     python benchmarks/speed --gpu [--write]
     python benchmarks/speed --quick
     python benchmarks/speed --long [--write]
@@ -245,11 +245,16 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["fp32"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--lora", type=int, metavar="RANK", help="adapters on every linear layer, on all sides"
+    )
     parser.add_argument("--quick", action="store_true", help="this machine beside the recorded ones")
     parser.add_argument("--gpu", action="store_true", help="the models and lengths for a GPU")
     parser.add_argument("--long", action="store_true", help="two completions of 8,192 tokens")
     parser.add_argument("--write", nargs="?", const="", metavar="NAME", help="write results/speed_NAME.md")
     chosen = parser.parse_args()
+    if chosen.lora:
+        os.environ["BENCH_LORA"] = str(chosen.lora)
     if chosen.quick:
         os.environ["BENCH_PROMPTS"] = quick.PROMPTS
         quick.compare(turns, processor())

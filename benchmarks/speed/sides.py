@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 Work = Callable[[], int]
+LORA = int(os.environ.get("BENCH_LORA", "0"))
+"""Rank of the adapters that all sides have on every linear layer; 0: none."""
 ROWS = 32 if subject.device() == "cuda" else subject.PROMPTS * subject.GROUP
 """Completions that TRL has in the model at once."""
 
@@ -36,13 +38,26 @@ def hf_model(folder: Path, dtype: str) -> Any:
     return model.eval().to(subject.device())
 
 
+def adapters() -> Any:
+    """As peft and TRL take them."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=LORA, lora_alpha=2 * LORA, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 def our_policy(folder: Path, dtype: str) -> Any:
     """The same as a covey policy."""
     from transformers import AutoTokenizer
 
+    from covey.config.schema import Lora
+    from covey.models.load import with_lora
     from covey.models.policy import Policy
 
-    return Policy(hf_model(folder, dtype), AutoTokenizer.from_pretrained(folder), rounds=dtype == "mixed")
+    parts = hf_model(folder, dtype), AutoTokenizer.from_pretrained(folder)
+    policy = with_lora(*parts, Lora(rank=LORA, alpha=2 * LORA)) if LORA else Policy(*parts)
+    if dtype == "mixed":
+        policy.round_products()
+    return policy
 
 
 # --- rollout ------------------------------------------------------------------------------------------
@@ -76,6 +91,10 @@ def rollout_unshared(*arguments: Any) -> Work:
 def rollout_generate(lengths: str, dtype: str, folder: Path) -> Work:
     """Hugging Face generate: one left-padded batch of all completions."""
     model, longest = hf_model(folder, dtype), subject.LENGTHS[lengths][1]
+    if LORA:
+        from peft import get_peft_model
+
+        model = get_peft_model(model, adapters())
     prompts = [p for p in subject.prompts() for _ in range(subject.GROUP)]
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), model.config.pad_token_id)
@@ -198,6 +217,7 @@ def trl_trainer(lengths: str, dtype: str, folder: Path, steps: int) -> Any:
         train_dataset=rows,
         processing_class=tokenizer,
         reward_funcs=parity,
+        peft_config=adapters() if LORA else None,
     )
 
 
@@ -231,6 +251,7 @@ def step_covey(lengths: str, dtype: str, folder: Path) -> Work:
             precision="bfloat16" if dtype == "mixed" else "float32",
             device=subject.device(),
             data={"train": str(problems)},
+            lora={"rank": LORA, "alpha": 2 * LORA} if LORA else None,
             rewards=[parity],
             algorithm={"name": "dr_grpo"},
             rollout={

@@ -91,10 +91,11 @@ def test_auto_rounds_where_that_was_measured_to_pay(monkeypatch, pays: bool, ask
     assert with_head(policy, "reward_model").copied().rounds is policy.rounds
 
 
-def test_auto_leaves_adapters_in_float32(monkeypatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_auto_rounds_under_adapters_too(monkeypatch, dtype: str) -> None:
     monkeypatch.setattr("covey.models.load.rounding_pays", lambda: True)
-    values = {"data": {"task": "arithmetic"}, "lora": {"rank": 2}}
-    assert not load_policy(load_config(values=values), ["1+1=2"] * 5).rounds
+    values = {"data": {"task": "arithmetic"}, "lora": {"rank": 2}, "dtype": dtype}
+    assert load_policy(load_config(values=values), ["1+1=2"] * 5).rounds is (dtype == "float32")
 
 
 def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
@@ -113,11 +114,9 @@ def test_a_run_goes_on_as_it_began(monkeypatch, tmp_path) -> None:
         assert read_environment(tmp_path / "run")["rounds_products"] is True
 
 
-@pytest.mark.parametrize("other", [{}, {"lora": {"rank": 2}}])
-def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch, other: dict, tmp_path) -> None:
-    if not other:
-        monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
-    loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16", **other})
+def test_it_is_refused_where_products_cannot_be_rounded(monkeypatch) -> None:
+    monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
+    loaded = load_config(values={"data": {"task": "arithmetic"}, "precision": "bfloat16"})
     with pytest.raises(ConfigError, match="precision"):
         load_policy(loaded, ["1+1=2"] * 5)
 

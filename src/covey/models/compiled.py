@@ -39,7 +39,7 @@ class CompiledOps:
 
     def linear(self, layer: FusedLinear, x: Tensor) -> Tensor:
         """One product, from a packed weight where no gradient is wanted."""
-        if not layer.plain:
+        if not layer.is_product:
             return TorchOps().linear(layer, x)
         if torch.is_grad_enabled():
             return _LinearFunction.apply(x, layer, *layer.parameters)
@@ -136,6 +136,8 @@ class _LinearFunction(torch.autograd.Function):
         into += [
             part.float().sum(0) if m.bias.requires_grad else None for m, part in columns if m.bias is not None
         ]
+        for of, (_, part) in zip(ctx.layer.low_rank, columns, strict=True):
+            into += of.gradients(part, x, ctx.layer.numbers(x)) if of else ()
         return into_x, None, *into
 
 

@@ -330,7 +330,7 @@ class Decoder(nn.Module):
         """Whether its products can round their factors to bfloat16: the compiled operations of a CPU do."""
         ops = self.ops
         compiled = isinstance(ops, CompiledOps) and ops.dtype == torch.float32 and correct(MIXED_PRODUCTS)
-        return compiled and same_bits(MIXED_PRODUCTS) and all(m.plain for m in self.linears)
+        return compiled and same_bits(MIXED_PRODUCTS) and all(m.is_product for m in self.linears)
 
     def round_products(self) -> None:
         """Round inputs and weights to bfloat16 where they are multiplied; all else stays float32.
@@ -339,8 +339,8 @@ class Decoder(nn.Module):
         """
         if not (isinstance(self.ops, CompiledOps) and self.can_round):
             raise ConfigError(
-                "precision: products are rounded by the compiled operations of a CPU (`covey doctor`), for "
-                "all weights, in float32, not for adapters; on a GPU take dtype: bfloat16"
+                "precision: products of float32 weights are rounded by the compiled operations of a CPU "
+                "(`covey doctor`); on a GPU take dtype: bfloat16"
             )
         self.ops.products = MIXED_PRODUCTS
         for linear in self.linears:
@@ -349,7 +349,7 @@ class Decoder(nn.Module):
     @property
     def bit_exact(self) -> bool:
         """Whether a token's hidden state is the same bits alone, in a batch, decoding and training."""
-        return self.ops.bit_exact and all(m.plain for m in self.linears)
+        return self.ops.bit_exact and all(m.is_product for m in self.linears)
 
     @property
     def linears(self) -> list[FusedLinear]:

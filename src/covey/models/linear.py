@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covey.kernels.calls import MIXED_PRODUCTS, PANEL, Numbers, by_torch, call, forward_kind, packed_size
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 
 class ValueHead(nn.Linear):
@@ -30,17 +34,70 @@ class ValueHead(nn.Linear):
         return F.linear(read.float(), self.weight, self.bias)[:, 0].clone()  # FSDP warns of a view
 
 
+class LowRank:
+    """What LoRA adds to a layer's weight: W + s B A, B (out, r), A (r, in) (2106.09685)."""
+
+    def __init__(self, layer: LoraLayer) -> None:
+        self.layer = layer
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """A, B."""
+        return [of["default"].weight for of in (self.layer.lora_A, self.layer.lora_B)]
+
+    @property
+    def on(self) -> bool:
+        """Whether it is added; not while the model is its own reference."""
+        return not self.layer.disable_adapters
+
+    @property
+    def _scale(self) -> float:
+        return float(self.layer.scaling["default"])
+
+    def added_to(self, weight: Tensor) -> Tensor:
+        """(out, in) -> (out, in): one matrix multiplies, in sampling and training."""
+        if not self.on:
+            return weight
+        a, b = (p.detach() for p in self.parameters)
+        whole = weight.clone()
+        outer_sum((b.t() * self._scale).contiguous(), a, whole)
+        return whole
+
+    def gradients(self, grad: Tensor, x: Tensor, numbers: Numbers) -> tuple[Tensor | None, Tensor | None]:
+        """dA = s (dY B)^T X, dB = s dY^T (X A^T), from dY (T, out) and X (T, in)."""
+        if not self.on:
+            return None, None
+        a, b = (p.detach() for p in self.parameters)
+        grad = grad.contiguous()
+        da, turned_db = torch.zeros(a.shape), torch.zeros(b.t().shape)  # r is no multiple of what lanes take
+        outer_sum(multiplied(grad, b, numbers, turned=True) * self._scale, x, da, numbers)
+        outer_sum(multiplied(x, a, numbers) * self._scale, grad, turned_db, numbers)
+        return da, turned_db.t()
+
+
+def _low_rank(module: nn.Module) -> LowRank | None:
+    """Of a float32 layer; a sum in bfloat16 would lose what is small."""
+    adapted = hasattr(module, "lora_A") and type(module.base_layer) is nn.Linear
+    return LowRank(cast("LoraLayer", module)) if adapted and module.weight.dtype == torch.float32 else None
+
+
 class FusedLinear:
     """Linear layers that read the same input, as one product whose outputs are concatenated.
 
-    Weights are read from ``modules`` at each call; those may be LoRA's layers, which are not ``plain``.
+    Weights are read from ``modules`` at each call.
     """
 
     def __init__(self, *modules: nn.Linear) -> None:
         self.modules = modules
+        self.low_rank = [_low_rank(m) for m in modules]
+        """What adapters add to each module's weight."""
         self.rounds = False
         """Whether inputs and weights are rounded to bfloat16 where they are multiplied."""
         self.plain = all(type(m) is nn.Linear for m in modules)
+        self.is_product = all(
+            of or type(m) is nn.Linear for m, of in zip(modules, self.low_rank, strict=True)
+        )
+        """Whether a weight and a bias are all there is to it; else its modules compute."""
         self.fleeting = False
         """Whether its weights come and go, and no copy of them may be kept."""
         self._state: tuple[int, ...] = ()
@@ -50,15 +107,17 @@ class FusedLinear:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The weights, then the biases."""
-        return [m.weight for m in self.modules] + [m.bias for m in self.modules if m.bias is not None]
+        """The weights, the biases, then those of adapters."""
+        own = [m.weight for m in self.modules] + [m.bias for m in self.modules if m.bias is not None]
+        return own + [p for of in self.low_rank if of for p in of.parameters]
 
     @property
     def sizes(self) -> list[int]:
         """Outputs of each layer."""
         return [len(m.weight) for m in self.modules]
 
-    def _numbers(self, x: Tensor) -> Numbers:
+    def numbers(self, x: Tensor) -> Numbers:
+        """What it multiplies."""
         return MIXED_PRODUCTS if self.rounds else x.dtype
 
     @property
@@ -70,7 +129,7 @@ class FusedLinear:
         """x W^T + b from a packed copy that is kept, or by torch. (T, in) -> (T, out)."""
         if self.fleeting:
             return self.product_once(x)
-        numbers = self._numbers(x)
+        numbers = self.numbers(x)
         if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x)
         self._refresh()
@@ -81,7 +140,7 @@ class FusedLinear:
 
     def product_once(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The same bits without a copy, for training: its many rows hide the packing."""
-        self._forward, numbers = None, self._numbers(x)
+        self._forward, numbers = None, self.numbers(x)
         if by_torch(forward_kind(len(x)), numbers):
             return self._by_torch(x) if out is None else out.copy_(self._by_torch(x))
         weight = self._joined_weight(x.dtype)
@@ -95,16 +154,14 @@ class FusedLinear:
 
     def product_back(self, grad: Tensor) -> Tensor:
         """grad W. (T, out) -> (T, in)."""
-        weight, numbers = self._joined_weight(grad.dtype), self._numbers(grad)
+        weight, numbers = self._joined_weight(grad.dtype), self.numbers(grad)
         if by_torch("inputs", numbers):
             return grad @ weight
-        grad, into = grad.contiguous(), grad.new_empty(len(grad), weight.shape[1])
-        call("product_once", grad, weight, 1, None, into, len(grad), *weight.t().shape, dtype=numbers)
-        return into
+        return multiplied(grad.contiguous(), weight, numbers, turned=True)
 
     def add_gradient(self, grad: Tensor, x: Tensor, out: Tensor) -> None:
         """Of a part of the weights: out += grad^T x, in float32. (T, out), (T, in) -> (out, in)."""
-        numbers = self._numbers(x)
+        numbers = self.numbers(x)
         if by_torch("weights", numbers):
             out.add_(grad.t() @ x)
         else:
@@ -113,14 +170,19 @@ class FusedLinear:
     def _refresh(self) -> None:
         """Forget the packed weight when a parameter was written to or replaced by another."""
         # torch has no public way to ask whether a tensor was written to; attributes of modules are slow.
-        held = (p for m in self.modules for p in m._parameters.values() if p is not None)  # noqa: SLF001
+        held = self.parameters if not self.plain else self._own_parameters()
         state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
+        state += tuple(of.on for of in self.low_rank if of)
         if state != self._state:
             self._state, self._forward, self._bias = state, None, None
             self._held = [p.detach() for p in self.parameters]  # so that no other tensor gets their addresses
 
+    def _own_parameters(self) -> Iterator[Tensor]:
+        return (p for m in self.modules for p in m._parameters.values() if p is not None)  # noqa: SLF001
+
     def _joined_weight(self, dtype: torch.dtype) -> Tensor:
         weights = [m.weight.detach().to(dtype) for m in self.modules]
+        weights = [of.added_to(w) if of else w for w, of in zip(weights, self.low_rank, strict=True)]
         return weights[0] if len(weights) == 1 else torch.cat(weights)
 
     def _joined_bias(self) -> Tensor | None:
@@ -155,6 +217,14 @@ class PackedWeight(NamedTuple):
         out = x.new_empty(len(x), self.outputs)
         call("product", x, self.panels, bias, out, len(x), self.outputs, self.inputs, dtype=self.numbers)
         return out
+
+
+def multiplied(x: Tensor, weight: Tensor, numbers: Numbers, turned: bool = False) -> Tensor:
+    """x W^T, or with ``turned`` x W. A row's result does not depend on the other rows."""
+    outputs, inputs = weight.t().shape if turned else weight.shape
+    out = x.new_empty(len(x), outputs)
+    call("product_once", x, weight, int(turned), None, out, len(x), outputs, inputs, dtype=numbers)
+    return out
 
 
 def outer_sum(a: Tensor, b: Tensor, out: Tensor, numbers: Numbers | None = None) -> None:

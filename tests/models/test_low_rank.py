@@ -1,0 +1,105 @@
+"""Adapters in our own forward: one matrix, W + s B A, with which a token is sampled and trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from covey.config.schema import Lora
+from covey.models.load import with_lora
+from covey.models.ops import TorchOps
+from covey.models.packing import Packed, pack
+from covey.models.policy import Policy
+from covey.rng import key
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.local import LocalSampler
+from tests.conftest import policy_of, random_prompts
+
+pytest.importorskip("peft")
+
+
+def adapted(
+    rank: int, targets: str | tuple[str, ...] = "all-linear", dtype: torch.dtype = torch.float32
+) -> Policy:
+    """With adapters that have learned something; at first B is 0."""
+    base = policy_of("qwen3")
+    policy = with_lora(base.model.to(dtype), base.tokenizer, Lora(rank=rank, targets=targets))
+    torch.manual_seed(0)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return policy
+
+
+def sequences() -> Packed:
+    return pack(random_prompts(5, 9), [random_prompts(7, 12, seed=1), random_prompts(3, 20, seed=2)])
+
+
+def scored(policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probs, and the gradients of some sum of them."""
+    policy.model.zero_grad()
+    found = policy.score(sequences(), 1.0).logprobs
+    (found * torch.linspace(-1, 1, len(found))).sum().backward()
+    return found.detach(), {n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
+@pytest.mark.parametrize("rank", [1, 5, 16])
+def test_values_and_gradients_are_those_of_the_layers_of_peft(rank: int, targets: str) -> None:
+    policy = adapted(rank, targets)
+    assert policy.decoder.ops.compiled
+    ours, gradients = scored(policy)
+    policy.decoder.ops = TorchOps()
+    theirs, expected = scored(policy)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    assert gradients.keys() == expected.keys()
+    assert all("lora_" in name for name in gradients)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(
+            gradient, expected[name], atol=1e-5 * float(expected[name].abs().max()), rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_token_is_sampled_and_trained_by_the_same_bits(rounds: bool) -> None:
+    policy = adapted(4)
+    if rounds:
+        policy.round_products()
+    assert policy.bit_exact
+    requests = [Request(p, [key(1, i, g) for g in range(3)]) for i, p in enumerate(random_prompts(5, 9))]
+    for found in LocalSampler(policy).sample(requests, SamplingParams(max_tokens=12)):
+        prompt, completion = requests[found.request].prompt, found.completion
+        with torch.no_grad():
+            again = policy.score(pack([prompt], [[completion.tokens]]), 1.0).logprobs
+        np.testing.assert_array_equal(again.numpy(), completion.logprobs)
+
+
+def test_gradients_do_not_depend_on_threads() -> None:
+    policy, found = adapted(4), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(scored(policy))
+    for logprobs, gradients in found[1:]:
+        assert torch.equal(logprobs, found[0][0])
+        assert all(torch.equal(g, found[0][1][n]) for n, g in gradients.items())
+
+
+def test_the_reference_is_the_model_without_them_and_they_come_back() -> None:
+    policy = adapted(4)
+    with torch.no_grad():
+        on = policy.score(sequences(), 1.0).logprobs
+        with policy.adapter.disable_adapter():
+            off = policy.score(sequences(), 1.0).logprobs
+        assert torch.equal(off, policy_of("qwen3").score(sequences(), 1.0).logprobs)
+        assert torch.equal(on, policy.score(sequences(), 1.0).logprobs)
+        assert not torch.equal(on, off)
+
+
+def test_in_bfloat16_peft_computes_as_a_sum_would_lose_small_updates() -> None:
+    policy = adapted(4, dtype=torch.bfloat16)
+    assert not policy.bit_exact
+    ours = scored(policy)[0]
+    policy.decoder.ops = TorchOps()
+    torch.testing.assert_close(ours, scored(policy)[0], atol=0.1, rtol=0)
