@@ -20,6 +20,12 @@ def running_since(start: float) -> float:
     return max(start, _continued)
 
 
+def continued(*_: object) -> None:
+    """The process runs again: no time limit counts what came before."""
+    global _continued  # noqa: PLW0603 - a process has one, and time limits everywhere depend on it
+    _continued = time.monotonic()
+
+
 class StopSignal:
     """Turns the first SIGINT, SIGTERM or SIGHUP into a flag, the second into an immediate exit.
 
@@ -50,16 +56,12 @@ class StopSignal:
             yield self
             return
         previous = {s: signal.signal(s, self._receive) for s in stop_signals()}
-        previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._continue)
+        previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, continued)
         try:
             yield self
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-    def _continue(self, *_: object) -> None:
-        global _continued  # noqa: PLW0603 - a process has one, and time limits everywhere depend on it
-        _continued = time.monotonic()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()

@@ -15,7 +15,7 @@ from covey.models.policy import Policy
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
-from tests.conftest import policy_of, random_prompts
+from tests.conftest import CONFIGS, policy_of, random_prompts, sharpened
 
 pytest.importorskip("peft")
 
@@ -24,8 +24,9 @@ def adapted(
     rank: int, targets: str | tuple[str, ...] = "all-linear", dtype: torch.dtype = torch.float32
 ) -> Policy:
     """With adapters that have learned something; at first B is 0."""
-    base = policy_of("qwen3")
-    policy = with_lora(base.model.to(dtype), base.tokenizer, Lora(rank=rank, targets=targets))
+    policy = with_lora(
+        sharpened(CONFIGS["qwen3"]).to(dtype), policy_of("qwen3").tokenizer, Lora(rank=rank, targets=targets)
+    )
     torch.manual_seed(0)
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name:
@@ -45,7 +46,7 @@ def scored(policy: Policy) -> tuple[Tensor, dict[str, Tensor]]:
     return found.detach(), {n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj"), ("q_proj", "lm_head")])
 @pytest.mark.parametrize("rank", [1, 5, 16])
 def test_values_and_gradients_are_those_of_the_layers_of_peft(rank: int, targets: str) -> None:
     policy = adapted(rank, targets)

@@ -118,6 +118,28 @@ def test_a_suspended_process_has_not_hung() -> None:
         assert not task.late()
 
 
+@pytest.mark.parametrize(("slept", "limit"), [(7.0, 1.0), (0.2, 0.1)], ids=["stopped", "late"])
+def test_a_thread_whose_wait_lasted_too_long_knows_that_all_stood_still(
+    monkeypatch, slept: float, limit: float
+) -> None:
+    """It may wake before the main thread, which alone hears signals."""
+    now, waits = [100.0], iter([slept, None])
+    task = Call[str](limit)
+    task.started = now[0]
+
+    def result(timeout: float) -> str:
+        if (passed := next(waits)) is None:
+            return "answer"
+        now[0] += passed
+        raise TimeoutError
+
+    monkeypatch.setattr("covey.signals._continued", 0.0)
+    monkeypatch.setattr(task.future, "result", result)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert task.result() == "answer"
+    assert task.future.cancelled() == (slept < 1)
+
+
 def test_one_that_raises_is_shown_once_and_left_out(capsys) -> None:
     def raises(completion):
         if completion == "b":

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covey.kernels.calls import MIXED_PRODUCTS, PANEL, Numbers, by_torch, call, forward_kind, packed_size
+from covey.kernels.calls import (
+    LANES,
+    MIXED_PRODUCTS,
+    PANEL,
+    Numbers,
+    by_torch,
+    call,
+    forward_kind,
+    packed_size,
+)
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
@@ -76,9 +85,11 @@ class LowRank:
 
 
 def _low_rank(module: nn.Module) -> LowRank | None:
-    """Of a float32 layer; a sum in bfloat16 would lose what is small."""
-    adapted = hasattr(module, "lora_A") and type(module.base_layer) is nn.Linear
-    return LowRank(cast("LoraLayer", module)) if adapted and module.weight.dtype == torch.float32 else None
+    """Of a float32 layer, as a sum in bfloat16 would lose what is small, whose outputs fill whole vectors."""
+    if not (hasattr(module, "lora_A") and type(module.base_layer) is nn.Linear):
+        return None
+    fits = module.weight.dtype == torch.float32 and len(module.weight) % LANES == 0
+    return LowRank(cast("LoraLayer", module)) if fits else None
 
 
 class FusedLinear:

@@ -18,10 +18,12 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any, Generic, TypeVar
 
 from covey.machine import available_cpus
-from covey.signals import running_since
+from covey.signals import continued, running_since
 
 T = TypeVar("T")
 SHARED_SIZE = max(2, available_cpus())
+STOPPED = 0.5
+"""Seconds by which no wait is too long, unless nothing of the process ran."""
 
 
 class Call(Generic[T]):
@@ -66,13 +68,17 @@ class Call(Generic[T]):
     def result(self) -> T:
         """Wait for it. Raises TimeoutError ``limit`` seconds after the start."""
         while True:
+            wait = max(0.01, min(self.left(), 1.0))
+            began = time.monotonic()
             try:
-                return self.future.result(max(0.01, min(self.left(), 1.0)))
+                return self.future.result(wait)
             except CancelledError:
                 raise TimeoutError(f"no answer within {self.limit:g} s") from None
             except TimeoutError:
                 if self.future.done() and not self.future.cancelled():
                     return self.future.result()
+            if time.monotonic() - began > wait + STOPPED:  # the main thread may not have got the signal yet
+                continued()
             if self.pool is not None:
                 self.pool.replace_stuck()  # one before this call may be in its way
             if self.late():
