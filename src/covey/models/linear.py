@@ -88,7 +88,8 @@ def _low_rank(module: nn.Module) -> LowRank | None:
     """Of a float32 layer, as a sum in bfloat16 would lose what is small, whose outputs fill whole vectors."""
     if not (hasattr(module, "lora_A") and type(module.base_layer) is nn.Linear):
         return None
-    fits = module.weight.dtype == torch.float32 and len(module.weight) % LANES == 0
+    weight = module.base_layer.weight
+    fits = weight.dtype == torch.float32 and len(weight) % LANES == 0
     return LowRank(cast("LoraLayer", module)) if fits else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,26 @@ from torch import Tensor
 from covey.proof.formulas import AxisSettings
 
 NamedWeights = dict[str, Tensor]
+Product = Callable[[Tensor, Tensor], Tensor]
+"""x (T, in), W (out, in) -> x W^T."""
+
+
+def exactly(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T."""
+    return x @ weight.T
+
+
+def rounded(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T of factors that are rounded to bfloat16, and so are those of its gradients."""
+    out = coarse(x) @ coarse(weight).T
+    if out.requires_grad:
+        out.register_hook(lambda grad: grad.bfloat16().double())
+    return out
+
+
+def coarse(x: Tensor) -> Tensor:
+    """x in bfloat16; the gradient passes through the rounding."""
+    return x + (x.bfloat16().double() - x).detach()
 
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -27,17 +47,17 @@ def rotated(x: Tensor, base: float) -> Tensor:
     return x * cos + turned * sin
 
 
-def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int]) -> Tensor:
+def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product) -> Tensor:
     """(T,) ids -> (T, V)."""
     head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
-    return states(w, model, tokens) @ w[head].T
+    return product(states(w, model, tokens, product), w[head])
 
 
-def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int]) -> Tensor:
+def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product) -> Tensor:
     """A decoder of the Llama family on one sequence. (T,) ids -> (T, D)."""
 
     def linear(x: Tensor, name: str) -> Tensor:
-        out = x @ effective(w, f"{name}.weight").T
+        out = product(x, effective(w, f"{name}.weight"))
         return out + w[f"{name}.bias"] if f"{name}.bias" in w else out
 
     eps, heads, groups = model["rms_norm_eps"], model["num_attention_heads"], model["num_key_value_heads"]

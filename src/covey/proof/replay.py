@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +13,10 @@ from safetensors.torch import load_file
 
 from covey.errors import ConfigError
 from covey.proof import shadow
-from covey.proof.decoder import NamedWeights
+from covey.proof.decoder import NamedWeights, exactly, rounded
 from covey.proof.formulas import AxisSettings, Row
 from covey.runs.folder import read_numbers
-from covey.runs.reader import recorded_settings
+from covey.runs.reader import read_environment, recorded_settings
 from covey.runs.rollouts import read_rollouts
 
 
@@ -37,44 +38,115 @@ class Agreement:
     """Of the weights after the step, where a checkpoint holds them."""
     course: float | None = None
     """The norm of that difference as a fraction of how far the run has moved the weights."""
+    apart: Agreement | None = None
+    """The same differences between the shadow and its twin: what rounding alone comes to by then."""
 
 
-def replay(folder: Path, model: NamedWeights, architecture: AxisSettings, steps: int) -> Iterator[Agreement]:
+class StepFigures(NamedTuple):
+    """What one trainer's step is compared by with another's, in this order of completions."""
+
+    logprobs: Sequence[torch.Tensor]
+    """Of the tokens, under the weights that the step began with."""
+    advantages: Sequence[torch.Tensor]
+    norm: float
+    """The mean of the updates' gradients."""
+    kl_coef: float | None
+    weights: NamedWeights
+    """After the step; none where they were not kept."""
+
+
+NUDGE = 2.0**-21
+"""By how much a twin's first weights differ, relative: float32 rounds by 2^-24, and again and again."""
+
+
+def replay(
+    folder: Path, model: NamedWeights, architecture: AxisSettings, steps: int, twin: bool = False
+) -> Iterator[Agreement]:
     """Repeat the first steps of a recorded stage from the weights it began with.
 
     ``model`` holds these weights by their Hugging Face names, in float64; those that are trained
-    require a gradient. Raises ConfigError where the run used a function the shadow does not know.
+    require a gradient. With ``twin`` another shadow begins beside them and repeats the same steps. Raises
+    ConfigError where the run used a function the shadow does not know.
     """
     setting = read_setting(folder, architecture)
+    start = {name: w.detach().clone() for name, w in model.items()}
+    trainers = [_begun(folder, setting, w) for w in ([model, _nudged(model)] if twin else [model])]
+    for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
+        rows, _ = read_rows(folder, number)
+        fresh = [slice(None) if v is None else torch.from_numpy(v == trainers[0].updates) for *_, v in rows]
+        own, *twins = [_repeated(folder, trainer, setting, number) for trainer in trainers]
+        where = "final" if number + 1 == setting.train["steps"] else f"checkpoints/step_{number + 1:06d}"
+        written = StepFigures(
+            [row.sampled for row, *_ in rows],
+            [advantage for _, advantage, _ in rows],
+            record["optimizer/grad_norm"],
+            record.get("kl/coef"),
+            _saved(folder / where, [name for name, w in own.weights.items() if w.requires_grad]),
+        )
+        apart = next((_agreement(number, own, other, fresh, start) for other in twins), None)
+        yield replace(_agreement(number, own, written, fresh, start), apart=apart)
+
+
+def _begun(folder: Path, setting: shadow.ShadowConfig, model: NamedWeights) -> shadow.Trainer:
     start = {name: w.detach().clone() for name, w in model.items()}
     # Without its adapters a model is the one they were put into.
     reference = {name: w for name, w in start.items() if "lora_" not in name}
     kl, bonus = setting.algorithm["kl"], setting.algorithm["entropy"]
     trainer = shadow.Trainer(model, reference, _critic(setting, start, folder))
     trainer.kl_coef, trainer.entropy_coef = kl["coef"] if kl else 0.0, bonus["coef"] if bonus else 0.0
-    metrics = read_numbers(folder, "metrics.jsonl")
-    for number, record in enumerate(metrics[:steps]):
-        recorded, sampled = read_rows(folder, number)
-        fresh = [slice(None) if v is None else torch.from_numpy(v == trainer.updates) for *_, v in recorded]
-        coefficient = trainer.kl_coef
-        try:
-            done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
-        except KeyError as error:
-            raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
-        shadow.steer(trainer, setting, done, sampled)
-        applied = sum(done.norms) / max(len(done.norms), 1)
-        rows = zip(done.logprobs, done.rows, fresh, strict=True)
-        logprobs = [_gap(found[now], row.sampled[now]) for found, row, now in rows]
-        largest = max((float(a.abs().max()) for _, a, _ in recorded), default=0.0)
-        yield Agreement(
-            number,
-            logprobs=max(logprobs, default=0.0),
-            advantages=max((_gap(row.advantage, a) for row, a, _ in recorded), default=0.0)
-            / max(largest, 1e-9),
-            gradient=abs(applied - record["optimizer/grad_norm"]) / max(applied, 1e-9),
-            kl_coef=abs(coefficient - record.get("kl/coef", coefficient)) / max(coefficient, 1e-9),
-            **_weights(folder, number + 1, trainer.weights, start, last=number + 1 == setting.train["steps"]),
-        )
+    return trainer
+
+
+def _nudged(model: NamedWeights) -> NamedWeights:
+    """The same weights but for their rounding."""
+    random = torch.Generator().manual_seed(0)
+    moved = {
+        name: w.detach() * (1 + NUDGE * torch.randn(w.shape, generator=random, dtype=w.dtype))
+        for name, w in model.items()
+    }
+    return {name: moved[name].requires_grad_(w.requires_grad) for name, w in model.items()}
+
+
+def _repeated(
+    folder: Path, trainer: shadow.Trainer, setting: shadow.ShadowConfig, number: int
+) -> StepFigures:
+    """A step of a shadow, which moves it."""
+    recorded, sampled = read_rows(folder, number)
+    coefficient = trainer.kl_coef
+    try:
+        done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
+    except KeyError as error:
+        raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
+    shadow.steer(trainer, setting, done, sampled)
+    norm = sum(done.norms) / max(len(done.norms), 1)
+    return StepFigures(
+        done.logprobs, [row.advantage for row in done.rows], norm, coefficient, trainer.weights
+    )
+
+
+def _agreement(
+    number: int,
+    own: StepFigures,
+    other: StepFigures,
+    fresh: Sequence[slice | torch.Tensor],
+    start: NamedWeights,
+) -> Agreement:
+    """A shadow's step beside another; of log-probs where ``fresh`` says that the step's own weights drew."""
+    logprobs = zip(own.logprobs, other.logprobs, fresh, strict=True)
+    advantages = zip(own.advantages, other.advantages, strict=True)
+    largest = max((float(a.abs().max()) for a in other.advantages), default=0.0)
+    coefficient = own.kl_coef or 0.0
+    theirs = coefficient if other.kl_coef is None else other.kl_coef
+    largest_gap, course = _weights(own.weights, other.weights, start)
+    return Agreement(
+        number,
+        logprobs=max((_gap(a[now], b[now]) for a, b, now in logprobs), default=0.0),
+        advantages=max((_gap(a, b) for a, b in advantages), default=0.0) / max(largest, 1e-9),
+        gradient=abs(own.norm - other.norm) / max(own.norm, 1e-9),
+        kl_coef=abs(coefficient - theirs) / max(coefficient, 1e-9),
+        weights=largest_gap,
+        course=course,
+    )
 
 
 def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> shadow.Trainer | None:
@@ -100,7 +172,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
         )
     if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
         raise ConfigError(f"{folder}: the replay knows neither guards.kl_action raise_coef nor 8-bit moments")
-    rollout = config["rollout"]
+    rollout, factors = config["rollout"], (read_environment(folder) or {}).get("rounds_products")
     return shadow.ShadowConfig(
         architecture,
         config["algorithm"],
@@ -111,6 +183,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
         rollout["group_size"],
         config["seed"],
         rounded=config["dtype"] == "bfloat16",
+        product=rounded if factors else exactly,
     )
 
 
@@ -168,19 +241,17 @@ def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _weights(
-    folder: Path, done: int, found: NamedWeights, start: NamedWeights, last: bool
-) -> dict[str, float]:
-    """The shadow's weights beside those that were saved after ``done`` steps, if they were."""
-    where = folder / ("final" if last else f"checkpoints/step_{done:06d}")
-    trained = [name for name, w in found.items() if w.requires_grad]
-    recorded = _saved(where, trained)
-    if not recorded:
-        return {}
+    own: NamedWeights, other: NamedWeights, start: NamedWeights
+) -> tuple[float | None, float | None]:
+    """A shadow's weights beside others, if there are any: the largest difference; the course."""
+    if not other:
+        return None, None
+    trained = [name for name, w in own.items() if w.requires_grad]
     gap, way = (
-        torch.cat([(begin[name].detach() - recorded[name]).flatten() for name in trained])
-        for begin in (found, start)
+        torch.cat([(begin[name] - other[name]).detach().flatten() for name in trained])
+        for begin in (own, start)
     )
-    return {"weights": float(gap.abs().max()), "course": float(gap.norm() / way.norm().clamp(min=1e-30))}
+    return float(gap.abs().max()), float(gap.norm() / way.norm().clamp(min=1e-30))
 
 
 def _saved(folder: Path, trained: Sequence[str]) -> NamedWeights:

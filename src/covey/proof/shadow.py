@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from covey.proof import formulas, losses
-from covey.proof.decoder import NamedWeights, logits, states
+from covey.proof.decoder import NamedWeights, Product, coarse, exactly, logits, states
 from covey.proof.formulas import AxisSettings, Row
 
 UNPROPORTIONAL = ("kl_on_selected", "dro", "group_classification")
@@ -41,6 +41,8 @@ class ShadowConfig:
     seed: int
     rounded: bool = False
     """Whether the model computes with bfloat16 copies of float32 weights."""
+    product: Product = exactly
+    """How it multiplies."""
 
 
 @dataclass
@@ -80,15 +82,13 @@ class Done:
 
 
 def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
-    """The weights as the model computes with them; the gradient passes through the rounding."""
-    if not setting.rounded:
-        return weights
-    return {name: w + (w.bfloat16().double() - w).detach() for name, w in weights.items()}
+    """The weights as the model computes with them."""
+    return {name: coarse(w) for name, w in weights.items()} if setting.rounded else weights
 
 
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
     """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
-    every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]])
+    every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
     scaled = every[len(row.prompt) - 1 :][row.drawn] / setting.temperature
     if row.kept is not None:
         left = torch.full_like(scaled, -math.inf)
@@ -103,7 +103,7 @@ def values_of(trainer: Trainer, setting: ShadowConfig, row: Row, pull: float) ->
     assert trainer.critic is not None
     head, own = trainer.critic.weights, setting.algorithm["critic"]["trunk"] == "own"
     trunk = {n: w for n, w in (head if own else trainer.weights).items() if not n.startswith("value.")}
-    every = states(used(trunk, setting), setting.model, [*row.prompt, *row.tokens[:-1]])
+    every = states(used(trunk, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
     read = every[len(row.prompt) - 1 :][row.drawn]
     read = read if own else read.detach() + pull * (read - read.detach())
     return read @ head["value.weight"] + head["value.bias"]
