@@ -47,13 +47,13 @@ def rotated(x: Tensor, base: float) -> Tensor:
     return x * cos + turned * sin
 
 
-def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product) -> Tensor:
+def logits(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product = exactly) -> Tensor:
     """(T,) ids -> (T, V)."""
     head = "lm_head.weight" if "lm_head.weight" in w else "model.embed_tokens.weight"
     return product(states(w, model, tokens, product), w[head])
 
 
-def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product) -> Tensor:
+def states(w: NamedWeights, model: AxisSettings, tokens: Sequence[int], product: Product = exactly) -> Tensor:
     """A decoder of the Llama family on one sequence. (T,) ids -> (T, D)."""
 
     def linear(x: Tensor, name: str) -> Tensor:
