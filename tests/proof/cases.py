@@ -76,13 +76,13 @@ def allowed(case: Case) -> Case:
 
     Presets without a ratio make one update a batch, and those that act on nothing else several. The
     gradient of kl_cov's |log ratio| has the sign of the log-ratio, which is bfloat16's rounding where the
-    policy has hardly moved; real reads log-ratios too, and its course is at the edge of that rounding.
+    policy has hardly moved; real reads log-ratios too, and its course is at the edge of that rounding; GSPO
+    clips at 3e-4, which is finer.
     """
     updates = {"kl_cov": 4, "fipo": 4, "dro": 4}.get(case.preset, case.updates)
     updates = 1 if PRESETS[case.preset].ratio.name == "on_policy" else updates
-    return replace(
-        case, updates=updates, dtype="float32" if case.preset in ("kl_cov", "real") else case.dtype
-    )
+    finer = case.preset in ("kl_cov", "real", "gspo", "gspo_token")
+    return replace(case, updates=updates, dtype="float32" if finer else case.dtype)
 
 
 def covering_cases() -> list[Case]:
@@ -149,12 +149,13 @@ def make_model(folder: Path) -> Model:
     return Model(folder, weights, json.loads((folder / "config.json").read_text()))
 
 
-def repeat(case: Case, output: Path, model: Model) -> list[Agreement]:
+def repeat(case: Case, output: Path, model: Model, twin: bool = False) -> list[Agreement]:
     """Train a case five steps, then repeat them from the record."""
     return trained_and_repeated(
         output,
         model,
         STEPS,
+        twin,
         algorithm=SETTINGS.get(case.preset, case.preset),
         rewards=PROCESS if case.preset == "grpo_process" else (mixed, {"answer_format": 0.1}),
         dtype=case.dtype,
@@ -171,7 +172,9 @@ def repeat(case: Case, output: Path, model: Model) -> list[Agreement]:
     )
 
 
-def trained_and_repeated(output: Path, model: Model, steps: int, **settings: Any) -> list[Agreement]:
+def trained_and_repeated(
+    output: Path, model: Model, steps: int, twin: bool = False, **settings: Any
+) -> list[Agreement]:
     """Train some steps under settings, then repeat them from the record."""
     rollout = {"max_tokens": 10, "stop": ("1", "7"), **settings.pop("rollout", {})}
     train = {
@@ -187,4 +190,4 @@ def trained_and_repeated(output: Path, model: Model, steps: int, **settings: Any
     # A bfloat16 model is trained from its rounded weights.
     rounded = settings.get("dtype") == "bfloat16"
     begin = {n: (w.bfloat16().double() if rounded else w.clone()) for n, w in model.weights.items()}
-    return list(replay(output, {n: w.requires_grad_() for n, w in begin.items()}, model.shape, steps))
+    return list(replay(output, {n: w.requires_grad_() for n, w in begin.items()}, model.shape, steps, twin))

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
+from covey.proof.check_run import AS_TWINS
 from tests.proof.cases import Case, Model, covering_cases, every_case, repeat
 from tests.train.test_runs import metrics_of
 
 
-def agree(case: Case, output: Path, model: Model) -> None:
-    steps = repeat(case, output, model)
-    last = steps[-1]
+def agree(case: Case, output: Path, model: Model, twin: bool = False) -> None:
+    steps = repeat(case, output, model, twin)
     assert len(steps) == 5
     # bfloat16 keeps 8 bits of each activation, so there only the course of training can agree.
     exact = case.dtype == "float32"
-    for step in steps:
-        assert step.logprobs < (1e-4 if exact else 0.2)
-        assert step.advantages < (1e-4 if exact else 0.2)
-        assert step.gradient < (1e-4 if exact else 0.1)
-        assert step.kl_coef < 1e-6
+    limits = {
+        "logprobs": 1e-4 if exact else 0.2,
+        "advantages": 1e-4 if exact else 0.2,
+        "gradient": 1e-4 if exact else 0.1,
+        "kl_coef": 1e-6,
+        # The largest of all: Adam moves a weight whose gradient is mere rounding by a share of the rate.
+        "weights": case.lr * (0.5 if exact else 20),
+        "course": 3e-3 if exact else 0.3,
+    }
+    assert steps[-1].course is not None
     assert any(m["optimizer/grad_norm"] > 0 for m in metrics_of(output))
-    assert last.weights is not None
-    # The largest of all: Adam moves a weight whose gradient is mere rounding by a share of the rate.
-    assert last.weights < case.lr * (0.5 if exact else 20)
-    assert last.course is not None
-    assert last.course < (3e-3 if exact else 0.3)
+    for name, limit in limits.items():
+        of_rounding = accumulate((getattr(step.apart, name, 0.0) for step in steps), max)
+        for step, apart in zip(steps, of_rounding, strict=True):
+            assert (getattr(step, name) or 0.0) < max(limit, AS_TWINS * apart), (name, step)
 
 
 @pytest.mark.parametrize("case", covering_cases(), ids=str)
@@ -40,7 +45,8 @@ def test_the_shadow_reaches_the_same_weights(case: Case, tmp_path: Path, model: 
 def test_the_shadow_reaches_the_same_weights_under_more_settings(
     case: Case, tmp_path: Path, model: Model
 ) -> None:
-    agree(case, tmp_path / "run", model)
+    """Some of them are at the edge of a clip, or learn so little that rounding is a part of it."""
+    agree(case, tmp_path / "run", model, twin=True)
 
 
 def test_the_shadow_imports_nothing_of_covey() -> None:

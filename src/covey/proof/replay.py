@@ -55,8 +55,8 @@ class StepFigures(NamedTuple):
     """After the step; none where they were not kept."""
 
 
-NUDGE = 2.0**-21
-"""By how much a twin's first weights differ, relative: float32 rounds by 2^-24, and again and again."""
+NUDGE, COARSE_NUDGE = 2.0**-21, 2.0**-9
+"""By how much a twin's first weights differ, relative: where they are rounded to bfloat16 it is by 2^-9."""
 
 
 def replay(
@@ -70,7 +70,9 @@ def replay(
     """
     setting = read_setting(folder, architecture)
     start = {name: w.detach().clone() for name, w in model.items()}
-    trainers = [_begun(folder, setting, w) for w in ([model, _nudged(model)] if twin else [model])]
+    trainers = [
+        _begun(folder, setting, w) for w in ([model, _nudged(model, setting.rounded)] if twin else [model])
+    ]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         rows, _ = read_rows(folder, number)
         fresh = [slice(None) if v is None else torch.from_numpy(v == trainers[0].updates) for *_, v in rows]
@@ -97,11 +99,11 @@ def _begun(folder: Path, setting: shadow.ShadowConfig, model: NamedWeights) -> s
     return trainer
 
 
-def _nudged(model: NamedWeights) -> NamedWeights:
+def _nudged(model: NamedWeights, coarsely: bool) -> NamedWeights:
     """The same weights but for their rounding."""
-    random = torch.Generator().manual_seed(0)
+    random, nudge = torch.Generator().manual_seed(0), COARSE_NUDGE if coarsely else NUDGE
     moved = {
-        name: w.detach() * (1 + NUDGE * torch.randn(w.shape, generator=random, dtype=w.dtype))
+        name: w.detach() * (1 + nudge * torch.randn(w.shape, generator=random, dtype=w.dtype))
         for name, w in model.items()
     }
     return {name: moved[name].requires_grad_(w.requires_grad) for name, w in model.items()}

@@ -358,10 +358,11 @@ def compare(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], u
 
 
 def teach(trainer: Trainer, setting: ShadowConfig, minibatch: Sequence[Row], at: int) -> None:
-    """One update of the critic alone."""
+    """One update of the critic alone; none without a completion that is trained."""
     assert trainer.critic is not None
-    shares = (value_share(trainer, setting, row, minibatch, 0.0) for row in minibatch if row.trained)
-    move([trainer.critic], setting, shares, at)
+    trained = [row for row in minibatch if row.trained]
+    if trained:
+        move([trainer.critic], setting, (value_share(trainer, setting, r, trained, 0.0) for r in trained), at)
 
 
 def move(learners: Sequence[Trainer], setting: ShadowConfig, parts: Iterable[Tensor], at: int) -> list[float]:
