@@ -47,6 +47,12 @@ def test_covariance_over_all_trained_tokens() -> None:
     assert got.isfinite().all()
 
 
+def test_equal_advantages_have_no_covariance_whatever_their_mean_rounds_to() -> None:
+    """The mean of seven times .1 is not .1 in float32, and the sign of what is left would choose a token."""
+    logprobs, advantages = -torch.rand(1, 7), torch.full((1, 7), 0.1)
+    assert not covariance(logprobs, advantages, torch.ones(1, 7, dtype=torch.bool)).any()
+
+
 def test_top_covariance() -> None:
     advantages, logprobs = t([1, 1, 1], [-1, -1, 0]), t([-1, -2, -3], [-1, -3, NAN])
     assert top_covariance(logprobs, advantages, MASK, share=0.4).tolist() == [
