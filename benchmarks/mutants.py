@@ -203,7 +203,7 @@ MUTANTS = [
         ("lowest for highest", "candidates.topk(count).values[-1]", "candidates.topk(count, largest=False).values[-1]"),
         ("threshold excludes itself", "(values >= candidates.topk", "(values > candidates.topk"),
         ("share of the band for share of all", "share, of=int(mask.sum()))", "share)"),
-        ("covariance not centred", "(advantages - advantages[mask].mean())", "advantages"),
+        ("covariance not centred", "exact - exact[mask].mean()", "exact"),
         ("selection reversed", "return selected.float()", "return (~selected).float()"),
         ("likely for unlikely", "(old_logprobs.exp() < below)", "(old_logprobs.exp() >= below)"),
         ("influence of the past", "range(values.shape[-1] - 2, -1, -1)", "range(values.shape[-1] - 1, 0, -1)"),

@@ -21,6 +21,7 @@ from covey.models.policy import Policy, snapshot
 from covey.rng import key
 from covey.sampling import remote
 from covey.sampling.base import Request, Sampled, SamplingParams
+from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from tests.conftest import policy_of, random_prompts
@@ -518,6 +519,21 @@ def test_a_server_that_computes_more_exactly_than_the_policy_takes_part(
         assert len(list(made.sample(asked(), PARAMS))) == 15
         assert made.said == []
         assert made.servers[0].spread > remote.FLOAT32, "what is rounded here and not there"
+
+
+def test_an_answer_is_held_to_the_weights_that_were_asked_for_it(policy: Policy, tmp_path: Path) -> None:
+    """Also where the server is proving others by the time that it comes."""
+    with running(Stub(copied(policy), "sglang")) as stub:
+        made = sampler(policy, [stub], tmp_path)
+        assert not made.bit_exact, "it has proven itself"
+        (server,) = made.servers
+
+        def is_given_others_meanwhile() -> None:
+            server.stamp, stub.weight_version = None, "another run's"
+
+        stub.before = is_given_others_meanwhile
+        with pytest.raises(Misbehaved, match="by somebody else"):
+            made._ask_for(server, asked(1)[0], PARAMS)
 
 
 def another_tokenizer(policy: Policy) -> Policy:

@@ -246,6 +246,7 @@ class RemoteSampler:
         assert server.dialect is not None, "it has answered"
         until = time.monotonic() + self.settings.timeout
         body = server.dialect.body(request, params, server.model, self.policy.end_ids)
+        held = server.stamp  # of the weights that it had proven: it may prove others before it answers
         pause = 0.1
         while True:
             try:
@@ -261,7 +262,7 @@ class RemoteSampler:
                 found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
                 for one in found if params.stop else ():
                     self._check_stop(one, params.stop)
-                self._same(server, server.dialect.stamp(reply))
+                self._same(server, held, server.dialect.stamp(reply))
                 return found
 
     def _check_stop(self, one: Answer, stop: Sequence[str]) -> None:
@@ -278,11 +279,11 @@ class RemoteSampler:
                 "a completion is said to have ended and has no stop string: has it another tokenizer?"
             )
 
-    def _same(self, server: RemoteServer, stamp: object) -> None:
+    def _same(self, server: RemoteServer, held: object, stamp: object) -> None:
         """Whether it is still the server that has proven itself: it may have been restarted in between."""
-        if server.stamp is None:
-            server.stamp = stamp
-        if server.stamp != stamp:
+        if held is None:  # it is proving itself
+            held = server.stamp = stamp
+        if held != stamp:
             raise Misbehaved(
                 f"since it proved to have version {self.version} it was started anew, or given other weights "
                 "by somebody else"
