@@ -1,4 +1,4 @@
-"""Does `precision: bfloat16` learn as well as float32? Both from the same cold starts, on two tasks.
+"""Does `precision: bfloat16` learn as well as float32? Both from the same cold starts, also with adapters.
 
     python benchmarks/precision.py [--seeds 0 1 2] [--tasks ...] [--jobs 1] [--write]
 

@@ -173,9 +173,7 @@ def running(stub: Stub, port: int = 0) -> Iterator[Stub]:
                 pass
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = (
-        False  # ended with the block: one inside torch while Python exits aborts the process
-    )
+    server.daemon_threads = False  # they end with the block: inside torch they would abort Python's exit
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     stub.url = f"http://127.0.0.1:{server.server_port}"
     try:

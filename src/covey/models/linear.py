@@ -78,7 +78,7 @@ class LowRank:
             return None, None
         a, b = (p.detach() for p in self.parameters)
         grad = grad.contiguous()
-        da, turned_db = torch.zeros(a.shape), torch.zeros(b.t().shape)  # r is no multiple of what lanes take
+        da, turned_db = torch.zeros(a.shape), torch.zeros(b.t().shape)  # turned: r may fill no whole vector
         outer_sum(multiplied(grad, b, numbers, turned=True) * self._scale, x, da, numbers)
         outer_sum(multiplied(x, a, numbers) * self._scale, grad, turned_db, numbers)
         return da, turned_db.t()
@@ -182,7 +182,7 @@ class FusedLinear:
     def _refresh(self) -> None:
         """Forget the packed weight when a parameter was written to or replaced by another."""
         # torch has no public way to ask whether a tensor was written to; attributes of modules are slow.
-        held = self.parameters if not self.plain else self._own_parameters()
+        held = self._own_parameters() if self.plain else self.parameters
         state = tuple(n for p in held for n in (p.data_ptr(), p._version))  # noqa: SLF001
         state += tuple(of.on for of in self.low_rank if of)
         if state != self._state:
