@@ -34,7 +34,7 @@ PLACE = re.compile(r"\{(\w+)\}")
 
 UNTRAINED = "weight"
 """Key of a message of the assistant that is read and not trained; its value is 0."""
-FLAGS = ("weight", "train", "training", "loss")
+TRAIN_FLAGS = ("weight", "train", "training", "loss")
 """Keys of a message that say whether it is trained: OpenAI's and Mistral's, axolotl's, and a common third."""
 
 
@@ -289,7 +289,7 @@ def _with_flags(problem: Problem, column: str, said: Messages) -> Messages:
     """Messages in which ``UNTRAINED`` marks those that are not trained, whatever the row calls it."""
     found = []
     for message in said:
-        flags = {name: message[name] for name in FLAGS if name in message}
+        flags = {name: message[name] for name in TRAIN_FLAGS if name in message}
         for name, value in flags.items():
             if value not in (0, 1):  # True and False are 1 and 0
                 raise DataError(
