@@ -8,6 +8,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 
@@ -24,6 +25,11 @@ MOST_SAID = 400
 """Bytes that are kept of what a server says beside a status."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """This machine, which no proxy stands in front of."""
+
+
+def two_lengths(headers: Mapping[str, str]) -> bool:
+    """Whether a message says in two ways how long it is: a proxy and a server may read it differently."""
+    return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _kept(error: urllib.error.HTTPError) -> urllib.error.HTTPError:
