@@ -151,6 +151,8 @@ class Service:
                 return _error(400, str(error))
             except CoveyError as error:
                 return _error(503, str(error))
+            except asyncio.CancelledError:
+                return _error(503, "the server was told to end")
 
         return answer
 
