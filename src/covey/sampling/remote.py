@@ -163,12 +163,13 @@ class RemoteSampler:
                 work.over = True
                 work.changed.notify_all()
 
-    def _completion(self, begun: Completion | None, one: Answer, version: int) -> Completion:
+    def _completion(self, begun: Completion | None, one: Answer, version: int, url: str) -> Completion:
         """What there is of a completion with the segment that was added to it."""
         tokens = np.array(one.tokens, dtype=np.int64)
         logprobs = np.array(one.logprobs, dtype=np.float32)
         versions = np.full(len(tokens), version) if self.lags else None
-        own = Completion(tokens, logprobs, "", one.finish, version, one.sampling_mask, versions=versions)
+        mask = one.sampling_mask
+        own = Completion(tokens, logprobs, "", one.finish, version, mask, versions=versions, server=url)
         whole = own if begun is None else begun.then(own)
         # The text is the tokens', whatever the server's own detokenizer made of them.
         return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
@@ -221,7 +222,7 @@ class RemoteSampler:
             if failure is not None or (self.lags and server.version != version):
                 work.again(piece)
                 break
-            done = [self._completion(piece.begun, one, version) for one in found]
+            done = [self._completion(piece.begun, one, version, server.url) for one in found]
             most = work.requests[piece.request].most(work.params)
             if done[0].finish == "length" and done[0].length < most:
                 work.again(replace(piece, begun=done[0]))
