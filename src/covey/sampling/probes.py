@@ -27,7 +27,7 @@ DRAWS = 512
 """First tokens drawn of each prompt whose frequencies are compared."""
 RARE = 1e-6
 """Frequencies that a right server shows more rarely than this are not those of the policy."""
-FEWEST = 5.0
+EXPECTED = 5.0
 """Draws that are expected in a class at least, so that the chi-square distribution holds."""
 TIE = 0.01
 """Nats: tokens as near to the likeliest tie with it, or ten times the rounding where that is more."""
@@ -159,12 +159,12 @@ def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, 
     """
     order = np.argsort(-own, kind="stable")
     expected, seen = own[order] * drawn.sum(), drawn[order]
-    unlikely = expected < FEWEST
+    unlikely = expected < EXPECTED
     others = float(expected[unlikely].sum()), float(seen[unlikely].sum())
-    classes = ((np.cumsum(expected) - expected) / FEWEST).astype(np.int64)
+    classes = ((np.cumsum(expected) - expected) / EXPECTED).astype(np.int64)
     expected, seen = np.bincount(classes, expected), np.bincount(classes, seen)
     into = np.maximum(
-        np.cumsum(expected >= FEWEST) - 1, 0
+        np.cumsum(expected >= EXPECTED) - 1, 0
     )  # what is still too small goes with the one before
     expected, seen = np.bincount(into, expected), np.bincount(into, seen)
     return float(((seen - expected) ** 2 / expected).sum()), len(expected) - 1, *others

@@ -16,9 +16,9 @@ from covey.objective.diagnostics import TokenStats
 from covey.runs.journal import Journal
 from covey.types import Group
 
-FAR = 1.0
+STRANGE = 1.0
 """Nats a token, on average over a group: rounding is a hundredth of it."""
-EVENT = "answer to another request"
+STRANGER = "answer to another request"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def strangers(groups: Sequence[Group], stats: Sequence[TokenStats], version: int
     found = [
         Stranger(group.problem.id, tuple(sorted({c.server for c in group.completions})), float(nats))
         for group, nats in zip(groups, mean, strict=True)
-        if nats > FAR
+        if nats > STRANGE
     ]
     return sorted(found, key=lambda stranger: -stranger.nats)
 
@@ -70,4 +70,4 @@ def note_strangers(journal: Journal, step: int, found: Sequence[Stranger]) -> No
         "yellow",
     )
     for one in found:
-        journal.event(step, EVENT, problem=one.problem, servers=list(one.servers), nats=one.nats)
+        journal.event(step, STRANGER, problem=one.problem, servers=list(one.servers), nats=one.nats)
