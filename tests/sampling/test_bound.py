@@ -78,9 +78,9 @@ def test_a_server_that_hangs_past_its_time_and_answers_again_does_not_end_the_ru
 ) -> None:
     monkeypatch.setattr(remote, "TRY_AGAIN", 0.3)
     with running(Stub(copied(policy))) as stub:
-        made = sampler(policy, [stub], tmp_path, timeout=1.0, patience=0.0)
+        made = sampler(policy, [stub], tmp_path, timeout=4.0, patience=0.0)
         expected = together(list(made.sample(asked(2), PARAMS)))
-        hangs = iter([2.0] * times)
+        hangs = iter([5.0] * times)
         stub.before = lambda: time.sleep(next(hangs, 0.0))
         found = together(list(made.sample(asked(2), PARAMS)))
         assert all((found[k] == v).all() for k, v in expected.items())
