@@ -246,3 +246,15 @@ def test_a_curve_has_the_extremes_of_its_stream(seed: int, count: int, parts: in
     assert max(r["x"] for r in shown) == pytest.approx(max(values), rel=1e-5)
     assert min(r["x"] for r in shown) == pytest.approx(min(values), rel=1e-5)
     assert (shown[0]["x"], shown[-1]["x"]) == pytest.approx((values[0], values[-1]), rel=1e-5)
+
+
+def test_a_message_with_two_lengths_is_refused_and_nothing_of_it_is_another_one(site) -> None:
+    place = urlsplit(site.url)
+    with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+        connection.sendall(
+            f"GET / HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n"
+            f"\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode()
+        )
+        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1

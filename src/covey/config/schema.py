@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
 from covey.config.section import MANY, Paths, Section
 from covey.machine import MOST_THREADS
+from covey.web import plain_address
 
 Method = Literal[
     "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",
@@ -199,6 +200,11 @@ class Sandbox(Section):
     )
     url: str | None = Field(None, description="Of a SandboxFusion service, for `remote`.")
     unsafe_local: bool = Field(False, description="If no sandbox works, run model code with your own rights.")
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str | None) -> str | None:
+        return None if url is None else plain_address(url)
 
 
 class Lora(Section):

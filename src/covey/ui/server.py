@@ -46,6 +46,7 @@ from covey.ui.records import (
     tails,
 )
 from covey.ui.tokens import token_page
+from covey.web import two_lengths
 
 STATIC = Path(str(files("covey") / "ui" / "static"))
 ADDRESS = "127.0.0.1"
@@ -93,6 +94,8 @@ class TokenGate:
     def _refusal(self, request: Request) -> Response | None:
         if request.headers.get("host") not in self.hosts:
             return Response("this page answers to 127.0.0.1 only", 421)
+        if two_lengths(request.headers):
+            return Response("a message has Content-Length or Transfer-Encoding", 400, {"connection": "close"})
         if request.method not in ("GET", "HEAD"):
             return Response("only GET", 405, {"allow": "GET, HEAD"})
         if request.url.path == "/" or request.url.path.startswith("/static/"):
