@@ -21,9 +21,9 @@ from covey.learner.process import caller_restored
 from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.proof import check_run as repeating
+from covey.proof.agreement import Agreement
 from covey.proof.check import check
 from covey.proof.check_run import check_run, coarsely_computed
-from covey.proof.replay import Agreement
 from covey.runs.arithmetic import rounded_so_far
 from covey.runs.reader import load_run, read_environment
 from covey.serving.run import service_of

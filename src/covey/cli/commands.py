@@ -184,7 +184,9 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
     from covey.proof.check_run import check_run
 
     console = RunConsole(quiet=as_json)
-    findings = [*(check_run(config, steps, console) if config.is_dir() else ()), *measure(loaded, console)]
+    findings = check_run(config, steps, console) if config.is_dir() else []
+    if loaded.config.method == "rl" or not findings:
+        findings += measure(loaded, console)
     lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
     _print(as_json, [vars(f) for f in findings], lines)
     return 0 if all(f.holds for f in findings) else 1

@@ -1,4 +1,4 @@
-"""`covey check RUN`: the first steps of a recorded run, repeated by the shadow trainer."""
+"""`covey check RUN`: the first steps of a recorded run, and of each of its stages, repeated by the shadow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,23 +19,77 @@ from covey.models.forward import supported
 from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.prompts import texts_of
+from covey.proof.agreement import Agreement
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
-from covey.proof.replay import Agreement, replay
-from covey.runs.reader import last_stage, load_recorded, read_environment
+from covey.proof.replay import replay
+from covey.proof.replay_given import lessons_of, replay_given
+from covey.runs.reader import (
+    last_stage,
+    load_recorded,
+    read_environment,
+    stage_method,
+    stage_number,
+    stages_in,
+)
+from covey.tasks.examples import WANTED
+from covey.tasks.ordered_stages import MODELLESS, STAGE
 from covey.tasks.source import load_source
 
 
 def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
-    """Repeat the first steps of a recorded stage in float64, and compare what was written down.
+    """Repeat the first steps of a recorded run in float64, and compare what was written down.
 
-    Raises ConfigError for a run that the shadow trainer cannot repeat.
+    Of a pipeline those of each stage that has trained a policy, from the model that the stage before it has
+    left. Raises ConfigError for a run that the shadow trainer cannot repeat.
     """
-    stage = last_stage(folder)
-    loaded = load_recorded(stage)
-    console.doing(f"repeating {steps} steps of {stage} in float64, one completion at a time")
+    if (folder / "config.yaml").exists() or not stages_in(folder):
+        return _of_stage(last_stage(folder), steps, console)
+    claims: list[Claim] = []
+    stages = stages_in(folder)
+    for stage in stages:
+        if why := unrepeatable(stage_method(stage)):
+            console.say(f"{stage.name} is passed over: {why}")
+        else:
+            found = _of_stage(stage, steps, console)
+            claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in found]
+    if not claims:
+        raise ConfigError(
+            f"{folder}: none of its stages can be repeated: {unrepeatable(stage_method(stage))}"
+        )
+    return claims
+
+
+def unrepeatable(method: str) -> str:
+    """Why no step of a method can be repeated; empty where it can be."""
+    if method in MODELLESS:
+        return f"{method} trains no model"
+    if method == "reward_model":
+        return "the second trainer knows no reward models"
+    return ""
+
+
+def _of_stage(stage: Path, steps: int, console: RunConsole) -> list[Claim]:
+    loaded = from_stage_before(load_recorded(stage), stage)
+    if why := unrepeatable(loaded.config.method):
+        raise ConfigError(f"{stage}: no step of it can be repeated: {why}")
+    console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with caller_restored():
         set_process(loaded.config)  # the first adapters of a LoRA run are random
         return _repeated(stage, loaded, steps, console)
+
+
+def from_stage_before(loaded: Loaded, stage: Path) -> Loaded:
+    """A stage's config with the model it has to begin with: an earlier stage's.
+
+    That is the one its record names, and where it names none of them, whatever it says, the last that has
+    left a policy.
+    """
+    home, number = stage.resolve().parent, stage_number(stage) if STAGE.fullmatch(stage.name) else 0
+    earlier = [s.resolve() for s in stages_in(home) if stage_number(s) < number]
+    policies = [s / "final" for s in earlier if stage_method(s) not in (*MODELLESS, "reward_model")]
+    if not policies or str(loaded.config.model) in {str(place) for place in policies}:
+        return loaded
+    return replace(loaded, config=loaded.config.model_copy(update={"model": str(policies[-1])}))
 
 
 COARSE = 200
@@ -51,6 +106,12 @@ CLAIMS = (
         10 * GRADIENT_ROUNDING,
     ),
     ("the KL coefficient follows its controller", "kl_coef", "of it", GRADIENT_ROUNDING),
+    (
+        "the loss, and what is told beside it, follow from the given examples",
+        "told",
+        "of it, where it is above 1",
+        10 * GRADIENT_ROUNDING,
+    ),
     ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
 )
 """A sentence, the difference that decides on it, its unit, the largest that float32 makes in a few steps."""
@@ -85,14 +146,29 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
         raise ConfigError(
             f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"
         )
-    shape, scale = policy.model.config.to_dict(), COARSE if coarsely_computed(stage) else 1.0
-    agreements = list(replay(stage, shadow_weights(policy), shape, steps))
+    scale, repeat = COARSE if coarsely_computed(stage) else 1.0, _repetition(stage, loaded, policy, steps)
+    agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
         raise ConfigError(f"{stage}: no step has been recorded yet")
     if not all(claim.holds for claim in _claims(agreements, scale)):
         console.doing("repeating them beside a twin, which differs by rounding")
-        agreements = list(replay(stage, shadow_weights(policy), shape, steps, twin=True))
+        agreements = list(repeat(shadow_weights(policy), twin=True))
     return list(_claims(agreements, scale))
+
+
+class Repetition(Protocol):
+    """The steps of a recorded stage from given weights, alone or beside a twin."""
+
+    def __call__(self, weights: dict[str, Tensor], *, twin: bool) -> Iterator[Agreement]:
+        """Yield each step's."""
+
+
+def _repetition(stage: Path, loaded: Loaded, policy: Policy, steps: int) -> Repetition:
+    shape = policy.model.config.to_dict()
+    if loaded.config.method not in WANTED:
+        return lambda weights, twin: replay(stage, weights, shape, steps, twin)
+    lessons = lessons_of(loaded, policy)
+    return lambda weights, twin: replay_given(stage, weights, shape, lessons, steps, twin)
 
 
 def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
