@@ -21,8 +21,8 @@ class Agreement:
     gradient: float
     """Of the mean norm of the step's updates, relative."""
     logprobs: float | None = None
-    """Nats, between what the sampler recorded and float64 under the shadow's weights, of tokens that these
-    weights drew."""
+    """Nats, between what the sampler recorded and float64 under the shadow's weights of the version that drew
+    each token, where the shadow still has these."""
     advantages: float | None = None
     """As a fraction of the step's largest advantage."""
     kl_coef: float | None = None
@@ -41,7 +41,7 @@ class StepFigures(NamedTuple):
     """What one trainer's step is compared by with another's, in this order of completions."""
 
     logprobs: Sequence[torch.Tensor]
-    """Of the tokens, under the weights that the step began with."""
+    """Of the tokens, each under the weights that drew it."""
     advantages: Sequence[torch.Tensor]
     norm: float
     """The mean of the updates' gradients."""
@@ -68,11 +68,11 @@ def agreement(
     number: int,
     own: StepFigures,
     other: StepFigures,
-    fresh: Sequence[slice | torch.Tensor],
+    known: Sequence[slice | torch.Tensor],
     start: NamedWeights,
 ) -> Agreement:
-    """A shadow's step beside another; of log-probs where ``fresh`` says that the step's own weights drew."""
-    logprobs = zip(own.logprobs, other.logprobs, fresh, strict=True)
+    """A shadow's step beside another; of log-probs where ``known`` says so."""
+    logprobs = zip(own.logprobs, other.logprobs, known, strict=True)
     advantages = zip(own.advantages, other.advantages, strict=True)
     largest = max((float(a.abs().max()) for a in other.advantages), default=0.0)
     coefficient = own.kl_coef or 0.0

@@ -33,10 +33,12 @@ def replay(
     trainers = [
         _begun(folder, setting, w) for w in ([model, nudged(model, setting.rounded)] if twin else [model])
     ]
+    pasts: list[Past] = [{} for _ in trainers]
     for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
         rows, _ = read_rows(folder, number)
-        fresh = [slice(None) if v is None else torch.from_numpy(v == trainers[0].updates) for *_, v in rows]
-        own, *twins = [_repeated(folder, trainer, setting, number) for trainer in trainers]
+        pairs = list(zip(trainers, pasts, strict=True))
+        own, *twins = [_repeated(folder, trainer, past, setting, number) for trainer, past in pairs]
+        known = [slice(None) if v is None else torch.from_numpy(np.isin(v, list(pasts[0]))) for *_, v in rows]
         written = StepFigures(
             [row.sampled for row, *_ in rows],
             [advantage for _, advantage, _ in rows],
@@ -44,8 +46,8 @@ def replay(
             record.get("kl/coef"),
             saved(folder, number, setting.train["steps"], own.weights),
         )
-        apart = next((agreement(number, own, other, fresh, start) for other in twins), None)
-        yield replace(agreement(number, own, written, fresh, start), apart=apart)
+        apart = next((agreement(number, own, other, known, start) for other in twins), None)
+        yield replace(agreement(number, own, written, known, start), apart=apart)
 
 
 def _begun(folder: Path, setting: shadow.ShadowConfig, model: NamedWeights) -> shadow.Trainer:
@@ -58,21 +60,40 @@ def _begun(folder: Path, setting: shadow.ShadowConfig, model: NamedWeights) -> s
     return trainer
 
 
+Past = dict[int, NamedWeights]
+"""The weights that completions of a step may have been drawn by, under their versions."""
+
+
+def _remember(past: Past, trainer: shadow.Trainer, staleness: int) -> None:
+    """Keep what a step begins with, and of earlier steps as many as completions may be behind."""
+    past[trainer.updates] = {
+        name: w.detach().clone() if w.requires_grad and staleness else w.detach()
+        for name, w in trainer.weights.items()
+    }
+    for version in sorted(past)[: -staleness - 1]:
+        del past[version]
+
+
 def _repeated(
-    folder: Path, trainer: shadow.Trainer, setting: shadow.ShadowConfig, number: int
+    folder: Path, trainer: shadow.Trainer, past: Past, setting: shadow.ShadowConfig, number: int
 ) -> StepFigures:
     """A step of a shadow, which moves it."""
     recorded, sampled = read_rows(folder, number)
-    coefficient = trainer.kl_coef
+    coefficient, now = trainer.kl_coef, trainer.updates
+    _remember(past, trainer, setting.staleness)
     try:
         done = shadow.step(trainer, setting, [row for row, *_ in recorded], number)
     except KeyError as error:
         raise ConfigError(f"{folder}: the replay knows covey's own functions only, not {error}") from None
+    drawn = list(done.logprobs)
+    for place, (row, _, versions) in enumerate(recorded):
+        for version in (set() if versions is None else set(versions.tolist()) & set(past)) - {now}:
+            with torch.no_grad():
+                under = shadow.picked(shadow.distribution(past[version], setting, row), row)
+            drawn[place] = torch.where(torch.from_numpy(versions == version), under, drawn[place])
     shadow.steer(trainer, setting, done, sampled)
     norm = sum(done.norms) / max(len(done.norms), 1)
-    return StepFigures(
-        done.logprobs, [row.advantage for row in done.rows], norm, coefficient, trainer.weights
-    )
+    return StepFigures(drawn, [row.advantage for row in done.rows], norm, coefficient, trainer.weights)
 
 
 def _critic(setting: shadow.ShadowConfig, start: NamedWeights, folder: Path) -> shadow.Trainer | None:
@@ -106,6 +127,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
         config["seed"],
         rounded=config["dtype"] == "bfloat16",
         product=rounded if factors else exactly,
+        staleness=rollout["staleness"],
     )
 
 

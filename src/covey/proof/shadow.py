@@ -43,6 +43,8 @@ class ShadowConfig:
     """Whether the model computes with bfloat16 copies of float32 weights."""
     product: Product = exactly
     """How it multiplies."""
+    staleness: int = 0
+    """By how many steps a completion may be behind."""
 
 
 @dataclass
