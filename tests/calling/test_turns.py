@@ -146,6 +146,15 @@ def test_a_chat_goes_on_as_its_template_writes_it(policy: Policy, box: Toolbox) 
     assert again.room == 400 - again.begun
 
 
+def test_each_sibling_draws_on_from_its_own_stream(policy: Policy, box: Toolbox) -> None:
+    inner = Scripted(policy, WRITTEN, "42")
+    asked = Request(np.array([5, 6]), [11, 12, 13], problem=CHAT)
+    found = list(TurnSampler(inner, policy, box).sample([asked], SamplingParams(400)))
+    begun, *later = [list(request.streams) for request, _ in inner.asked]
+    assert (begun, later) == ([11, 12, 13], [[11], [12], [13]])
+    assert sorted(one.sample for one in found) == [0, 1, 2]
+
+
 def test_in_plain_text_a_call_ends_the_turn(policy: Policy, box: Toolbox) -> None:
     whole, inner = talk(policy, box, TEXT, WRITTEN, "42")
     assert inner.asked[0][1].stop == ("</tool_call>",)

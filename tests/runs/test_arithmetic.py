@@ -166,7 +166,7 @@ def test_a_run_may_be_as_far_from_the_shadow_as_rounding_takes_a_twin(
     found = [none, replace(none, step=1, logprobs=0.01), replace(none, step=2, logprobs=0.009)]
     twins = [replace(none, logprobs=gap) for gap in (*of_rounding, 0.0)]  # it may be near again by chance
 
-    def replayed(*_: object, twin: bool = False) -> list[Agreement]:
+    def replayed(*_: object, twin: bool = False, **__: object) -> list[Agreement]:
         return [replace(a, apart=b if twin else None) for a, b in zip(found, twins, strict=True)]
 
     monkeypatch.setattr(repeating, "replay", replayed)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from covey.proof.agreement import Agreement
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
 from covey.proof.replay import replay
 from covey.proof.replay_given import lessons_of, replay_given
+from covey.runs.folder import read_numbers
 from covey.runs.reader import (
     last_stage,
     load_recorded,
@@ -45,18 +46,21 @@ def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
     if (folder / "config.yaml").exists() or not stages_in(folder):
         return _of_stage(last_stage(folder), steps, console)
     claims: list[Claim] = []
-    stages = stages_in(folder)
-    for stage in stages:
-        if why := unrepeatable(stage_method(stage)):
+    for stage in stages_in(folder):
+        why = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
+        if why:
             console.say(f"{stage.name} is passed over: {why}")
         else:
             found = _of_stage(stage, steps, console)
             claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in found]
     if not claims:
-        raise ConfigError(
-            f"{folder}: none of its stages can be repeated: {unrepeatable(stage_method(stage))}"
-        )
+        raise ConfigError(f"{folder}: no stage has steps that can be repeated: of {stage.name}, {why}")
     return claims
+
+
+def has_steps(stage: Path) -> bool:
+    """Whether a step has been recorded."""
+    return bool(read_numbers(stage, "metrics.jsonl"))
 
 
 def unrepeatable(method: str) -> str:
@@ -69,7 +73,7 @@ def unrepeatable(method: str) -> str:
 
 
 def _of_stage(stage: Path, steps: int, console: RunConsole) -> list[Claim]:
-    loaded = from_stage_before(load_recorded(stage), stage)
+    loaded = from_stage_before(load_recorded(stage), stage.resolve())
     if why := unrepeatable(loaded.config.method):
         raise ConfigError(f"{stage}: no step of it can be repeated: {why}")
     console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
@@ -84,8 +88,8 @@ def from_stage_before(loaded: Loaded, stage: Path) -> Loaded:
     That is the one its record names, and where it names none of them, whatever it says, the last that has
     left a policy.
     """
-    home, number = stage.resolve().parent, stage_number(stage) if STAGE.fullmatch(stage.name) else 0
-    earlier = [s.resolve() for s in stages_in(home) if stage_number(s) < number]
+    number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
+    earlier = [s for s in stages_in(stage.parent) if stage_number(s) < number]
     policies = [s / "final" for s in earlier if stage_method(s) not in (*MODELLESS, "reward_model")]
     if not policies or str(loaded.config.model) in {str(place) for place in policies}:
         return loaded
@@ -115,6 +119,7 @@ CLAIMS = (
     ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
 )
 """A sentence, the difference that decides on it, its unit, the largest that float32 makes in a few steps."""
+NO_STEP = "no step has been recorded yet"
 REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """The families that the second trainer knows."""
 
@@ -149,26 +154,21 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
     scale, repeat = COARSE if coarsely_computed(stage) else 1.0, _repetition(stage, loaded, policy, steps)
     agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
-        raise ConfigError(f"{stage}: no step has been recorded yet")
+        raise ConfigError(f"{stage}: {NO_STEP}")
     if not all(claim.holds for claim in _claims(agreements, scale)):
         console.doing("repeating them beside a twin, which differs by rounding")
         agreements = list(repeat(shadow_weights(policy), twin=True))
     return list(_claims(agreements, scale))
 
 
-class Repetition(Protocol):
-    """The steps of a recorded stage from given weights, alone or beside a twin."""
-
-    def __call__(self, weights: dict[str, Tensor], *, twin: bool) -> Iterator[Agreement]:
-        """Yield each step's."""
-
-
-def _repetition(stage: Path, loaded: Loaded, policy: Policy, steps: int) -> Repetition:
+def _repetition(
+    stage: Path, loaded: Loaded, policy: Policy, steps: int
+) -> Callable[..., Iterator[Agreement]]:
+    """What repeats the steps of a recorded stage from given weights, alone or beside a twin."""
     shape = policy.model.config.to_dict()
     if loaded.config.method not in WANTED:
-        return lambda weights, twin: replay(stage, weights, shape, steps, twin)
-    lessons = lessons_of(loaded, policy)
-    return lambda weights, twin: replay_given(stage, weights, shape, lessons, steps, twin)
+        return partial(replay, stage, architecture=shape, steps=steps)
+    return partial(replay_given, stage, architecture=shape, lessons=lessons_of(loaded, policy), steps=steps)
 
 
 def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:
