@@ -173,7 +173,7 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
     """Prove on your own model and data that a training step is right; takes one batch.
 
     Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
-    completion at a time, from what was recorded.
+    completion or example at a time, from what was recorded; of a pipeline, those of each stage.
 
     :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
     :param steps: How many steps of a run are repeated.

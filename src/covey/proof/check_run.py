@@ -111,9 +111,9 @@ CLAIMS = (
     ),
     ("the KL coefficient follows its controller", "kl_coef", "of it", GRADIENT_ROUNDING),
     (
-        "the loss, and what is told beside it, follow from the given examples",
+        "the loss, and the metrics beside it, follow from the given examples",
         "told",
-        "of it, where it is above 1",
+        "of the value, or of 1 where that is larger,",
         10 * GRADIENT_ROUNDING,
     ),
     ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
