@@ -84,13 +84,13 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"π", r"\\pi "),
         (r"\\(?:lbrace" + END + r"|\{)", OPEN),
         (r"\\(?:rbrace" + END + r"|\})", CLOSE),
-        (r"\^ ?\{? ?\\circ ?\}?|°|\\degree" + END, "⟨degree⟩"),
+        (r"\^ ?(?:\{ ?\\circ ?\}|\\circ" + END + r")|°|\\degree" + END, "⟨degree⟩"),
         (r"\\?%|⟨(?:percent(?:age)?|pct)⟩|(?<=[\d)} ])(?:percent(?:age)?|pct)\b(?![^⟨⟩]*⟩)", "⟨percent⟩"),
         (r"⟩ ?/ ?⟨", "/"),
         (r"\\operatorname\*? ?\{([^{}]*)\}", r"\\\1 "),
         # The angle of a function is no quantity with a unit.
         (
-            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^ ?\{?\d\}?)? ?\(? ?)(\d+(?:\.\d+)?) ?⟨degree⟩",
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^ ?\{?\d\}?)? ?[({]? ?)(\d+(?:\.\d+)?) ?⟨degree⟩",
             r"\1\\frac{\2\\pi}{180}",
         ),
     )
