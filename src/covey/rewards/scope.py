@@ -18,9 +18,20 @@ INVERSE = {
     **{name: "ar" + name for name in HYPERBOLIC},
 }
 SYNONYMS = {
-    "tg": "tan", "ctg": "cot", "cotg": "cot", "cosec": "csc", "arctg": "arctan", "arcctg": "arccot",
-    "sh": "sinh", "ch": "cosh", "th": "tanh", "cth": "coth", "asin": "arcsin", "acos": "arccos",
-    "atan": "arctan", "arccosec": "arccsc",
+    "tg": "tan",
+    "ctg": "cot",
+    "cotg": "cot",
+    "cosec": "csc",
+    "arctg": "arctan",
+    "arcctg": "arccot",
+    "sh": "sinh",
+    "ch": "cosh",
+    "th": "tanh",
+    "cth": "coth",
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "arccosec": "arccsc",
     **{f"arc{name}": f"ar{name}" for name in HYPERBOLIC},
 }
 """Other names of functions, in TeX and in `\\operatorname`."""
@@ -38,8 +49,14 @@ FUNCTIONS = frozenset(
     ["\\" + name for name in (*INVERSE, *INVERSE.values(), *SYNONYMS, *QUOTIENTS, "ln", "log", "exp")]
 )
 GROUPS = {
-    "(": ")", "[": "]", "{": "}", "|": "|",
-    r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\lvert": r"\rvert", r"\langle": r"\rangle",
+    "(": ")",
+    "[": "]",
+    "{": "}",
+    "|": "|",
+    r"\lfloor": r"\rfloor",
+    r"\lceil": r"\rceil",
+    r"\lvert": r"\rvert",
+    r"\langle": r"\rangle",
 }
 WORDS = """
     cdot times ast div pm mp leq geq le ge neq ne approx equiv sim to rightarrow Rightarrow in notin cup cap

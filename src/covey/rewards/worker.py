@@ -190,7 +190,7 @@ def setup_of(reward: Reward) -> UserSetup:
     if "config_folder" in reward.settings:
         setup["config_folder"] = str(reward.settings["config_folder"])
     if (sandbox := reward.settings.get("sandbox")) is not None:
-        setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""))
+        setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""), getattr(sandbox, "packages", ()))
     return setup
 
 
