@@ -81,7 +81,7 @@ WRITTEN = {
         ),
         [("look_up", {"word": "7", "most": 7, "all": True}, False)],
     ),
-    "functions that do not end": (XML, "<tool_call><function=look_up></tool_call>", [("", {}, True)]),
+    "functions that do not end": (XML, "<tool_call><function=look_up></tool_call>", [("look_up", {}, True)]),
     "pairs": (
         GLM,
         "<tool_call>look_up\n<arg_key>word</arg_key>\n<arg_value>covey</arg_value>\n</tool_call>",

@@ -109,6 +109,7 @@ def _completion(log: RolloutLog, place: int) -> Completion:
         sampled=drawn,
         turns=turns,
         environment=environment,
+        fault=str(row.get("environment_fault", "")),
     )
 
 

@@ -93,6 +93,9 @@ def json_schema(
 Comparator = Literal["exact", "number", "text", "set", "any"]
 JsonCall = Mapping[str, Any]
 """The name of a tool and its arguments."""
+ARGUMENTS = ("arguments", "parameters")
+BESIDE_ARGUMENTS = {"name", "id", "type", "index"}
+"""What a call without arguments may have."""
 COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
     "exact": lambda a, b: _canonical(a) == _canonical(b),
     "number": lambda a, b: _number(a) is not None and _number(a) == _number(b),
@@ -198,10 +201,17 @@ def _made(completion: TextOrMessages) -> list[JsonCall] | None:
 
 
 def named_call(found: object) -> JsonCall:
-    """A call with its arguments, which may have been JSON in a text. Raises ValueError."""
+    """A call with its arguments, also called `parameters`, which may have been JSON in a text.
+
+    Raises ValueError, also where there are others under a name that nobody reads.
+    """
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
-    given = found.get("arguments", {})
+    key = next((key for key in ARGUMENTS if key in found), None)
+    unread = [name for name in found if name not in BESIDE_ARGUMENTS]
+    if key is None and unread:
+        raise ValueError(f"a call without arguments, and with {unread[0]!r}")
+    given = {} if key is None else found[key]
     return {"name": found["name"], "arguments": strict_json(given) if isinstance(given, str) else given}
 
 
