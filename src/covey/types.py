@@ -132,8 +132,8 @@ class Completion:
     versions: np.ndarray | None = None
     """(T,) int64: ``version`` of each token, where new weights may come in the middle. None: one for all."""
     turns: tuple[Mapping[str, object], ...] = ()
-    """What the model and its tools said in turn, as messages {role, content}, and `tool_calls` where the model
-    called; empty where no tool answered."""
+    """What the model and its tools said in turn, as messages {role, content}, with `tool_calls` where the
+    model called; empty where no tool answered."""
     environment: Mapping[str, object] | None = None
     """Attributes of its environment at the end; None where it has none, or that one hung, died or has a
     ``fault``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,7 +141,7 @@ def test_other_keywords_are_the_tools_own_affair() -> None:
 def test_keywords_that_people_write(schema: Any, good: Any, bad: Any) -> None:
     if schema is not False:
         assert fitting(good, schema, "x") == good
-    with pytest.raises(Misfit, match="^x"):
+    with pytest.raises(Misfit, match=r"^x"):
         fitting(bad, schema, "x")
 
 

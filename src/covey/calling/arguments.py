@@ -1,9 +1,9 @@
 """The arguments of a call against the JSON schema that the model was told.
 
-The keywords that Transformers' `get_json_schema` writes, and those that people write beside them: `type`,
-`nullable`, `enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `prefixItems`, `anyOf`,
-`oneOf`, `allOf`. Others, as `pattern`, are left to the tool. Nothing is converted but a whole number that is
-written as a decimal: JSON knows one kind of number, so `2.0` is an integer.
+The keywords that Transformers' `get_json_schema` writes, and those that people add: `type`, `nullable`,
+`enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `prefixItems`, `anyOf`, `oneOf`,
+`allOf`. Others, as `pattern`, are left to the tool. Nothing is converted but a whole number that is written
+as a decimal: JSON knows one kind of number, so `2.0` is an integer.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _types_of(value: object) -> set[str]:
         return {"integer", "number"}
     if isinstance(value, float):
         return {"integer", "number"} if value.is_integer() else {"number"}
-    kinds = {str: "string", list: "array", dict: "object"}
-    return {kinds.get(type(value), "")}
+    kinds = {"str": "string", "list": "array", "dict": "object"}
+    return {kinds.get(type(value).__name__, "")}
 
 
 def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> None:

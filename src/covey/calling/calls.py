@@ -2,12 +2,13 @@
 
     <tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>
 
-The form of Qwen's and Hermes' chat templates, and of models whose prompts say so; `forms.py` has others. What
-stands inside of a value, a tag say, ends no call: the value is read first, and the tag is looked for behind it.
+The form of Qwen's and Hermes' chat templates, and of models whose prompts say so; `forms.py` has others.
+What is inside of a value, a tag say, ends no call: the value is read first, then the tag is looked for.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -24,6 +25,12 @@ class ToolCall(NamedTuple):
     arguments: Mapping[str, object]
     wrong: str = ""
     """Why nothing can be called, in words for the model."""
+
+
+def no_json(error: ValueError) -> ToolCall:
+    """What was no JSON, or none that a call may be; where the grammar does not say why, ``error`` does."""
+    why = "" if isinstance(error, json.JSONDecodeError) else f": {error}"
+    return ToolCall("", {}, NO_JSON + why)
 
 
 def as_message(call: ToolCall) -> dict[str, object]:
@@ -64,8 +71,8 @@ def read_json(text: str) -> list[ToolCall]:
     """The same of JSON that is still a text."""
     try:
         return calls_of(strict_json(text))
-    except ValueError:
-        return [ToolCall("", {}, NO_JSON)]
+    except ValueError as error:
+        return [no_json(error)]
 
 
 def after_blanks(text: str, place: int) -> int:
@@ -84,8 +91,8 @@ def json_calls(text: str, place: int) -> tuple[list[ToolCall], int]:
     place = after_blanks(text, place)
     try:
         found, end = strict_json_at(text, place)
-    except ValueError:
-        return [ToolCall("", {}, NO_JSON)], place
+    except ValueError as error:
+        return [no_json(error)], place
     closed = after_blanks(text, end)
     if closed < len(text) and not text.startswith((CLOSE_CALL, OPEN_CALL), closed):
         return [ToolCall("", {}, NO_JSON)], end

@@ -152,10 +152,9 @@ class Episode:
         this completion. Raises RewardError where the model called nothing.
         """
         hurried = batch is not None and batch.left() <= 0
+        seconds = min(LAST_SECONDS if hurried else math.inf, self.among.timeout)
         try:
-            outcome = self.call(
-                "", {}, min(LAST_SECONDS, self.among.timeout) if hurried else self.among.timeout
-            )
+            outcome = self.call("", {}, seconds)
         finally:
             self.close()
         if outcome.kind != "error":
@@ -218,7 +217,10 @@ class Episode:
             )
 
     def _asked(self, message: object, seconds: float) -> Outcome:
-        """A message and its answer within ``seconds``. A process that gives none is ended. Raises CoveyError if it is lost."""
+        """A message and its answer within ``seconds``. A process that gives none is ended.
+
+        Raises CoveyError if it is lost.
+        """
         assert self.child is not None
         self.child.send(message)
         reply = self.child.receive(seconds)

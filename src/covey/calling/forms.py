@@ -39,6 +39,8 @@ class ValueMarks(NamedTuple):
     """Up to behind the name of the tool."""
     opens: re.Pattern[str]
     """Before a value, with the name of its argument."""
+    opening: str
+    """The same of an argument."""
     closes: re.Pattern[str]
     """Behind a value: what is followed by the next one or by the call's end."""
     ends: re.Pattern[str]
@@ -52,6 +54,7 @@ class ValueMarks(NamedTuple):
 FUNCTION_MARKS = ValueMarks(
     re.compile(r"\s*<function=([\w.-]+)>"),
     re.compile(r"\s*<parameter=([\w.-]+)>\n?"),
+    "<parameter={}>",
     re.compile(r"</parameter>(?=\s*(?:<parameter=[\w.-]+>|</function>\s*</tool_call>))"),
     re.compile(r"\s*</function>\s*</tool_call>"),
     lambda value: value.removesuffix("\n"),
@@ -60,6 +63,7 @@ FUNCTION_MARKS = ValueMarks(
 PAIR_MARKS = ValueMarks(
     re.compile(r"\s*([^<>\s]+)"),
     re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    "<arg_key>{}</arg_key>",
     re.compile(r"</arg_value>(?=\s*(?:<arg_key>[^<>]*</arg_key>\s*<arg_value>|</tool_call>))"),
     re.compile(r"\s*</tool_call>"),
     lambda value: value,
@@ -119,7 +123,7 @@ def _as_pairs(turn: str, types: Types) -> list[ToolCall]:
 
 
 def _marked(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[list[ToolCall], int]:
-    """A call whose arguments stand between marks, as they are: what is no value's end belongs to the value."""
+    """A call whose arguments are as they are between marks: what is no value's end belongs to the value."""
     call, end = _values(types, marks, text, place)
     behind = text[end : _next(text, OPEN_CALL, end)]
     if not call.wrong and CLOSE_CALL in behind:  # which of the two it ends at, nobody can tell
@@ -142,6 +146,8 @@ def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[Too
         thought = value.find(THINK_CLOSE)
         if thought >= 0 and OPEN_CALL in value[thought:]:  # a call that was only thought of, and not finished
             return ToolCall(name, {}, f"this is no {marks.shown}"), begun + thought
+        if any(marks.opening.format(other) in value for other in types.get(name, ())):
+            return ToolCall(name, {}, f"the value of {key[:40]!r} is never closed"), closed.end()
         if key in given:
             return ToolCall(name, {}, f"{key[:40]!r} is given twice"), closed.end()
         given[key], place = marks.value(value), closed.end()

@@ -8,7 +8,6 @@ from covey.calling.running import ERROR
 from covey.errors import RewardError
 from covey.types import Group
 
-
 MOST_FAULTS = 0.5
 """Of a step's completions: a model may stumble over an environment, more than that is the environment's."""
 
@@ -20,7 +19,7 @@ def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """
     completions = [c for g in groups for c in g.completions]
     answered = [sum(not drawn for drawn, _ in c.parts) for c in completions]
-    answers = [turn["content"] for c in completions for turn in c.turns if turn["role"] == "tool"]
+    answers = [str(turn["content"]) for c in completions for turn in c.turns if turn["role"] == "tool"]
     faults = [c.fault for c in completions if c.fault]
     if len(faults) > MOST_FAULTS * len(completions):
         raise RewardError(

@@ -29,7 +29,6 @@ from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weigh
 from covey.sampling.local import Owner
 from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask
 
-
 MOST_ADDED = 8
 """How often a turn in plain text is continued that `</tool_call>` has ended inside of a call's text."""
 

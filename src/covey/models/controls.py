@@ -1,7 +1,7 @@
 """The words by which a chat template tells turns apart, and texts without them.
 
-A text that somebody else wrote, put into a chat, could close its message and open another: its tokenizer reads
-the letters `<|im_end|>` as the token.
+A text that somebody else wrote, put into a chat, could close its message and open another: a tokenizer
+reads the letters `<|im_end|>` as the token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ControlWords:
 
     All of them are found at once, by the automaton of Aho and Corasick: a state is the longest beginning of a
     word that the text so far ends with. What is left behind a word that was taken out continues before it, in
-    the state of then, so that no other word can come of it. One pass: a character costs no more steps than the
-    longest word has characters.
+    the state of then, so that no other word can come of it. One pass: a character costs no more steps than
+    the longest word has characters.
     """
 
     def __init__(self, words: Sequence[str]) -> None:

@@ -335,8 +335,8 @@ def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -
     return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
 
 
-def turns_of(completion: Completion) -> list[dict[str, str]]:
-    """What the model wrote and what tools said to it, one after another, as {role, content}."""
+def turns_of(completion: Completion) -> list[dict[str, object]]:
+    """What the model wrote and what tools said to it, one after another, as messages."""
     said = completion.turns or ({"role": "assistant", "content": completion.text},)
     return [dict(turn) for turn in said]
 

@@ -88,7 +88,7 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def _number(kind: type[int] | type[float], text: str) -> int | float:
+def _number(kind: type[int | float], text: str) -> int | float:
     if not math.isfinite(float(text)):
         raise ValueError(f"the number {text[:20]}... is too large")
     return kind(text)
