@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from covey.calling.texts import calls_by_text
 from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.errors import ConfigError, DataError
@@ -28,6 +29,7 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
     Raises DataError, RewardError.
     """
     functions, data = _named(words)
+    functions.calls = calls_by_text
     scorer, begun = Scorer(functions), []
     for line, row in rows(file):
         if "completion" not in row:
@@ -128,4 +130,5 @@ def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Re
         problems = read_problems(file, Data())
         rewards = load_rewards(names, Path.cwd(), learned=LEARNED)
     check_columns(problems, rewards)
+    rewards.calls = calls_by_text
     return problems, rewards

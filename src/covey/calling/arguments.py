@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from covey.rewards.structured import canonical
+
 NOUNS = {
     "string": "a text",
     "integer": "an integer",
@@ -75,22 +77,9 @@ def _types_of(value: object) -> set[str]:
 
 def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> None:
     allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(allowed, Sequence) and not any(same_json(value, one) for one in allowed):
+    if isinstance(allowed, Sequence) and canonical(value) not in map(canonical, allowed):
         words = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in allowed)
         raise Misfit(f"{where} has to be one of {words[:300]}, and is {_shown(value)}")
-
-
-def same_json(one: object, other: object) -> bool:
-    """Whether two JSON values are equal, numbers as numbers: 2 is 2.0, and true is not 1.
-
-    >>> same_json([2, {"a": 1e2}], [2.0, {"a": 100}]), same_json(True, 1)
-    (True, False)
-    """
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return set(one) == set(other) and all(same_json(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same_json, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 def _of_a_kind(value: object, schema: Mapping[str, object], where: str) -> object:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from covey.rewards.extract import THINK_CLOSE
-from covey.rewards.isolated import BLANKS, finite, strict_json, strict_json_at
+from covey.rewards.isolated import after_blanks, finite, strict_json, strict_json_at
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL, named_call
 
 
@@ -73,17 +73,6 @@ def read_json(text: str) -> list[ToolCall]:
         return calls_of(strict_json(text))
     except ValueError as error:
         return [no_json(error)]
-
-
-def after_blanks(text: str, place: int) -> int:
-    """Where something else than white space follows.
-
-    >>> after_blanks("a  b", 1)
-    3
-    """
-    while place < len(text) and text[place] in BLANKS:
-        place += 1
-    return place
 
 
 def json_calls(text: str, place: int) -> tuple[list[ToolCall], int]:

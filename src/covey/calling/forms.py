@@ -19,12 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.calling.calls import NO_JSON, ToolCall, after_blanks, call_of, calls_in, calls_of
+from covey.calling.calls import NO_JSON, ToolCall, as_message, call_of, calls_in, calls_of
 from covey.errors import ConfigError
+from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
+from covey.rewards.contract import CallReader
 from covey.rewards.extract import THINK_CLOSE
-from covey.rewards.isolated import strict_json, strict_json_at
+from covey.rewards.isolated import after_blanks, strict_json, strict_json_at
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
+from covey.types import Completion, Problem
 
 Reader = Callable[[np.ndarray, np.ndarray], list[ToolCall]]
 """Tokens of a turn, and of all before it -> the calls that it ends with."""
@@ -90,6 +93,29 @@ def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader
     read = next((form for mark, form in CALL_FORMS.items() if mark in template), _as_json)
     types = _types(schemas)
     return lambda turn, _: read(turn_text(policy, turn), types)
+
+
+def calls_by(policy: Policy) -> CallReader:
+    """How rewards learn what a completion calls where no tool answers: as the model's calls are read."""
+
+    def read(problem: Problem, completion: Completion) -> list[dict[str, object]]:
+        told = problem.template.get("tools")
+        if isinstance(problem.prompt, str) or not (policy.tokenizer.chat_template and len(completion.tokens)):
+            return list(map(as_message, calls_in(completion.text)))
+        prompt = completion.tokens[:0]
+        if getattr(policy.tokenizer, "response_template", None):  # whose reader begins with the prompt
+            prompt = np.array(chat_tokens(policy.tokenizer, problem.prompt, problem.template), np.int64)
+        reader = reader_of(policy, told if isinstance(told, Sequence) else ())
+        return list(map(as_message, reader(completion.tokens, prompt)))
+
+    return read
+
+
+def text_calls(text: str) -> list[dict[str, object]]:
+    """The same where no model is at hand: in the form whose mark the text has."""
+    forms = (form for mark, form in CALL_FORMS.items() if mark in text)
+    read = next(forms, _bare if text.lstrip().startswith("{") else _as_json)
+    return list(map(as_message, read(text, {})))
 
 
 def turn_text(policy: Policy, turn: np.ndarray) -> str:
@@ -217,13 +243,17 @@ CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
 """What stands in the chat templates that teach a form, and its reader; others have JSON between tags."""
 
 
-def _types(schemas: Sequence[Mapping[str, object]]) -> Types:
-    functions = [schema["function"] for schema in schemas]
-    # The schemas are Transformers', which declares no type for them.
-    return {
-        f["name"]: {n: p.get("type") for n, p in f["parameters"]["properties"].items()}  # type: ignore[index]
-        for f in functions
-    }
+def _types(schemas: Sequence[object]) -> Types:
+    """Of the tools in schemas, which may be a row's own."""
+    found = {}
+    for schema in schemas:
+        function = schema.get("function", schema) if isinstance(schema, Mapping) else None
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        known = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(known, Mapping):
+            kinds = {n: p.get("type") for n, p in known.items() if isinstance(p, Mapping)}
+            found[str(function.get("name"))] = kinds
+    return found
 
 
 def _typed(name: str, given: Mapping[str, str], types: Types) -> ToolCall:

@@ -45,7 +45,7 @@ def strict_json(text: str) -> object:
     >>> strict_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
-    found, end = strict_json_at(text, len(text) - len(text.lstrip(BLANKS)))
+    found, end = strict_json_at(text, after_blanks(text, 0))
     if text[end:].strip(BLANKS):
         raise ValueError(f"no JSON behind {end} characters: {text[end : end + 20]!r}")
     return found
@@ -67,6 +67,17 @@ def strict_json_at(text: str, start: int) -> tuple[object, int]:
         raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
     return found, end
+
+
+def after_blanks(text: str, place: int) -> int:
+    """Where something else than white space follows.
+
+    >>> after_blanks("a  b", 1)
+    3
+    """
+    while place < len(text) and text[place] in BLANKS:
+        place += 1
+    return place
 
 
 def finite(value: object) -> bool:
