@@ -281,9 +281,16 @@ def test_an_isolated_function_can_hang_die_and_overflow(tmp_path: Path, capsys) 
     group = judged(rewards, "4", "hang", "5", "die", "hog", "raise", "rich")
     found = [(s.value, s.status) for s in group.scores["risky"]]
     assert found[:3] == [(1.0, "ok"), (0.0, "timeout"), (0.0, "ok")]
-    assert found[3:6] == [(None, "infra_error")] * 3
+    assert found[3:6] == [(0.0, "crashed"), (0.0, "too_large"), (None, "infra_error")]
     assert group.scores["risky"][6] == Score(0.5, "ambiguous", "rich", {"length": 4.0})
     assert "(mine.py:10: " in group.scores["risky"][5].detail
+
+
+def test_an_isolated_function_that_dies_of_nothing_is_the_users(tmp_path: Path) -> None:
+    """Paid with 0, all completions would tie, and nobody would be told why."""
+    (tmp_path / "mine.py").write_text(ISOLATED.replace('if completion == "die"', "if True"))
+    group = judged(load_rewards(["mine.py:risky"], tmp_path), "4")
+    assert [(s.value, s.status) for s in group.scores["risky"]] == [(None, "infra_error")]
 
 
 RETURNS = """

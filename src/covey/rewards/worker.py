@@ -28,11 +28,12 @@ from covey.errors import RewardError
 from covey.rewards.contract import FROM_TRAINER, SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.threads import Call
+from covey.sandbox.base import Outcome
 from covey.sandbox.client import GRACE, ForkServer, trusted_environment
 from covey.sandbox.confine import Limits
 from covey.sandbox.driver import MAX_FRAME
 from covey.sandbox.wire import Attributes, encode_value
-from covey.types import Problem, Score
+from covey.types import Problem, Score, Status
 
 FOREVER = Limits(wall=1e8, output=MAX_FRAME)
 """A worker is ended by the calls it does not answer, not by its age."""
@@ -160,17 +161,47 @@ class Isolated:
     ) -> list[Score]:
         """The function's scores of ``count`` completions; a hang is theirs.
 
+        So is the end of its process, or of its memory, if it is not the end at empty completions as well.
         Raises Failed, or RewardError if the function breaks its contract.
         """
-        request = request_of(self.reward, problem, arguments, count, context, seconds)
-        limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
-        found = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+        found = self._answer(problem, arguments, count, context, seconds)
         late = found.kind == "ok" and "late" in found.value
         if found.kind == "timeout" or late:
             return [Score(0.0, "timeout", detail=found.text)] * count
+        if _died(found) and not _died(self._answer(problem, _emptied(arguments), count, context, seconds)):
+            status: Status = "crashed" if found.kind == "crashed" else "too_large"
+            return [Score(0.0, status, detail=found.text)] * count
         if found.kind != "ok":
             raise Failed(found.text, found.value or "")
         return scores_of(found.value, context, seconds)
+
+    def _answer(
+        self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
+    ) -> Outcome:
+        request = request_of(self.reward, problem, arguments, count, context, seconds)
+        limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
+        return self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+
+
+def _died(found: Outcome) -> bool:
+    """Whether a process ended itself, or had no memory left."""
+    raised = found.value.get("raised", "") if found.kind == "ok" else found.text
+    return found.kind in ("crashed", "flood") or str(raised).startswith("MemoryError")
+
+
+def _emptied(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments of a call with nothing in the place of completions."""
+
+    def nothing(value: object) -> object:
+        return [{"role": "assistant", "content": ""}] if isinstance(value, list) else ""
+
+    found = dict(arguments)
+    for name in {"completion", "solution_str"} & set(found):
+        found[name] = nothing(found[name])
+    completions = found.get("completions")
+    if isinstance(completions, list):
+        found["completions"] = list(map(nothing, completions))
+    return found
 
 
 def setup_of(reward: Reward) -> UserSetup:
