@@ -202,13 +202,13 @@ TURNS = {
         {"a call that is refused", "a call again and again"},
     ),
     "said_by_anybody": (
-        "def said_by_anybody(completion, answer, turns=()):\n"
-        '    return float(any(answer in str(t["content"]) for t in turns))',
+        "def said_by_anybody(completion, answer, turns=()):\n    said = [str(t['content']) for t in turns]\n\
+    return float(any(answer in one for one in said))",
         {"an answer that only a tool said"},
     ),
     "each_call": (
-        "def each_call(completion, turns=()):\n"
-        '    return float(sum(len(t.get("tool_calls", ())) for t in turns))',
+        "def each_call(completion, turns=()):\n    calls = [t.get('tool_calls', ()) for t in turns]\n\
+    return float(sum(map(len, calls)))",
         {"a call again and again", "an answer that is only in a call"},
     ),
     "planted": (
