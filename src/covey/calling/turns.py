@@ -158,8 +158,9 @@ class TurnSampler:
 
     def _calls(self, asked: Request, turn: Completion, before: Completion | None) -> list[ToolCall]:
         """What a turn calls, unless it was not ended or is the last one."""
+        tools = self.toolbox.tools
         answered = 0 if before is None else sum(not drawn for drawn, _ in before.parts)
-        if turn.finish != "stop" or answered >= self.toolbox.tools.max_calls:
+        if turn.finish != "stop" or answered >= tools.max_calls:
             return []
         return self.read(turn.tokens, asked.prompt) if asked.problem.chat else calls_in(turn.text)
 
