@@ -15,8 +15,9 @@ from covey.rewards import contract
 from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
 from covey.rewards.scorer import Rewards
-from covey.rollout import Position, RolloutBatch, Rollouts
+from covey.rollout import Position, RolloutBatch, Rollouts, _staleness
 from covey.tasks.difficulty import Difficulty
+from covey.types import Completion, Group, Problem
 from tests.fakes import ScriptedSampler, prompted
 
 
@@ -274,3 +275,14 @@ def test_continuations_from_cuts_give_values() -> None:
     assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
     again = first(source)
     assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]
+
+
+def test_staleness_is_that_of_the_tokens_that_were_drawn() -> None:
+    """What a tool said has no weights that drew it."""
+    tokens = np.arange(4)
+    sampled = np.array([True, False, False, True])
+    one = Completion(
+        tokens, np.zeros(4, np.float32), "", "stop", sampled=sampled, versions=np.array([3, 0, 0, 5])
+    )
+    group = Group(Problem("p", "?"), tokens, (one,), np.zeros(1))
+    assert _staleness([group], 7) == {"staleness/mean": 3.0, "staleness/max": 4.0, "staleness/continued": 1.0}

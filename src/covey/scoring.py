@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from covey.config.load import load_config
+from covey.calling.texts import calls_by_text
+from covey.config.load import Loaded, load_config
 from covey.config.schema import Data
 from covey.errors import ConfigError, DataError
 from covey.learned import LEARNED, rewards_of
@@ -18,8 +19,11 @@ from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import last_stage, load_recorded
 from covey.tasks.files import MISSING, in_our_names, read_problems, rows, value_at
-from covey.tasks.source import load_problems
+from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
+
+if TYPE_CHECKING:
+    from covey.calling.running import Toolbox
 
 
 def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, float]]:
@@ -28,6 +32,7 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
     Raises DataError, RewardError.
     """
     functions, data = _named(words)
+    functions.calls = calls_by_text
     scorer, begun = Scorer(functions), []
     for line, given in rows(file):
         row = in_our_names(given, data)
@@ -119,15 +124,29 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     }
 
 
-def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards]:
-    """Problems and rewards of a config, or of a data file with rewards named on the command line."""
+def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards, Toolbox | None]:
+    """Problems, rewards and tools of a config, or of a data file with rewards named on the command line."""
+    toolbox = None
     if file.suffix in (".yaml", ".yml"):
-        loaded = load_config(file)
-        source = load_problems(loaded)
+        whole = load_config(file)
+        loaded = next((s for s in whole.stages() if s.config.method == "rl"), whole)
+        source, toolbox = _with_tools(loaded)
         problems, specs = source.train, names or loaded.config.rewards or source.rewards
         rewards = rewards_of(loaded, specs)
     else:
         problems = read_problems(file, Data())
         rewards = load_rewards(names, Path.cwd(), learned=LEARNED)
     check_columns(problems, rewards)
-    return problems, rewards
+    rewards.calls = calls_by_text
+    return problems, rewards, toolbox
+
+
+def _with_tools(loaded: Loaded) -> tuple[Source, Toolbox | None]:
+    """The problems of a config as its model is asked them, and its tools."""
+    source = load_problems(loaded)
+    if loaded.config.rollout.tools is None:
+        return source, None
+    from covey.calling.use import toolbox_of, with_schemas  # which load torch
+
+    toolbox = toolbox_of(loaded)
+    return with_schemas(source, toolbox), toolbox

@@ -131,12 +131,16 @@ class Completion:
     user): the model reads them, and they are neither trained nor counted. None: all were drawn."""
     versions: np.ndarray | None = None
     """(T,) int64: ``version`` of each token, where new weights may come in the middle. None: one for all."""
-    turns: tuple[Mapping[str, str], ...] = ()
-    """What the model and its tools said in turn, as {role, content}; empty where no tool answered."""
+    turns: tuple[Mapping[str, object], ...] = ()
+    """What the model and its tools said in turn, as messages {role, content}, with `tool_calls` where the
+    model called; empty where no tool answered."""
     environment: Mapping[str, object] | None = None
-    """Attributes of its environment at the end; None where it has none, or that one hung or died."""
+    """Attributes of its environment at the end; None where it has none, or that one hung, died or has a
+    ``fault``."""
     server: str = ""
     """Address of the server that drew the first token; empty: this process did, or it is not known."""
+    fault: str = ""
+    """What its environment raised when it was asked for its reward, after calls of the model."""
 
     def __post_init__(self) -> None:
         own = [x for x in (self.tokens, self.logprobs, self.sampled, self.versions) if x is not None]
@@ -191,6 +195,7 @@ class Completion:
             self.turns + more.turns,
             more.environment,
             self.server,
+            more.fault,
         )
 
 

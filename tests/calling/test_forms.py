@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.calling.calls import ToolCall
+from covey.calling.calls import ToolCall, calls_in
 from covey.calling.forms import CALL_FORMS, reader_of, turn_text
 from covey.calling.inserted import answer_tokens
 from covey.calling.use import untold
@@ -63,6 +64,26 @@ def read(policy: Policy, template: str, turn: str) -> list[tuple[str, dict[str, 
 
 XML, GLM, MISTRAL, LLAMA = CALL_FORMS
 ONE = ("look_up", {"word": "covey"}, False)
+WRONG = ("", {}, True)
+
+
+def word(text: str) -> tuple[str, dict[str, object], bool]:
+    """A call about it."""
+    return ("look_up", {"word": text}, False)
+
+
+def tagged(text: str) -> str:
+    """The same in JSON between tags."""
+    return f"<tool_call>{json.dumps({'name': 'look_up', 'arguments': {'word': text}})}</tool_call>"
+
+
+def function(text: str) -> str:
+    """The same as a function with its parameters."""
+    return (
+        f"<tool_call>\n<function=look_up>\n<parameter=word>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    )
+
+
 WRITTEN = {
     "tags": ("", '<tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>', [ONE]),
     "functions": (
@@ -81,7 +102,7 @@ WRITTEN = {
         ),
         [("look_up", {"word": "7", "most": 7, "all": True}, False)],
     ),
-    "functions that do not end": (XML, "<tool_call><function=look_up></tool_call>", [("", {}, True)]),
+    "functions that do not end": (XML, "<tool_call><function=look_up></tool_call>", [("look_up", {}, True)]),
     "pairs": (
         GLM,
         "<tool_call>look_up\n<arg_key>word</arg_key>\n<arg_value>covey</arg_value>\n</tool_call>",
@@ -104,6 +125,85 @@ WRITTEN = {
     ),
     "a list, broken": (MISTRAL, "[TOOL_CALLS] [{", [("", {}, True)]),
     "no mark": (MISTRAL, "It is 3.", []),
+    "tags in a text": (
+        "",
+        tagged("a</tool_call>b<tool_call>c</think>d"),
+        [word("a</tool_call>b<tool_call>c</think>d")],
+    ),
+    "tags in a text of a thought": ("", f"<think>{tagged('x</think>y')} no</think>{tagged('covey')}", [ONE]),
+    "several in one tag": (
+        "",
+        '<tool_call>[{"name": "look_up", "arguments": {"word": "covey"}}, {"name": "b"}]</tool_call>',
+        [ONE, ("b", {}, False)],
+    ),
+    "parameters": ("", '<tool_call>{"name": "look_up", "parameters": {"word": "covey"}}</tool_call>', [ONE]),
+    "a name that nobody reads": (
+        "",
+        '<tool_call>{"name": "look_up", "args": {"word": "covey"}}</tool_call>',
+        [WRONG],
+    ),
+    "a text behind the JSON": ("", '<tool_call>{"name": "look_up"} and</tool_call>', [WRONG]),
+    "a tag in a value": (XML, function("a</parameter>b"), [word("a</parameter>b")]),
+    "tags in a value": (
+        XML,
+        function("a<parameter=x></function></tool_call"),
+        [word("a<parameter=x></function></tool_call")],
+    ),
+    "lines in a value": (XML, function("\n a\n\n"), [word("\n a\n\n")]),
+    "a whole call in a value": (XML, function(function("a")), [("look_up", {}, True)]),
+    "an end of thoughts in a value": (XML, function("a</think>b"), [word("a</think>b")]),
+    "a value that is never closed": (
+        XML,
+        "<tool_call><function=look_up><parameter=word>\ncovey\n</function></tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "one of two values is never closed": (
+        XML,
+        "<tool_call><function=look_up><parameter=most>\n7\n<parameter=word>\na\n</parameter></function></tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "a value twice": (
+        XML,
+        "<tool_call><function=look_up><parameter=word>a</parameter><parameter=word>b</parameter></function></tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "a call that was begun in a thought": (
+        XML,
+        f"<think><tool_call><function=look_up><parameter=word> or</think>{function('covey')}",
+        [ONE],
+    ),
+    "a tag in a pair": (
+        GLM,
+        "<tool_call>look_up<arg_key>word</arg_key><arg_value>a</arg_value>b</arg_value></tool_call>",
+        [word("a</arg_value>b")],
+    ),
+    "a pair that is never closed": (
+        GLM,
+        "<tool_call>look_up<arg_key>word</arg_key><arg_value>a</tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "a mark in a text": (
+        MISTRAL,
+        '[TOOL_CALLS]look_up[ARGS]{"word": "[TOOL_CALLS]x[/THINK]"}',
+        [word("[TOOL_CALLS]x[/THINK]")],
+    ),
+    "a text behind arguments": (MISTRAL, '[TOOL_CALLS]look_up[ARGS]{"word": "covey"} so be it', [ONE]),
+    "a mark in a thought": (
+        MISTRAL,
+        '[THINK][TOOL_CALLS]look_up{}[/THINK][TOOL_CALLS]look_up{"word": "covey"}',
+        [ONE],
+    ),
+    "two, one after another": (
+        LLAMA,
+        '{"name": "look_up", "parameters": {"word": "covey"}}; {"name": "b", "parameters": {"c": "a;b"}}',
+        [ONE, ("b", {"c": "a;b"}, False)],
+    ),
+    "a call and words": (LLAMA, '{"name": "look_up", "parameters": {"word": "covey"}} please', []),
+    "too large": (
+        XML,
+        "<tool_call><function=look_up><parameter=most>\n1e999\n</parameter></function></tool_call>",
+        [("look_up", {"most": "1e999"}, False)],
+    ),
 }
 
 
@@ -111,6 +211,23 @@ WRITTEN = {
 def test_calls_are_read_as_the_chat_template_teaches_them(name: str, policy: Policy) -> None:
     template, turn, calls = WRITTEN[name]
     assert read(policy, template, turn) == calls
+
+
+@given(st.text('<>/="abc{}[]\\\n', max_size=20))
+def test_any_text_arrives_as_it_was_written(text: str) -> None:
+    types = {"look_up": {"word": "string"}}
+    named = json.dumps({"name": "look_up", "parameters": {"word": text}})
+    for form, turn in (
+        (CALL_FORMS[XML], function(text)),
+        (
+            CALL_FORMS[GLM],
+            f"<tool_call>look_up<arg_key>word</arg_key><arg_value>{text}</arg_value></tool_call>",
+        ),
+        (CALL_FORMS[MISTRAL], f"[TOOL_CALLS]look_up[ARGS]{json.dumps({'word': text})}"),
+        (CALL_FORMS[LLAMA], named),
+        (lambda turn, _: calls_in(turn), tagged(text)),
+    ):
+        assert form(turn, types) == [ToolCall("look_up", {"word": text})]
 
 
 PIECES = [*'{}[]<>/=":, \n', '"name"', '"parameters"', "arg_key", "[ARGS]", "<function=f>", "</tool_call>"]

@@ -310,6 +310,13 @@ def test_of_a_group_only_the_text_that_ends_the_process_is_zero(tmp_path: Path, 
     ]
 
 
+def test_an_isolated_function_that_dies_of_nothing_is_the_users(tmp_path: Path) -> None:
+    """Paid with 0, all completions would tie, and nobody would be told why."""
+    (tmp_path / "mine.py").write_text(ISOLATED.replace('if completion == "die"', "if True"))
+    group = judged(load_rewards(["mine.py:risky"], tmp_path), "4")
+    assert [(s.value, s.status) for s in group.scores["risky"]] == [(None, "infra_error")]
+
+
 RETURNS = """
 from __future__ import annotations
 from dataclasses import dataclass

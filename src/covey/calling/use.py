@@ -44,7 +44,7 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
 def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
     """How a problem's environment begins, if there is one. Raises DataError where it cannot."""
     episode = toolbox.episode(problem, seed=0) if toolbox is not None else None
-    return None if episode is None else episode.end()
+    return None if episode is None else episode.end().state
 
 
 def with_schemas(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from covey.calling.texts import calls_by_text
 from covey.errors import DataError
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, Scorer
@@ -71,6 +72,7 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
     if not logged:
         raise DataError(f"{stage}: no completions in its rollout log")
     check_columns(source.train, rewards)
+    rewards.calls = calls_by_text
     found = []
     for step in logged:
         log, scorer, begun = read_rollouts(stage, step), Scorer(rewards, step), []
@@ -109,6 +111,7 @@ def _completion(log: RolloutLog, place: int) -> Completion:
         sampled=drawn,
         turns=turns,
         environment=environment,
+        fault=str(row.get("environment_fault", "")),
     )
 
 

@@ -54,6 +54,8 @@ LARGEST_REWARD = 1e18
 """Of a weight or a completion's reward: an estimator squares it, and the trainer computes in float32."""
 FULL = 1.0 - 1e-9
 """A score from here on pays in full."""
+CallReader = Callable[[Problem, Completion], Sequence[Mapping[str, object]]]
+"""The calls that a completion of one turn ends with, as messages have them."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -98,6 +100,7 @@ class Context:
 
     step: int = 0
     decode: Callable[[Sequence[int]], str] = lambda _: ""
+    calls: CallReader = lambda *_: ()
     logged: dict[str, list[float]] = field(default_factory=dict)
 
     def log_metric(self, name: object, value: float) -> None:
@@ -237,7 +240,7 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
-        available |= self._made_of(completions, context, available)
+        available |= self._made_of(problem, completions, context, available)
         if self.ours:  # a column that happens to be called points, or percent, is no setting
             available = {n: v for n, v in available.items() if n not in self.set_only}
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
@@ -246,13 +249,17 @@ class Reward:
         return {**(given if self.ours else own_copy(given)), **context.provided(self)}
 
     def _made_of(
-        self, completions: Sequence[Completion], context: Context, columns: Container[str]
+        self,
+        problem: Problem,
+        completions: Sequence[Completion],
+        context: Context,
+        columns: Container[str],
     ) -> dict[str, object]:
         """What is made of each completion only where the signature asks for it."""
         made: dict[str, Callable[[Completion], object]] = {
             "sampled_ids": lambda c: c.tokens[c.drawn].tolist(),
             "token_ends": lambda c: drawn_ends(c, context.decode),
-            "turns": turns_of,
+            "turns": lambda c: turns_of(c, problem, context.calls),
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
@@ -337,10 +344,12 @@ def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -
     return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
 
 
-def turns_of(completion: Completion) -> list[dict[str, str]]:
-    """What the model wrote and what tools said to it, one after another, as {role, content}."""
-    said = completion.turns or ({"role": "assistant", "content": completion.text},)
-    return [dict(turn) for turn in said]
+def turns_of(completion: Completion, problem: Problem, read: CallReader) -> list[dict[str, object]]:
+    """What the model wrote and what tools said to it, one after another, as messages with their calls."""
+    if completion.turns:
+        return [dict(turn) for turn in completion.turns]
+    calls = list(read(problem, completion))
+    return [{"role": "assistant", "content": completion.text, **({"tool_calls": calls} if calls else {})}]
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import warnings
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from covey.sandbox.wire import decode_value, encode_value
+from covey.sandbox.wire import decode_value, deeper, encode_value
 
 MAX_JSON = 100_000
 MAX_DEPTH = 60
@@ -30,6 +32,8 @@ STANDARD = """
 """
 STANDARD_FORMATS = frozenset(STANDARD.split())
 """Others say something to a reader only."""
+BLANKS = " \t\r\n"
+"""What JSON takes for white space."""
 
 
 def matched(pattern: str, how: str, text: str) -> str | None:
@@ -51,22 +55,53 @@ def python_accepts(code: str) -> bool:
 def strict_json(text: str) -> object:
     """JSON and nothing more: no NaN, no repeated key, no lone surrogate, no bottomless nest.
 
-    Raises ValueError.
+    No number is beyond what a float can hold: `1e999` would be infinite. Raises ValueError.
 
     >>> strict_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
-    if len(text) > MAX_JSON:
-        raise ValueError(f"longer than {MAX_JSON} characters")
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "[{") - (character in "]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-    found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
-    json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    found, end = strict_json_at(text, after_blanks(text, 0))
+    if text[end:].strip(BLANKS):
+        raise ValueError(f"no JSON behind {end} characters: {text[end : end + 20]!r}")
     return found
+
+
+def strict_json_at(text: str, start: int) -> tuple[object, int]:
+    """The JSON value that begins at a place of a text, and where it ends; as strict. Raises ValueError.
+
+    >>> strict_json_at('<call>{"a": "</call>"}</call>', 6)
+    ({'a': '</call>'}, 22)
+    """
+    try:
+        found, end = DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("nested without end") from None
+    if end - start > MAX_JSON:
+        raise ValueError(f"longer than {MAX_JSON} characters")
+    if deeper(found, MAX_DEPTH):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return found, end
+
+
+def after_blanks(text: str, place: int) -> int:
+    """Where something else than white space follows.
+
+    >>> after_blanks("a  b", 1)
+    3
+    """
+    while place < len(text) and text[place] in BLANKS:
+        place += 1
+    return place
+
+
+def finite(value: object) -> bool:
+    """Whether all numbers in a JSON value are such that a float can hold them."""
+    try:
+        strict_json(json.dumps(value))
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -77,6 +112,20 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
+
+
+def _number(kind: type[int | float], text: str) -> int | float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"the number {text[:20]}... is too large")
+    return kind(text)
+
+
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique,
+    parse_constant=_refuse,
+    parse_int=partial(_number, int),
+    parse_float=partial(_number, float),
+)
 
 
 def conforms(documents: Sequence[tuple[object, object]]) -> str | None:

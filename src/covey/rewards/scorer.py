@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from covey.errors import CoveyError
-from covey.rewards.contract import Context, Reward, described, trace_of, verdict_of
+from covey.rewards.contract import CallReader, Context, Reward, described, trace_of, verdict_of
 from covey.rewards.groups import assemble
 from covey.rewards.judge import JudgeFailed
 from covey.rewards.serving import UserSetup
@@ -45,6 +45,8 @@ class Rewards:
         """For the record: where model code runs, if any does."""
         self.decode: Callable[[Sequence[int]], str] = lambda _: ""
         """Of the tokenizer, which is loaded later than the rewards."""
+        self.calls: CallReader = lambda *_: ()
+        """How calls are read: by the model's form, which is known as late."""
         self.executor = Executor()
         self.apart: dict[str, Worker | Isolated] = {}
         self.link: Callable[[UserSetup], WorkerLink] = Link
@@ -160,7 +162,7 @@ class Scorer:
 
     def __init__(self, rewards: Rewards, step: int = 0, strict: bool = False) -> None:
         self.rewards, self.strict = rewards, strict
-        self.context = Context(step, rewards.decode)
+        self.context = Context(step, rewards.decode, rewards.calls)
         self.calls = self.completions = 0
         self.waited = 0.0
 

@@ -28,7 +28,7 @@ class LoggedSample(NamedTuple):
     finish: str
     reward: float | None
     components: Mapping[str, float | None]
-    turns: Sequence[Mapping[str, str]] = ()
+    turns: Sequence[Mapping[str, object]] = ()
 
 
 def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
@@ -129,7 +129,9 @@ def _said(sampled: LoggedSample) -> object:
     Raises DataError where the prompt is text and a tool answered.
     """
     if not isinstance(sampled.prompt, str):
-        return list(sampled.turns) or [{"role": "assistant", "content": sampled.completion}]
+        # Their content has the calls as the model wrote them: a template would write `tool_calls` once more.
+        said = [{"role": turn["role"], "content": turn["content"]} for turn in sampled.turns]
+        return said or [{"role": "assistant", "content": sampled.completion}]
     if sampled.turns:
         raise DataError(
             f"{sampled.problem}: a tool answered, and in an example of plain text nobody could tell what the "

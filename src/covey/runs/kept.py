@@ -69,6 +69,7 @@ class Kept:
             "finish": c.finish,
             "turns": json.dumps(list(map(dict, c.turns))),
             "environment": json.dumps(c.environment),
+            "fault": c.fault,
         }
         record = json.dumps({**said, **packed}).encode()
         with self._path(ticket).open("ab", buffering=0) as file:
@@ -120,4 +121,5 @@ def _completion(record: Mapping[str, str]) -> Completion:
     version = int(versions[0]) if len(versions) else 0
     drawn, turns = arrays.get("sampled"), tuple(json.loads(record["turns"]))
     state = json.loads(record["environment"])
-    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, turns, state)
+    ended = (turns, state, record["fault"])
+    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, *ended)

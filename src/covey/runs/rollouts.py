@@ -199,6 +199,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         "completion": completion.text,
         **({"turns": list(map(dict, completion.turns))} if completion.turns else {}),
         **({} if completion.environment is None else {"environment": dict(completion.environment)}),
+        **({"environment_fault": completion.fault} if completion.fault else {}),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
         "version": completion.version,

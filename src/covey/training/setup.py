@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.calling.forms import calls_by
 from covey.calling.turns import innermost
 from covey.calling.use import beginning, columns_asked, toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
@@ -80,6 +81,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     follow_run(loaded.run or config.output)
     policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
+    rewards.calls = calls_by(policy)
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
