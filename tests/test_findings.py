@@ -235,7 +235,7 @@ def test_several_rewards_that_grade_are_learned_though_nothing_is_ever_correct(t
 
     assert said(0.4, 0.4, held_out(0.0, 0.0, reward=0.5)) == said(0.4, 0.4, []) == set()
     assert said(0.4, 0.4, held_out(0.0, 0.0)), "held-out problems earn as little as before"
-    assert said(0.1, 0.9, held_out(0.0, 0.0, reward=0.5)) == {"farmed"}, "what says what is correct pays less"
+    assert "farmed" in said(0.1, 0.9, held_out(0.0, 0.0, reward=0.5)), "what says what is correct pays less"
     assert said(0.2, 0.1, []) == {"kl_growth"}
 
 

@@ -228,30 +228,27 @@ def _(seen: Seen) -> str | None:
     shows=paid_incorrect,
 )
 def _(seen: Seen) -> str | None:
-    """A reward rose by a tenth while fewer completions are correct than at first by two standard errors, or
-    less than a tenth; or at all, where held-out problems earn more and the verdict on them is `got worse`;
-    or it stays above .9 from the tenth step while a tenth fewer are. A verdict that grades does not give
-    clearly more. Because a format that is learned raises both; one that is farmed costs answers.
+    """Fewer completions are correct than at first, or a verdict that grades gives less, beyond chance, while a reward rose by a tenth, beyond
+    chance, or stays above .9 where a tenth fewer are; or it rose at all, where held-out problems earn more
+    and fewer of them are solved, beyond chance. Nothing where held-out answers did not fall, or a verdict
+    that grades gives clearly more. Because a format that is learned raises both; one that is farmed costs
+    answers; and a weak model whose form is right scatters by as much from step to step.
     """
-    means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
-    now, before = seen.late("accuracy"), seen.early("accuracy")
-    weights = [float(str(spec_settings(s).get("weight", 1.0))) for s in specs_of(seen)]
-    heavier = bool(weights) and max(weights) > weights[0]
-    fewer = (
-        seen.paid_for_worse
-        or seen.fell("accuracy", 0.02, errors=1 if heavier else 2)
-        or (seen.after(10) and now < 0.1 and now <= before)
-    )
-    if len(means) < 2 or not fewer or seen.graded_higher:
+    lost = "accuracy" if seen.paid_for_worse else seen.lost
+    if not lost or seen.graded_higher:
         return None
-    for name, late in means.items():
-        if seen.same(f"reward/{name}/mean", "accuracy"):
+    now, before = seen.late(lost), seen.early(lost)
+    means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
+    for name, late in means.items() if len(means) > 1 else ():
+        mean = f"reward/{name}/mean"
+        if mean == lost or seen.same(mean, "accuracy"):
             continue  # the verdict itself
-        early = seen.early(f"reward/{name}/mean")
-        stays = late > 0.9 and early > 0.5 and late - early > (now - before) / 2
-        many_fewer = seen.after(10) and (before - now > 0.1 or now < 0.1)
-        if late - early > (0.0 if seen.paid_for_worse else 0.1) or (stays and many_fewer):
+        early = seen.early(mean)
+        stays = late > 0.9 and late >= early > 0.5 and before - now > 0.1
+        if stays or seen.rose(mean, 0.1) or (seen.paid_for_worse and late > early):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
+            if lost != "accuracy":
+                answers = f"{lost.split('/')[1]} from {before:.2g} to {now:.2g}"
             if seen.paid_for_worse:
                 answers = f"held-out answers {course(seen.evals[0], seen.evals[-1])}"
             return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"

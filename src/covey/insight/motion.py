@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from covey.insight.causes import OUTCOMES, STILL, percent
-from covey.insight.findings import WIDEST, FindingRule, Seen, collector, known_values, mean_of
+from covey.insight.evidence import errors_needed, known_values, noise
+from covey.insight.findings import WIDEST, FindingRule, Seen, collector, mean_of
 from covey.insight.remedies import FEWER_UPDATES, SMALLER_LR, scaled, to
 
 MOTION: list[FindingRule] = []

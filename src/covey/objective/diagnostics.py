@@ -199,6 +199,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": _std(rewards),
+        "reward/stderr": standard_error([g.rewards for g in groups]),
         "reward/unscored": float(np.isnan(rewards).mean()),
         "groups/count": float(len(groups)),
         "groups/dead": len(dead) / len(groups),
@@ -208,6 +209,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "groups/dead_unscored": sum(not g.scorable.any() for g in dead) / len(groups),
         "groups/effective_completions": float(sum(len(g.completions) for g in groups if not g.dead)),
         "accuracy": float(correct.mean()),
+        "accuracy/stderr": standard_error([g.correct.astype(float) for g in groups]),
         "length/mean": float(lengths.mean()),
         "length/correct": _mean(lengths[correct]),
         "length/incorrect": _mean(lengths[~correct]),
@@ -217,6 +219,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for name, values in components.items():
         metrics[f"reward/{name}/mean"] = _mean(values)
         metrics[f"reward/{name}/std"] = _std(values)
+        metrics[f"reward/{name}/stderr"] = standard_error([g.components[name] for g in groups])
         agree = agreement(groups, name)
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
@@ -329,6 +332,20 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
 def _mean(values: np.ndarray) -> float:
     known = values[~np.isnan(values)] if len(values) else values
     return float(known.mean()) if len(known) else 0.0
+
+
+def standard_error(by_group: Sequence[np.ndarray]) -> float:
+    """Of the mean over all completions, where those of a group are no more independent than their problem.
+
+    (G,) groups of (n,) values, NaN where there is none. NaN of less than two groups.
+    """
+    known = [values[~np.isnan(values)] for values in by_group]
+    known = [values for values in known if len(values)]
+    if len(known) < 2:
+        return math.nan
+    every = np.concatenate(known)
+    off = np.array([float((values - every.mean()).sum()) for values in known])
+    return float(np.sqrt(len(known) / (len(known) - 1) * (off**2).sum())) / len(every)
 
 
 def _std(values: np.ndarray) -> float:
