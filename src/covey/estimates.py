@@ -174,8 +174,9 @@ def gain(
 ) -> Estimate:
     """Mean paired difference over the same problems, with its interval. (n,), (n,) -> Estimate.
 
-    ``errors``: how many standard errors it has on either side; as it is, 95 % of all such intervals hold. One pseudo-observation of each sign, of size ``doubt``, keeps the interval honest when all problems
-    agree. A share cannot change by more than 1.
+    ``errors``: how many standard errors it has on either side; as it is, 95 % of all such intervals hold. One
+    pseudo-observation of each sign, of size ``doubt``, keeps the interval honest when all problems agree. A
+    share cannot change by more than 1.
     """
     difference = after.astype(float) - before.astype(float)
     difference = difference[~np.isnan(difference)]
@@ -183,7 +184,9 @@ def gain(
     if not len(difference):
         return Estimate(math.nan, -bound, bound, share)
     padded = np.concatenate((difference, [doubt, -doubt]))
-    student = errors + (errors**3 + errors) / (4 * (len(padded) - 1))  # its quantile to first order: few problems
+    student = errors + (errors**3 + errors) / (
+        4 * (len(padded) - 1)
+    )  # its quantile to first order: few problems
     half = student * float(padded.std(ddof=1)) / math.sqrt(len(padded))
     mean = float(difference.mean())
     return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), share)

@@ -1,7 +1,8 @@
 """How sure a change of a mean over steps is, where it is looked at after every step.
 
 Two standard errors are wrong in one look of twenty, so of a run of a hundred looks nearly always in some.
-Here the looks share one error rate: the n-th may use ``RATE`` / (n (n + 1)), and all of these sum to ``RATE``.
+Here the looks share one error rate: the n-th may use ``RATE`` / (n (n + 1)), and all of these sum to
+``RATE``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
@@ -61,7 +63,7 @@ def noise(windows: Sequence[Records], name: str) -> Noise:
     steps = [
         (later - earlier) ** 2 / 2
         for values in (known_values(window, name) for window in windows)
-        for earlier, later in zip(values, values[1:], strict=False)
+        for earlier, later in pairwise(values)
     ]
     return Noise(sum(steps) / len(steps), 2 * len(steps) / 3) if steps else Noise(math.inf, 0.0)
 

@@ -183,6 +183,11 @@ class Seen:
         rise, doubt = self.rise(name), self._change_doubt(name)
         return ahead * (rise - doubt), ahead * (rise + doubt)
 
+    def whole(self, name: str) -> tuple[float, float]:
+        """Mean over all steps that are known, and what chance may have added or taken."""
+        steps = [r for window in self.apart for r in window]
+        return mean_of(steps, name), self._doubt(name, len(known_values(steps, name)))
+
     def _change_doubt(self, name: str) -> float:
         return self._doubt(name, len(self.first), len(self.last))
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from covey.estimates import Evaluation
 from covey.insight.causes import CAUSES
-from covey.insight.findings import Finding, Records, Seen, SettingOf, find, findings_over, mean_of
+from covey.insight.evidence import Records
+from covey.insight.findings import Finding, Seen, SettingOf, find, findings_over, mean_of
 from covey.insight.motion import MOTION
 from covey.insight.sampling import SAMPLING
 from covey.insight.symptoms import SYMPTOMS

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from covey.estimates import gains
 from covey.insight.causes import NO_SIGNAL, STILL, percent
-from covey.insight.findings import FindingRule, Seen, collector
+from covey.insight.evidence import errors_needed, noise
+from covey.insight.findings import FindingRule, Seen, collector, mean_of
 from covey.insight.remedies import (
     FEWER_UPDATES,
     FRONTIER,
@@ -14,6 +17,7 @@ from covey.insight.remedies import (
     SMALLER_LR,
     at_least,
     dead,
+    faint_adapter,
     group_size,
     largest,
     last_token,
@@ -23,6 +27,7 @@ from covey.insight.remedies import (
     reward_of,
     room,
     scaled,
+    scaled_adapter,
     shared_tokens,
     to,
     was_truncated,
@@ -211,16 +216,18 @@ def _(seen: Seen) -> str | None:
     shows=reward_of,
 )
 def _(seen: Seen) -> str | None:
-    """From the tenth step, the reward rose by .3 of its std and held-out accuracy by less than two points,
-    five being outside of its interval; nor do held-out problems earn more from a verdict that grades. Because
-    what is learned shows on problems that were not trained on.
+    """From the tenth step, the reward rose by .3 of its std, beyond chance, and held-out accuracy by less
+    than two points, five being beyond what chance hides in all evaluations so far; nor do held-out problems
+    earn more from a verdict that grades. Because what is learned shows on problems that were not trained on.
     """
     if len(seen.evals) < 2 or not seen.after(10):
         return None
     rise, gain = seen.rise("reward/mean"), seen.accuracy_gain
-    unlikely = gains(seen.evals[0], seen.evals[-1])["sampled"].high < 0.05
+    errors = errors_needed(math.inf, len(seen.evals) - 1)
+    unlikely = gains(seen.evals[0], seen.evals[-1], errors)["sampled"].high < 0.05
     solved = bool(seen.evals[0].pass_rate.mean() > 0.9)
-    if not (rise > 0.3 * seen.early("reward/std") and gain < 0.02 and unlikely):
+    rose = seen.rose("reward/mean", 0.3 * seen.early("reward/std"))
+    if not (rose and gain < 0.02 and unlikely):
         return None
     if solved or seen.graded_higher:
         return None
@@ -352,26 +359,59 @@ def _(seen: Seen) -> str | None:
     return "rewards differ within groups, so it is algorithm.advantage that gives every answer 0"
 
 
-@_rule("no_motion", weaker_pull, raised_lr, explains=("flat",))
+@_rule("no_motion", weaker_pull, scaled_adapter, raised_lr, explains=("flat", "too_hard", "dead_weight"))
 def _(seen: Seen) -> str | None:
-    """After 20 steps the policy is less than .001 nats a completion from where it began, though groups
-    differ. Because a step that changes what is sampled leaves more than that.
+    """After 20 steps the policy is less than .001 nats a completion from where it began, or after five and
+    the warm-up less than a millionth, though groups differ. Because a step that changes what is sampled
+    leaves more than that, and below a millionth nothing but rounding differs.
     """
-    moved, updates = seen.late("kl/start"), seen.late("optimizer/updates")
-    if not (seen.after(20) and abs(moved) < 1e-3 and updates > 0 and seen.late("groups/dead") < 0.9):
+    moved, updates = abs(seen.late("kl/start")), seen.late("optimizer/updates")
+    warm = seen.setting("train.warmup_steps")
+    begun = 5 + (warm if isinstance(warm, int) else 0)
+    still = (seen.after(20) and moved < 1e-3) or (seen.after(begun) and moved < 1e-6)
+    if not (still and updates > 0 and seen.late("groups/dead") < 0.9):
         return None
-    said = f"after {seen.steps} steps the policy is {abs(moved):.1e} nats a completion from where it began"
+    said = f"after {seen.steps} steps the policy is {moved:.1e} nats a completion from where it began"
+    if faint_adapter(seen):
+        alpha, rank = seen.setting("lora.alpha"), seen.setting("lora.rank")
+        return f"{said}: lora.alpha {alpha:g} over rank {rank} scales every update by {alpha / rank:.1e}"
     return f"{said}: train.lr {seen.late('optimizer/lr'):.1e} has no effect"
 
 
 @_rule("flat", weaker_pull, scaled("train.lr", 3, 3e-6), severity="note", advice="more train.steps")
 def _(seen: Seen) -> str | None:
-    """From the 25th step, at its pace the reward will have moved by less than a fifth of its std when the run ends, beyond
-    chance, though groups differ and a tenth is incorrect. Because what counts is not the number of steps:
-    published runs take hundreds for what is two std.
+    """From the 25th step, at its pace the reward will have moved by less than a fifth of its std when the run
+    ends, beyond chance, though groups differ and a tenth is incorrect. Because what counts is not the number
+    of steps: published runs take hundreds for what is two std.
     """
     ends, std = seen.outlook("reward/mean"), seen.early("reward/std")
     still = max(map(abs, ends)) < 0.2 * std and seen.late("groups/dead") < 0.5
     if not (seen.after(25) and still and seen.late("accuracy") < 0.9):
         return None
     return f"the reward has not moved ({abs(seen.rise('reward/mean')):.3f}), although groups differ"
+
+
+@_rule(
+    "other_problems",
+    to("data.test", None),
+    severity="note",
+    advice="problems of one kind in data.train and data.test, or a verdict that is read as one of transfer",
+)
+def _(seen: Seen) -> str | None:
+    """In the first steps, training problems and held-out ones are solved to shares that differ by a quarter,
+    beyond chance. Because problems of one kind are solved alike before anything is learned: those that are
+    measured are of another kind, or the model knows the others.
+    """
+    first = seen.beginning[:2]
+    if not seen.evals or not seen.after(2) or seen.setting("rollout.curriculum") == "frontier":
+        return None
+    rate, held_out = mean_of(first, "accuracy"), seen.evals[0].pass_rate
+    training = noise([first], "accuracy").error(len(first))
+    doubt = math.hypot(training, float(held_out.std()) / math.sqrt(len(held_out)))
+    apart = abs(rate - float(held_out.mean()))
+    if not (apart > 0.25 and apart > errors_needed(math.inf, 1) * doubt):
+        return None
+    return (
+        f"{percent(rate)} are correct in training at first, {percent(float(held_out.mean()))} on held-out "
+        "problems: these are of another kind"
+    )

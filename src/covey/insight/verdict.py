@@ -30,8 +30,8 @@ class Verdict:
 def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: float = ONE_CLAIM) -> Verdict:
     """Compare accuracy, greedy and sampled, and reward on the same held-out problems, one by one.
 
-    ``errors``: how many standard errors a change has to be off. Accuracy decides. Where it says nothing, because it is all or nothing on both sides or its intervals
-    are wide, the reward does.
+    ``errors``: how many standard errors a change has to be off. Accuracy decides. Where it says nothing,
+    because it is all or nothing on both sides or its intervals are wide, the reward does.
     """
     if why := incomparable(before, after):
         return Verdict("cannot tell", f"cannot tell: {why}")

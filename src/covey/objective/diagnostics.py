@@ -224,7 +224,43 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
-    return metrics | correlations(components) | step_spread(groups) | text_metrics(texts, correct)
+    spread, inside = step_spread(groups), answers_inside(groups)
+    return metrics | correlations(components) | spread | inside | text_metrics(texts, correct)
+
+
+LONGEST_ANSWER = 32
+"""Characters of a reference answer that may be looked for in a text: a longer one is a text itself."""
+
+
+def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
+    """How often a completion has its problem's answer in it, and how often that of another problem.
+
+    Read by itself, as a number or a word, wherever it stands: what no verdict has to agree with. Nothing
+    where no problem has a short `answer`.
+    """
+    own, other = list[bool](), list[bool]()
+    answers = [_short_answer(g) for g in groups]
+    for n, group in enumerate(groups):
+        later = (*answers[n + 1 :], *answers[:n])
+        elsewhere = next((a for a in later if a and a != answers[n]), "")
+        texts = [c.text for c in group.completions]
+        own += _with(answers[n], texts)
+        other += _with(elsewhere, texts)
+    if not own or not other:
+        return {}
+    return {"text/reference": float(np.mean(own)), "text/reference_elsewhere": float(np.mean(other))}
+
+
+def _with(answer: str, texts: Sequence[str]) -> list[bool]:
+    """Which texts have it, as a number or a word of its own; nothing without an answer."""
+    pattern = re.compile(rf"(?<![\w.]){re.escape(answer)}(?!\w|[.,]\d)")
+    return [bool(pattern.search(text)) for text in texts] if answer else []
+
+
+def _short_answer(group: Group) -> str:
+    """The reference answer, what follows the last #### where there is one; empty where it is long."""
+    answer = str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip()
+    return answer if len(answer) <= LONGEST_ANSWER else ""
 
 
 def step_spread(groups: Sequence[Group]) -> dict[str, float]:

@@ -364,7 +364,8 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")
     if verdict and verdict.word in ("did not learn", "got worse"):
-        why = next((Finding.from_record(r) for r in run.journal.folder.read(STREAM)), None)
-        if why := why or likely(*streams, settings_of(run.loaded)):
+        said = [found for r in run.journal.folder.read(STREAM) if (found := Finding.from_record(r))]
+        grave = [found for found in said if found.severity != "note"]
+        if why := next(iter(grave or said), None) or likely(*streams, settings_of(run.loaded)):
             run.journal.say(f"likely why: {why}", "yellow")
     return result
