@@ -253,7 +253,7 @@ def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
 
 def _with(answer: str, texts: Sequence[str]) -> list[bool]:
     """Which texts have it, as a number or a word of its own; nothing without an answer."""
-    pattern = re.compile(rf"(?<![\w.]){re.escape(answer)}(?!\w|[.,]\d)")
+    pattern = re.compile(rf"(?<![\w.-]){re.escape(answer)}(?!\w|[.,]\d)")
     return [bool(pattern.search(text)) for text in texts] if answer else []
 
 

@@ -29,8 +29,8 @@ from covey.errors import (
 from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
-from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import likely, no_signal
+from covey.insight.findings import settings_of
+from covey.insight.rules import gravest, likely, no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
@@ -332,7 +332,8 @@ def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
     if not run.state.updates:
         why = "every gradient was 0; look at the settings of `loss`"
         if run.loaded.config.method == "rl":
-            found = no_signal(run.journal.folder.read("metrics.jsonl"), settings_of(run.loaded))
+            metrics = run.journal.folder.read("metrics.jsonl")
+            found = no_signal(metrics, settings_of(run.loaded), run.findings())
             why = f"no group had anything to teach: {found}"
         raise GuardStop(f"{run.state.step} steps were done and not one changed a weight: {why}")
     run.learner.check_finite(str(run.journal.folder.path / "final"))
@@ -363,9 +364,8 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")
-    if verdict and verdict.word in ("did not learn", "got worse"):
-        said = [found for r in run.journal.folder.read(STREAM) if (found := Finding.from_record(r))]
-        grave = [found for found in said if found.severity != "note"]
-        if why := next(iter(grave or said), None) or likely(*streams, settings_of(run.loaded)):
-            run.journal.say(f"likely why: {why}", "yellow")
+    failed = verdict is not None and verdict.word in ("did not learn", "got worse")
+    why = gravest(run.findings()) or likely(*streams, settings_of(run.loaded)) if failed else None
+    if why is not None:
+        run.journal.say(f"likely why: {why}", "yellow")
     return result

@@ -16,7 +16,7 @@ from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
 from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import no_signal
+from covey.insight.rules import gravest, no_signal
 from covey.insight.watch import Watch
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
@@ -145,7 +145,7 @@ class Run:
         self.find(step, metrics, groups)
         config, now = self.loaded.config, self.state.coefficients
         memory, actions = judge_step(
-            step, metrics, signal, self.state.guards, config.guards, self._why_no_signal
+            step, metrics, signal, self.state.guards, config.guards, self._why_no_signal, self._cause
         )
         for action in actions:
             if isinstance(action, Stop):
@@ -162,9 +162,17 @@ class Run:
         self.state = replace(self.state, guards=memory, coefficients=then)
 
     def _why_no_signal(self, steps: int) -> str:
-        folder = self.journal.folder
-        said = [found for r in folder.read(STREAM) if (found := Finding.from_record(r))]
-        return no_signal(folder.read("metrics.jsonl")[-steps:], settings_of(self.loaded), said)
+        metrics = self.journal.folder.read("metrics.jsonl")[-steps:]
+        return no_signal(metrics, settings_of(self.loaded), self.findings())
+
+    def _cause(self) -> str:
+        found = gravest(self.findings())
+        return f"As was said after step {found.step + 1}: {found}" if found else ""
+
+    def findings(self) -> list[Finding]:
+        """What was found so far, in the order in which it was said."""
+        read = (Finding.from_record(r) for r in self.journal.folder.read(STREAM))
+        return [found for found in read if found is not None]
 
     def evaluate(self) -> Evaluation:
         """Held-out accuracy now, logged once for every step it is taken at."""
