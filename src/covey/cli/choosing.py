@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from covey.cli.commands import PLAIN, Json, Manner, Settings, _print, _tell, app
+from covey.cli.commands import PLAIN, SAVES, Json, Manner, Settings, _print, _tell, app
 
 
 @app.command(name="sweep")
@@ -39,7 +39,7 @@ def command_sweep(
     from covey.signals import StopSignal
     from covey.sweep import sweep
 
-    with StopSignal(manner.max_minutes).listening() as stop:
+    with StopSignal(manner.max_minutes, SAVES).listening() as stop:
         plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)
     lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
     _print(as_json, sweep_record(plan, failed), lines)

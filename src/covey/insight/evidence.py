@@ -71,11 +71,19 @@ def noise(windows: Sequence[Records], name: str) -> Noise:
 def errors_needed(freedom: float, looks: int, rate: float = RATE) -> float:
     """By how many standard errors a mean has to be off in the ``looks``-th look, on one side.
 
-    Student's quantile, by Wallace's approximation of it; without end where nothing is known of the error.
+    Student's quantile; without end where nothing is known of the error.
+    """
+    return student(NormalDist().inv_cdf(1 - rate / (looks * (looks + 1))), freedom)
+
+
+def student(normal: float, freedom: float) -> float:
+    """Student's quantile where the normal one is ``normal``, by Wallace's approximation.
+
+    >>> round(student(1.959964, 10), 2), student(3.0, math.inf)
+    (2.23, 3.0)
     """
     if not freedom > 0:
         return math.inf
-    normal = NormalDist().inv_cdf(1 - rate / (looks * (looks + 1)))
     if math.isinf(freedom):
         return normal
     wide = normal * (8 * freedom + 3) / (8 * freedom + 1)

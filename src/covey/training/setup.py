@@ -69,6 +69,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         rewards.sandbox = toolbox.chosen.record()
     source = with_schemas(source, toolbox, console.say)
     source = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
+    console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
     follow_run(loaded.run or config.output)
     policy, learned = begin(loaded, source)
