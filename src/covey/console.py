@@ -181,7 +181,7 @@ class RunConsole:
         self.activity = ""
         self.step_number = 0
         self.made = self.spoke = time.monotonic()
-        self.sampling_since = 0.0
+        self.sampling_since: float | None = None
 
     def say(self, text: str, style: str = "") -> None:
         """A line that stays: broken between words on a terminal, left whole in a file.
@@ -226,14 +226,14 @@ class RunConsole:
         """Completions come in."""
         if self.by_completion:
             self.step_number = done
-        if not done or not self.sampling_since:
+        if not done or self.sampling_since is None:
             self.sampling_since = time.monotonic()
         first = what == "sampling" and not self.by_completion and self.step_number == self.first
         self.doing(f"{what} {done}/{total}{self._first_estimate(done, total) if first else ''}")
 
     def _first_estimate(self, done: int, total: int) -> str:
         """What all steps come to, by the pace of the first completions, before a step has been measured."""
-        elapsed = time.monotonic() - self.sampling_since
+        elapsed = time.monotonic() - (self.sampling_since or 0.0)
         if elapsed < SILENCE or not 0 < done <= total:
             return ""
         left = duration(elapsed / done * total * (self.steps - self.first))
