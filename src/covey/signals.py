@@ -15,6 +15,8 @@ from covey.errors import Stopped
 from covey.parent import TOGETHER, forwarded, leave, stop_signals
 
 _continued = 0.0
+SAVES = "stopping: what is being computed is finished or given up, and the state is saved"
+"""What the first signal brings in a command that trains."""
 
 
 def running_since(start: float) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from covey.cli.commands import PLAIN, SAVES, Json, Manner, Settings, _print, _tell, app
+from covey.cli.commands import PLAIN, Json, Manner, Settings, _print, _tell, app
 
 
 @app.command(name="sweep")
@@ -36,7 +36,7 @@ def command_sweep(
     _tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
     from covey.console import RunConsole
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
-    from covey.signals import StopSignal
+    from covey.signals import SAVES, StopSignal
     from covey.sweep import sweep
 
     with StopSignal(manner.max_minutes, SAVES).listening() as stop:

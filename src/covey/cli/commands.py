@@ -105,14 +105,6 @@ def _start(config: Path, settings: Sequence[str]) -> Start:
     return Start(config, settings)
 
 
-SAVES = "stopping: what is being computed is finished or given up, and the state is saved"
-
-
-def _begins(quiet: bool, what: str) -> None:
-    """Say within a second what is being done: libraries and models take many to load."""
-    _tell(quiet, (f"{what}: loading ...",))
-
-
 def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = None) -> int:
     place = ("--output", str(resumed)) if resumed is not None else ()
     loaded = start.changed(place).load()
@@ -125,9 +117,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     from covey.insight.usage import sample_command, shell_word
 
     faults = Faults(manner.inject)
-    _begins(as_json or environment_rank() > 0, f"training, in {loaded.config.output}")
+    _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
     from covey.console import RunConsole
-    from covey.signals import StopSignal
+    from covey.signals import SAVES, StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
@@ -169,7 +161,7 @@ def command_evaluate(config: Path, *settings: Settings, as_json: Json = False) -
         or its newest checkpoint if it has not ended; of several stages, the last one's.
     """
     loaded = _load(config, settings, as_json, trained=True)
-    _begins(as_json, f"measuring {config}")
+    _tell(as_json, [f"measuring {config}: loading ..."])
     from covey.console import RunConsole
     from covey.inference import evaluate_once
 
@@ -189,7 +181,7 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
     :param steps: How many steps of a run are repeated.
     """
     loaded = _load(config, settings, as_json, trained=True)
-    _begins(as_json, f"checking {config}")
+    _tell(as_json, [f"checking {config}: loading ..."])
     from covey.console import RunConsole
     from covey.proof.check import check as measure
     from covey.proof.check_run import check_run

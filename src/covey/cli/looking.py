@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from covey.cli.commands import Json, Rewarding, Settings, _begins, _load, _print, _tell, app
+from covey.cli.commands import Json, Rewarding, Settings, _load, _print, _tell, app
 from covey.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def command_preview(
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
         raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
     loaded = _load(config, settings, as_json)
-    _begins(as_json, f"previewing {config}")
+    _tell(as_json, [f"previewing {config}: loading ..."])
     from covey.console import RunConsole
     from covey.preview import preview, rl_stage
     from covey.signals import StopSignal
