@@ -11,7 +11,7 @@ from covey.insight.remedies import FEWER_UPDATES, SMALLER_LR, scaled, to
 
 MOTION: list[FindingRule] = []
 _rule = collector(MOTION)
-FAR = 5.0
+BEYOND_DOUBT = 5.0
 """Nats a completion: an update that moves so far needs no further proof."""
 A_TENTH_LR = scaled("train.lr", 0.1, 1e-6)
 
@@ -70,7 +70,7 @@ def _(seen: Seen) -> str | None:
     before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
     now = mean_of(seen.beginning[1:][-2:], "reward/mean")
     less = before - now > 0.6 * std or 0.2 * std < before > 2 * now
-    doubt = reward.error(1, 2) * errors_needed(reward.freedom, seen.steps) if moved < FAR else 0.0
+    doubt = reward.error(1, 2) * errors_needed(reward.freedom, seen.steps) if moved < BEYOND_DOUBT else 0.0
     if not (moved > 0.5 and less and before - now > doubt):
         return None
     lr = max(known_values(seen.beginning, "optimizer/lr"), default=math.nan)

@@ -19,7 +19,7 @@ AGAINST = 0.02
 """Share of the tokens that a loss may pull against their advantage: a penalty on a few of them does."""
 RATES = (1e-5, 1e-4, 1e-3)
 """Learning rates of the small steps: the first that moves more than rounding does."""
-ROUNDING = 1e-6
+UNMOVED = 1e-6
 """Nats a token that a log-prob may change by without a step."""
 
 
@@ -78,7 +78,7 @@ def small_step(
             learner.forward_backward(batch, objective)
             learner.step(lr=rate)
             change = float((paid * (_sums(learner, objective, batch) - before)).sum()) / scale
-            if abs(change) > ROUNDING:
+            if abs(change) > UNMOVED:
                 return change, rate
         return None
     finally:
