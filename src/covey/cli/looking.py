@@ -37,6 +37,7 @@ def command_preview(
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
         raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
     loaded = _load(config, settings, as_json)
+    _tell(as_json, [f"previewing {config}: loading ..."])
     from covey.console import RunConsole
     from covey.preview import preview, rl_stage
     from covey.signals import StopSignal
@@ -45,7 +46,7 @@ def command_preview(
     stage = rl_stage(loaded)
     _tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
     each = samples or min(16, max(8, stage.config.rollout.group_size))
-    with StopSignal().listening() as stop:
+    with StopSignal(then="stopping: what was sampled so far is shown").listening() as stop:
         found = preview(stage, RunConsole(quiet=as_json), stop, groups, each, temperature or ())
     _print(as_json, found.record(), found.lines())
     return 130 if found.measured.stopped else int(found.word == "no")

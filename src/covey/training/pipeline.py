@@ -29,8 +29,8 @@ from covey.errors import (
 from covey.estimates import Evaluation, wilson
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
-from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import likely, no_signal
+from covey.insight.findings import settings_of
+from covey.insight.rules import gravest, likely, no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
@@ -279,9 +279,10 @@ def run_stage(
                 run.save()  # so that more steps can follow, and a lost final/ can be written anew
             if run.test_set:
                 evaluations["after"] = run.evaluate()
+            again = measured_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
                 run.find(run.state.step - 1)
-            return finish(run, evaluations)
+            return finish(run, evaluations, again)
     except Stopped as stopped:
         run.save()
         raise Stopped(
@@ -327,23 +328,50 @@ def ranked(run: Run) -> str:
     return f"Of {count} held-out {what}: {wilson(round(shares[0] * count), count)}"
 
 
-def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
+def measured_again(run: Run) -> Evaluation | None:
+    """Of a stage that ended at ``train.stop_at``, accuracy on problems that did not decide on its end."""
+    train = run.loaded.config.train
+    if train.stop_at is None or run.state.step >= train.steps or not run.spare:
+        return None
+    found = run.measure(run.spare)
+    values = {name: estimate.value for name, estimate in found.summary().items()}
+    run.journal.event(run.state.step, "measured again", problems=len(run.spare), **values)
+    return found
+
+
+def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None = None) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     if not run.state.updates:
         why = "every gradient was 0; look at the settings of `loss`"
         if run.loaded.config.method == "rl":
-            found = no_signal(run.journal.folder.read("metrics.jsonl"), settings_of(run.loaded))
+            metrics = run.journal.folder.read("metrics.jsonl")
+            found = no_signal(metrics, settings_of(run.loaded), run.findings())
             why = f"no group had anything to teach: {found}"
         raise GuardStop(f"{run.state.step} steps were done and not one changed a weight: {why}")
     run.learner.check_finite(str(run.journal.folder.path / "final"))
     critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
-    return by_first(lambda: _write_final(run, evaluations, critic))
+    return by_first(lambda: _write_final(run, evaluations, critic, again))
 
 
-def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mapping[str, Tensor]) -> Result:
+def _with_second(verdict: Verdict, again: Evaluation | None, bar: float | None) -> Verdict:
+    """The verdict, with what a stage that ended at a bar gets on other problems."""
+    if again is None:
+        return verdict
+    rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
+    return replace(verdict, sentence=f"{verdict.sentence}; stopped at {bar:.0%} sampled, {rate}")
+
+
+def _write_final(
+    run: Run,
+    evaluations: Mapping[str, Evaluation],
+    critic: Mapping[str, Tensor],
+    again: Evaluation | None,
+) -> Result:
     folder, config = run.journal.folder.path, run.loaded.config
     seconds = round(run.journal.clock.total(), 1)  # as it is recorded: said once more it is the same
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
+    if verdict is not None:
+        verdict = _with_second(verdict, again, config.train.stop_at)
     example = example_of([p.problem for p in run.test_set or run.train_set])
     besides = ranked(run) or Trained.besides
     with committed_folder(folder / "final") as final:
@@ -363,8 +391,8 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")
-    if verdict and verdict.word in ("did not learn", "got worse"):
-        why = next((Finding.from_record(r) for r in run.journal.folder.read(STREAM)), None)
-        if why := why or likely(*streams, settings_of(run.loaded)):
-            run.journal.say(f"likely why: {why}", "yellow")
+    failed = verdict is not None and verdict.word in ("did not learn", "got worse")
+    why = gravest(run.findings()) or likely(*streams, settings_of(run.loaded)) if failed else None
+    if why is not None:
+        run.journal.say(f"likely why: {why}", "yellow")
     return result

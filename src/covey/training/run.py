@@ -16,7 +16,7 @@ from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
 from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import no_signal
+from covey.insight.rules import gravest, no_signal
 from covey.insight.watch import Watch
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
@@ -145,7 +145,7 @@ class Run:
         self.find(step, metrics, groups)
         config, now = self.loaded.config, self.state.coefficients
         memory, actions = judge_step(
-            step, metrics, signal, self.state.guards, config.guards, self._why_no_signal
+            step, metrics, signal, self.state.guards, config.guards, self._why_no_signal, self._cause
         )
         for action in actions:
             if isinstance(action, Stop):
@@ -162,16 +162,45 @@ class Run:
         self.state = replace(self.state, guards=memory, coefficients=then)
 
     def _why_no_signal(self, steps: int) -> str:
-        folder = self.journal.folder
-        said = [found for r in folder.read(STREAM) if (found := Finding.from_record(r))]
-        return no_signal(folder.read("metrics.jsonl")[-steps:], settings_of(self.loaded), said)
+        metrics = self.journal.folder.read("metrics.jsonl")[-steps:]
+        return no_signal(metrics, settings_of(self.loaded), self.findings())
+
+    def _cause(self) -> str:
+        found = gravest(self.findings())
+        return f"As was said after step {found.step + 1}: {found}" if found else ""
+
+    def findings(self) -> list[Finding]:
+        """What was found so far, in the order in which it was said."""
+        read = (Finding.from_record(r) for r in self.journal.folder.read(STREAM))
+        return [found for found in read if found is not None]
+
+    @property
+    def spare(self) -> list[Prompted]:
+        """Held-out problems that no look decides on, as many as one look has."""
+        count = self.loaded.config.eval.problems
+        return self.test_set[count : 2 * count]
+
+    def _reaches(self, bar: float, evaluation: Evaluation) -> bool:
+        """Whether a look at sampled accuracy ends the stage.
+
+        The look that crosses a bar is a lucky one. Where there are problems to measure again on, that tells
+        how lucky; where there are none the lower end of its interval has to reach the bar, or all be solved.
+        """
+        rate = evaluation.summary()["pass@1"]
+        return (rate.value if self.spare else rate.low) >= bar or rate.value == 1
 
     def evaluate(self) -> Evaluation:
         """Held-out accuracy now, logged once for every step it is taken at."""
+        result = self.measure(self.test_set[: self.loaded.config.eval.problems])
+        self.journal.held_out(self.state.step, result)
+        return result
+
+    def measure(self, problems: Sequence[Prompted]) -> Evaluation:
+        """Accuracy on some problems now."""
         config = self.loaded.config
         with self.journal.clock("eval"):
-            result = evaluate(
-                self.test_set[: config.eval.problems],
+            return evaluate(
+                problems,
                 self.sampler,
                 self.rewards,
                 sampling_params(config.rollout),
@@ -179,8 +208,6 @@ class Run:
                 config.seed,
                 partial(self.on_sample, what="evaluating"),
             )
-        self.journal.held_out(self.state.step, result)
-        return result
 
     def evaluation_at(self, step: int) -> Evaluation:
         """Held-out accuracy at this step, measured now or found in the log of an earlier try."""
@@ -198,8 +225,8 @@ class Run:
         train, every, step = self.loaded.config.train, self.loaded.config.eval.every, self.state.step
         done = step >= train.steps
         if self.test_set and every and step % every == 0 and not done:
-            accuracy = self.evaluation_at(step).summary()["pass@1"].value
-            if train.stop_at is not None and accuracy >= train.stop_at:
+            now = self.evaluation_at(step)
+            if train.stop_at is not None and self._reaches(train.stop_at, now):
                 return True
         if step % train.save_every == 0 and not done:
             self.save()

@@ -77,6 +77,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         baseline = algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
         asked = {**columns_asked(toolbox, source.problems), "algorithm.advantage.by": {str(baseline)}}
         told(readers(source.problems, source.all_examples, config.data, rewards, asked), console.say)
+    console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
     follow_run(loaded.run or config.output)
     policy, learned = begin(loaded, source)
