@@ -123,7 +123,7 @@ class Toolbox:
         """What a call comes to in the seconds that are left to it."""
         seconds = min(self.tools.timeout, allowance.left())
         if seconds <= 0:
-            return f"{NOT_RUN}: the {self.tools.seconds:g} s for tools are used up"
+            return self._used_up
         with allowance():
             return self.result(call, problem, episode, seconds)
 
@@ -155,10 +155,16 @@ class Toolbox:
             outcome = episode.call(tool.name, _given(tool, call, problem), seconds)
         else:
             outcome = self._in_child(tool, call, problem, seconds)
+        if outcome.kind == "lost" and seconds < self.tools.timeout:
+            return self._used_up  # what was left did not suffice to begin
         if outcome.kind == "lost":
             raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
         text = _text(outcome)[: self.most]
         return text if outcome.kind == "ok" else ERROR + text.strip()
+
+    @property
+    def _used_up(self) -> str:
+        return f"{NOT_RUN}: the {self.tools.seconds:g} s for tools are used up"
 
     def _unknown(self, name: str) -> str:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
