@@ -15,8 +15,8 @@ from covey.processes import environment_rank, joined, started_together
 
 if TYPE_CHECKING:
     from covey.estimates import Evaluation
+    from covey.insight.ending import Result
     from covey.insight.findings import Finding
-    from covey.training.pipeline import Result
 
 
 def train(config: str | Path | None = None, *, quiet: bool = False, **settings: object) -> Result:

@@ -21,7 +21,7 @@ from covey.errors import ConfigError
 from covey.rewards.contract import Reward
 
 if TYPE_CHECKING:
-    from covey.training.pipeline import Result
+    from covey.insight.ending import Result
 
 _BATCH: Mapping[str, int | float | None] = {
     "per_device_train_batch_size": 8,

@@ -29,6 +29,16 @@ def likely(metrics: Records, evals: Records, setting: SettingOf) -> Finding | No
     return found[0] if found else None
 
 
+def closing(said: Sequence[Finding]) -> Finding | None:
+    """Of what a run has found that which explains best why it ended badly: the most severe, said first.
+
+    That it got worse is the verdict itself, so it explains only where nothing else was found.
+    """
+    weights = {"severe": 0, "warning": 1, "note": 2}
+    ranked = sorted(said, key=lambda f: (f.id == "worse", weights[f.severity]))
+    return ranked[0] if ranked else None
+
+
 def no_signal(metrics: Records, setting: SettingOf, said: Sequence[Finding] = ()) -> str:
     """Why steps had no advantage at all, and what to do about it: asked by the guard that ends a run.
 
