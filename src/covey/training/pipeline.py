@@ -45,6 +45,7 @@ from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
 from covey.runs.folder import latest_checkpoint, read_numbers
+from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.kept import forget_kept
 from covey.runs.reader import RESULT, recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
@@ -79,6 +80,8 @@ def run_pipeline(
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
         done = by_first(partial(_finished, placed, console))
+        if not options.changes and (options.same_inputs or (done is not None and number == len(stages))):
+            refuse_other_inputs(placed, ended=done is not None)
         if done is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
@@ -215,7 +218,9 @@ def run_stage(
 ) -> Result:
     """One stage: measure, train, measure, write the model and the verdict."""
     config = loaded.config
+    inputs = inputs_of(loaded)  # before a function is called, which may change what it holds
     run = set_up(loaded, console, stop, options)
+    record_inputs(loaded, inputs)
     if config.method in MODELLESS:
         run.test_set = []  # the model stays as it is
     by_first(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
@@ -254,6 +259,7 @@ def run_stage(
         raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None
     finally:
         console.end()
+        record_inputs(loaded, inputs)
         run.journal.close()
         release()
 

@@ -53,6 +53,8 @@ class RunOptions:
     home: Path = Path()
     """The whole run's folder, where that is kept; stages have theirs inside."""
     faults: Faults = field(default_factory=Faults)
+    same_inputs: bool = False
+    """Refuse to continue a run with other rewards or data."""
 
 
 DEFAULTS = RunOptions()
