@@ -91,7 +91,7 @@ def changed_inputs(loaded: Loaded) -> list[str]:
 
 
 def refuse_other_inputs(loaded: Loaded, ended: bool) -> None:
-    """Raise ConfigError where a run would continue, or its verdict be taken, with other inputs than its own."""
+    """Raise ConfigError where a run would continue, or its verdict be taken, with other inputs."""
     if not (changed := changed_inputs(loaded)):
         return
     output = loaded.config.output

@@ -12,8 +12,9 @@ from covey.runs.inputs import INPUTS
 from covey.runs.kept import PENDING
 from covey.runs.reader import RESULT, stages_in
 from covey.tasks.source import EXAMPLES
+from covey.trackers import IDENTITY
 
-FILES = (*STREAMS, "config.yaml", "env.json", "curve.svg", START, RECORD, RESULT, INPUTS, EXAMPLES)
+FILES = (*STREAMS, IDENTITY, "config.yaml", "env.json", "curve.svg", START, RECORD, RESULT, INPUTS, EXAMPLES)
 FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING)
 
 
