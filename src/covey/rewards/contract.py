@@ -18,7 +18,7 @@ import numbers
 import sys
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -52,6 +52,8 @@ TAKEN = {"mean", "std", "agreement", *get_args(Status)}
 """What the log says of every reward, as reward/NAME/mean: no number of a function's own is called so."""
 LARGEST_REWARD = 1e18
 """Of a weight or a completion's reward: an estimator squares it, and the trainer computes in float32."""
+LONGEST_EXTRA = 2_000
+"""Characters of a text that a function logs of a completion."""
 FULL = 1.0 - 1e-9
 """A score from here on pays in full."""
 F = TypeVar("F", bound=Callable[..., object])
@@ -99,15 +101,34 @@ class Context:
     step: int = 0
     decode: Callable[[Sequence[int]], str] = lambda _: ""
     logged: dict[str, list[float]] = field(default_factory=dict)
+    extra: dict[str, list[str]] = field(default_factory=dict)
+    """Column -> a text for each completion of one call."""
+
+    def of_call(self) -> Context:
+        """The same for one call, whose columns are its own."""
+        return replace(self, extra={})
+
+    def log_extra(self, column: object, values: Sequence[object]) -> None:
+        """TRL's: a value for each completion of the call, for people."""
+        self.extra[_writable(column)] = [_writable(v)[:LONGEST_EXTRA] for v in values]
+
+    def with_extra(self, scores: list[Score]) -> list[Score]:
+        """The scores of a call with what it logged of each completion."""
+        whole = {column: own for column, own in self.extra.items() if len(own) == len(scores)}
+        return [
+            replace(score, extra={column: own[i] for column, own in whole.items()}) if whole else score
+            for i, score in enumerate(scores)
+        ]
 
     def log_metric(self, name: object, value: float) -> None:
         """TRL's."""
         self.logged.setdefault(_writable(name), []).append(float(value))
 
     def provided(self, reward: Reward) -> dict[str, object]:
-        """The arguments among FROM_TRAINER that a function asks for."""
-        values = (TrainerState(self.step), lambda *_: None, self.log_metric)
-        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if n in reward.parameters}
+        """The arguments among FROM_TRAINER that a function asks for, by name or as one of its `**kwargs`."""
+        values = (TrainerState(self.step), self.log_extra, self.log_metric)
+        every = reward.takes_all and not reward.ours
+        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if every or n in reward.parameters}
 
 
 def reward(**options: Any) -> Callable[[F], F]:
@@ -207,6 +228,11 @@ class Reward:
                 return f"needs the module {module!r}, which is not installed"
         return None
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether its signature ends in `**kwargs`."""
+        return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+
     def arguments(
         self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, object]:
@@ -238,7 +264,7 @@ class Reward:
         available |= self._made_of(completions, context, available)
         if self.ours:  # a column that happens to be called points, or percent, is no setting
             available = {n: v for n, v in available.items() if n not in self.set_only}
-        if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
+        if not self.takes_all:
             available = {n: v for n, v in available.items() if n in self.parameters}
         given = {**available, **self.settings}
         return {**(given if self.ours else own_copy(given)), **context.provided(self)}
@@ -284,9 +310,7 @@ class Reward:
         given: object = score.value
         try:
             if isinstance(given, StepRewards):
-                starts = (0, *(end + 1 for end in given.ends))
-                steps = tuple(zip(starts, (end + 1 for end in given.ends), given.values, strict=False))
-                score = Score(given.total, steps=steps)
+                score = Score(given.total, steps=_steps_of(given))
             return Score(
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,
@@ -401,6 +425,23 @@ def _measured(name: object) -> str:
     if name in TAKEN:
         raise ValueError(f"a metric called {name!r}, which the log has of every reward already; rename it")
     return _writable(name)
+
+
+def _steps_of(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
+    """(first token, token after the last, value) of each step. Raises ValueError where they are none."""
+    ends = [int(end) for end in given.ends]
+    if len(ends) != len(given.values):
+        raise ValueError(
+            f"StepRewards of {len(given.values)} values and {len(ends)} ends; each step has both"
+        )
+    wrong = [i for i, end in enumerate(ends) if end <= (ends[i - 1] if i else -1)]
+    if wrong:
+        raise ValueError(
+            f"StepRewards whose ends {ends[:20]} do not increase at place {wrong[0] + 1}: they are the "
+            "indices of the last token of each step, from 0 up"
+        )
+    after = [end + 1 for end in ends]
+    return tuple(zip((0, *after), after, given.values, strict=False))
 
 
 def _step(step: Sequence[float]) -> tuple[int, int, float]:
