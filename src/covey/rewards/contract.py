@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from covey.errors import ConfigError, RewardError
+from covey.rewards.ends import drawn_ends, spans_of
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
@@ -218,6 +219,8 @@ class Reward:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         required = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind in kinds]
         known = {*PROVIDED, *self.settings, *columns}
+        if "answer" not in columns:  # which is what ``ground_truth`` is where no column is called so
+            known -= {"ground_truth"} - {*self.settings, *columns}
         for name in (*required, *self.options.columns):
             if name not in known:
                 kind = self.parameters[name].kind if name in self.parameters else None
@@ -310,7 +313,7 @@ class Reward:
         given: object = score.value
         try:
             if isinstance(given, StepRewards):
-                score = Score(given.total, steps=_steps_of(given))
+                score = Score(given.total, steps=spans_of(given))
             return Score(
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,
@@ -336,27 +339,6 @@ class Reward:
     def broken(self, problem: Problem, what: str) -> RewardError:
         """An error that names the function and the problem."""
         return RewardError(f"reward {self.name} on problem {problem.id}: {what}")
-
-
-def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """For each token the number of characters decoded up to its end.
-
-    Decodes a sliding window, as tokenizers may drop a leading space or need several tokens for one
-    character.
-    """
-    ends, known, before, read = [], 0, 0, 0
-    for place in range(1, len(tokens) + 1):
-        old, new = decode(tokens[before:read]), decode(tokens[before:place])
-        if len(new) > len(old) and not new.endswith("\ufffd"):
-            known, before, read = known + len(new) - len(old), read, place
-        ends.append(known)
-    return ends
-
-
-def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """``token_ends`` in a completion's text, to which inserted tokens add nothing."""
-    ends = [0, *token_ends(completion.tokens[completion.drawn].tolist(), decode)]
-    return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
 
 
 def turns_of(completion: Completion) -> list[dict[str, str]]:
@@ -425,23 +407,6 @@ def _measured(name: object) -> str:
     if name in TAKEN:
         raise ValueError(f"a metric called {name!r}, which the log has of every reward already; rename it")
     return _writable(name)
-
-
-def _steps_of(given: StepRewards) -> tuple[tuple[int, int, float], ...]:
-    """(first token, token after the last, value) of each step. Raises ValueError where they are none."""
-    ends = [int(end) for end in given.ends]
-    if len(ends) != len(given.values):
-        raise ValueError(
-            f"StepRewards of {len(given.values)} values and {len(ends)} ends; each step has both"
-        )
-    wrong = [i for i, end in enumerate(ends) if end <= (ends[i - 1] if i else -1)]
-    if wrong:
-        raise ValueError(
-            f"StepRewards whose ends {ends[:20]} do not increase at place {wrong[0] + 1}: they are the "
-            "indices of the last token of each step, from 0 up"
-        )
-    after = [end + 1 for end in ends]
-    return tuple(zip((0, *after), after, given.values, strict=False))
 
 
 def _step(step: Sequence[float]) -> tuple[int, int, float]:
