@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +12,17 @@ from covey.config.load import load_config
 from covey.config.start import Start, read_start
 from covey.config.usercode import refuse_while_importing
 from covey.errors import ConfigError
-from covey.processes import environment_rank, joined, started_together
+from covey.processes import by_first, environment_rank, joined, started_together
 
 if TYPE_CHECKING:
     from covey.estimates import Evaluation
+    from covey.insight.ending import Result
     from covey.insight.findings import Finding
-    from covey.training.pipeline import Result
 
 
-def train(config: str | Path | None = None, *, quiet: bool = False, **settings: object) -> Result:
+def train(
+    config: str | Path | None = None, *, quiet: bool = False, overwrite: bool = False, **settings: object
+) -> Result:
     """Train as a YAML file says, as keyword arguments say, or both (these win).
 
     Settings are the config's keys; sections are dicts. What a file names may be an object: a transformers
@@ -28,11 +31,13 @@ def train(config: str | Path | None = None, *, quiet: bool = False, **settings: 
         covey.train(model="tiny", data={"task": "sums"}, train={"steps": 50}, rewards=[mine])
         covey.train(model=model, tokenizer=tokenizer, data={"train": rows, "test": others}, rewards=[mine])
 
-    Resumes an interrupted run of the same output folder. Returns the last stage's result; its
-    `folder / "final"` is a Hugging Face model. Raises CoveyError.
+    Resumes an interrupted run of the same output folder, and gives the result of one that has ended. Where
+    functions or data are not those of that run it is refused, naming what differs; ``overwrite`` removes the
+    run and begins anew. Returns the last stage's result; its `folder / "final"` is a Hugging Face model.
+    Raises CoveyError.
     """
     file = Path(config) if config is not None else None
-    return _run(Start(file, (), with_given(settings)), None, quiet)
+    return _run(Start(file, (), with_given(settings)), None, quiet, overwrite=overwrite)
 
 
 def resume(run: str | Path, *, quiet: bool = False, strict: bool = False, **settings: object) -> Result:
@@ -112,10 +117,13 @@ def sample(
         return sample_once(loaded, *asked, say)
 
 
-def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) -> Result:
+def _run(
+    start: Start, resumed: Path | None, quiet: bool, strict: bool = False, overwrite: bool = False
+) -> Result:
     refuse_while_importing()
     from covey.console import RunConsole
     from covey.learner.process import torch_as_new
+    from covey.runs.removal import remove_run
     from covey.signals import StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
@@ -129,11 +137,14 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
             f"launch.processes {loaded.config.launch.processes}: start this script by torchrun, or train by "
             "`covey train`"
         )
-    session = RunOptions(strict, resumed is not None, start.record(), loaded.config.output)
+    again = resumed is not None
+    session = RunOptions(strict, again, start.record(), loaded.config.output, same_inputs=not again)
     console = RunConsole(quiet or environment_rank() > 0)
     for note in loaded.notes:
         console.say(f"note: {note}")
     config = loaded.config
     joining = joined(config.guards.stall_minutes, config.device)
     with torch_as_new(), StopSignal().listening() as stop, joining:
+        if overwrite:
+            by_first(partial(remove_run, config.output))
         return run_in_folder(loaded, console, stop, session)[-1]

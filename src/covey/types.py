@@ -250,6 +250,8 @@ class Score:
     None: this reward does not judge steps."""
     detail: str = ""
     """For people: what went wrong."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """For people: what the function passed to TRL's ``log_extra``, by column."""
 
 
 @dataclass(frozen=True)

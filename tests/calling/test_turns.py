@@ -25,7 +25,8 @@ from covey.learner.learner import Learner
 from covey.models.chat import chat_tokens
 from covey.models.controls import ControlWords
 from covey.models.policy import Policy
-from covey.rewards.contract import Context, Reward, token_ends
+from covey.rewards.contract import Context, Reward
+from covey.rewards.ends import token_ends
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler

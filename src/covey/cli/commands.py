@@ -297,7 +297,7 @@ def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int
 def command_pairs(
     run: Path,
     *,
-    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     margin: float = 0.0,
     per_problem: int = 1,
     as_json: Json = False,
@@ -305,14 +305,16 @@ def command_pairs(
     """Write pairs from what a run has sampled: the best completion of each group against the worst.
 
     :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
-    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it.
+    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it; by default
+        `pairs.jsonl` in the run's folder.
     :param margin: By how much the better one's reward has to be above the other's.
     :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
     """
     from covey.runs.harvest import write_pairs
 
-    found = write_pairs(run, output, margin, per_problem)
-    _print(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {output}",))
+    target = output or run / "pairs.jsonl"
+    found = write_pairs(run, target, margin, per_problem)
+    _print(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {target}",))
     return 0
 
 

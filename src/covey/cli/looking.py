@@ -182,6 +182,27 @@ def command_rescore(
     return 0
 
 
+@app.command(name="export")
+def command_export(
+    run: Path,
+    *,
+    step: int | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    as_json: Json = False,
+) -> int:
+    """Write a checkpoint of a run as a model folder that everybody loads: by default the best evaluated one.
+
+    :param run: Its folder; of several stages, the last one's is taken.
+    :param step: Steps done by then; a run keeps its newest checkpoints and that of the best evaluation.
+    :param output: The folder to write; by default `export/step_...` in the run's.
+    """
+    from covey.insight.export import export
+
+    written = export(run, step, output)
+    _print(as_json, {"model": str(written)}, [f"model   {written}"])
+    return 0
+
+
 @app.command(name="report")
 def command_report(
     run: Path,

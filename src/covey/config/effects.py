@@ -212,5 +212,5 @@ AXES_IN_WORDS: Mapping[str, str] = {
 
 
 def effect(function: str, setting: str) -> str:
-    """What a setting of a function, or of `kl` and `entropy`, does."""
-    return EFFECTS.get(f"{function}.{setting}") or EFFECTS[setting]
+    """What a setting of a function, or of `kl` and `entropy`, does; empty where nobody has described it."""
+    return EFFECTS.get(f"{function}.{setting}") or EFFECTS.get(setting, "")

@@ -112,7 +112,12 @@ class Train(Section):
         None, gt=0, le=1, description="End the stage once held-out sampled accuracy reaches this."
     )
     save_every: int = Field(50, ge=1, le=10**9, description="Steps between checkpoints.")
-    keep: int = Field(2, ge=1, le=10**6, description="Checkpoints kept.")
+    keep: int = Field(
+        2, ge=1, le=10**6, description="Newest checkpoints kept; that of the best evaluation always is."
+    )
+    final: Literal["last", "best"] = Field(
+        "last", description="Whose weights `final/` gets: of the last step, or of the best evaluated one."
+    )
 
 
 class Eval(Section):

@@ -42,6 +42,13 @@ print({use})
 """
 
 
+OF_CHECKPOINT = """# {name}, step {step}
+
+A checkpoint of the run `{name}`, trained with covey and written by `covey export`.
+
+{table}
+"""
+
 METHODS_IN_WORDS = {"sft": "supervised fine-tuning", "reward_model": "training as a reward model"}
 """Methods whose name says too little."""
 
@@ -101,6 +108,14 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         use=use if writes else "model(**inputs).logits",
         settings=f"`{run / 'config.yaml'}`",
     )
+
+
+def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) -> str:
+    """Markdown of an exported checkpoint's card; ``measured``: the run's evaluations by step."""
+    wanted = {"before training": 0, f"step {step}": step, "last": max(measured, default=0)}
+    columns = {title: measured[at] for title, at in wanted.items() if at in measured}
+    table = _table(columns) if step in measured else ""
+    return OF_CHECKPOINT.format(name=name, step=step, table=table).strip() + "\n"
 
 
 def _inputs(example: Problem) -> str:

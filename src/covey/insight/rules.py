@@ -24,8 +24,13 @@ def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Findin
 
 
 def gravest(said: Sequence[Finding]) -> Finding | None:
-    """The first of the findings that is more than a note, or else the first."""
-    return next((f for f in said if f.severity != "note"), said[0] if said else None)
+    """Of what a run has found that which explains best why it ended badly: the most severe, said first.
+
+    That it got worse is the verdict itself, so it explains only where nothing else was found.
+    """
+    weights = {"severe": 0, "warning": 1, "note": 2}
+    ranked = sorted(said, key=lambda f: (f.id == "worse", weights[f.severity]))
+    return ranked[0] if ranked else None
 
 
 def likely(metrics: Records, evals: Records, setting: SettingOf) -> Finding | None:

@@ -205,12 +205,13 @@ def said_of(row: Mapping[str, Any]) -> str:
     return "; ".join((f"{reward}, {facts}", *(f"{name} {_said(row, name)}" for name in row["components"])))
 
 
-def _said(row: Mapping[str, Mapping[str, object]], name: str) -> str:
+def _said(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """What a reward gave, and why."""
     value, status, extracted = (row[k].get(name) for k in ("components", "status", "extracted"))
     words = [f"{value:.3g}" if isinstance(value, float | int) else "-"]
     words += [str(status)] if status not in ("ok", None) else []
     words += [f"found {extracted!r}"] if extracted is not None else []
+    words += [f"{column} {text!r}" for column, text in row.get("extra", {}).get(name, {}).items()]
     return f"{words[0]} ({', '.join(words[1:])})" if len(words) > 1 else words[0]
 
 

@@ -18,7 +18,7 @@ import numbers
 import sys
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from covey.errors import ConfigError, RewardError
+from covey.rewards.ends import drawn_ends, spans_of
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
@@ -52,6 +53,8 @@ TAKEN = {"mean", "std", "agreement", *get_args(Status)}
 """What the log says of every reward, as reward/NAME/mean: no number of a function's own is called so."""
 LARGEST_REWARD = 1e18
 """Of a weight or a completion's reward: an estimator squares it, and the trainer computes in float32."""
+LONGEST_EXTRA = 2_000
+"""Characters of a text that a function logs of a completion."""
 FULL = 1.0 - 1e-9
 """A score from here on pays in full."""
 CallReader = Callable[[Problem, Completion], Sequence[Mapping[str, object]]]
@@ -102,15 +105,34 @@ class Context:
     decode: Callable[[Sequence[int]], str] = lambda _: ""
     calls: CallReader = lambda *_: ()
     logged: dict[str, list[float]] = field(default_factory=dict)
+    extra: dict[str, list[str]] = field(default_factory=dict)
+    """Column -> a text for each completion of one call."""
+
+    def of_call(self) -> Context:
+        """The same for one call, whose columns are its own."""
+        return replace(self, extra={})
+
+    def log_extra(self, column: object, values: Sequence[object]) -> None:
+        """TRL's: a value for each completion of the call, for people."""
+        self.extra[_writable(column)] = [_writable(v)[:LONGEST_EXTRA] for v in values]
+
+    def with_extra(self, scores: list[Score]) -> list[Score]:
+        """The scores of a call with what it logged of each completion."""
+        whole = {column: own for column, own in self.extra.items() if len(own) == len(scores)}
+        return [
+            replace(score, extra={column: own[i] for column, own in whole.items()}) if whole else score
+            for i, score in enumerate(scores)
+        ]
 
     def log_metric(self, name: object, value: float) -> None:
         """TRL's."""
         self.logged.setdefault(_writable(name), []).append(float(value))
 
     def provided(self, reward: Reward) -> dict[str, object]:
-        """The arguments among FROM_TRAINER that a function asks for."""
-        values = (TrainerState(self.step), lambda *_: None, self.log_metric)
-        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if n in reward.parameters}
+        """The arguments among FROM_TRAINER that a function asks for, by name or as one of its `**kwargs`."""
+        values = (TrainerState(self.step), self.log_extra, self.log_metric)
+        every = reward.takes_all and not reward.ours
+        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if every or n in reward.parameters}
 
 
 def reward(**options: Any) -> Callable[[F], F]:
@@ -212,6 +234,11 @@ class Reward:
                 return f"needs the module {module!r}, which is not installed"
         return None
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether its signature ends in `**kwargs`."""
+        return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+
     def arguments(
         self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, object]:
@@ -243,7 +270,7 @@ class Reward:
         available |= self._made_of(problem, completions, context, available)
         if self.ours:  # a column that happens to be called points, or percent, is no setting
             available = {n: v for n, v in available.items() if n not in self.set_only}
-        if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
+        if not self.takes_all:
             available = {n: v for n, v in available.items() if n in self.parameters}
         given = {**available, **self.settings}
         return {**(given if self.ours else own_copy(given)), **context.provided(self)}
@@ -293,9 +320,7 @@ class Reward:
         given: object = score.value
         try:
             if isinstance(given, StepRewards):
-                starts = (0, *(end + 1 for end in given.ends))
-                steps = tuple(zip(starts, (end + 1 for end in given.ends), given.values, strict=False))
-                score = Score(given.total, steps=steps)
+                score = Score(given.total, steps=spans_of(given))
             return Score(
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,
@@ -321,27 +346,6 @@ class Reward:
     def broken(self, problem: Problem, what: str) -> RewardError:
         """An error that names the function and the problem."""
         return RewardError(f"reward {self.name} on problem {problem.id}: {what}")
-
-
-def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """For each token the number of characters decoded up to its end.
-
-    Decodes a sliding window, as tokenizers may drop a leading space or need several tokens for one
-    character.
-    """
-    ends, known, before, read = [], 0, 0, 0
-    for place in range(1, len(tokens) + 1):
-        old, new = decode(tokens[before:read]), decode(tokens[before:place])
-        if len(new) > len(old) and not new.endswith("\ufffd"):
-            known, before, read = known + len(new) - len(old), read, place
-        ends.append(known)
-    return ends
-
-
-def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """``token_ends`` in a completion's text, to which inserted tokens add nothing."""
-    ends = [0, *token_ends(completion.tokens[completion.drawn].tolist(), decode)]
-    return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
 
 
 def turns_of(completion: Completion, problem: Problem, read: CallReader) -> list[dict[str, object]]:

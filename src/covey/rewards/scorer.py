@@ -214,7 +214,7 @@ class GroupScoring:
     def __init__(self, scorer: Scorer, problem: Problem, prompt: np.ndarray, size: int) -> None:
         self.scorer, self.problem, self.prompt, self.size = scorer, problem, prompt, size
         self.completions: dict[int, Completion] = {}
-        self.calls: list[tuple[Reward, Sequence[int], Call[Any]]] = []
+        self.calls: list[tuple[Reward, Sequence[int], Context, Call[Any]]] = []
 
     def add(self, sample: int, completion: Completion) -> None:
         """A completion has ended."""
@@ -227,8 +227,9 @@ class GroupScoring:
 
     def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
         scorer, completions = self.scorer, [self.completions[s] for s in samples]
-        call = scorer.rewards.submit(reward, self.problem, completions, scorer.context)
-        self.calls.append((reward, samples, call))
+        context = scorer.context.of_call()
+        call = scorer.rewards.submit(reward, self.problem, completions, context)
+        self.calls.append((reward, samples, context, call))
         scorer.calls += 1
         scorer.completions += len(samples)
 
@@ -236,8 +237,8 @@ class GroupScoring:
         """Wait for all scores. Raises RewardError."""
         rewards, begun = self.scorer.rewards.rewards, time.perf_counter()
         found = {r.name: [Score(None)] * self.size for r in rewards}
-        for reward, samples, call in self.calls:
-            scores = self.scorer.scores(reward, self.problem, call, len(samples))
+        for reward, samples, context, call in self.calls:
+            scores = context.with_extra(self.scorer.scores(reward, self.problem, call, len(samples)))
             for sample, score in zip(samples, scores, strict=True):
                 found[reward.name][sample] = score
         self.scorer.waited += time.perf_counter() - begun

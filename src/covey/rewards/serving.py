@@ -61,6 +61,7 @@ class CallReply(TypedDict, total=False):
     id: int
     scores: list[dict[str, Any]]
     logged: dict[str, list[float]]
+    extra: dict[str, list[str]]
     late: bool
     refused: str
     code: int
@@ -138,14 +139,18 @@ def _settings(setup: UserSetup) -> dict[str, object]:
     return settings
 
 
+def _logged(context: Context) -> CallReply:
+    return {"logged": context.logged, "extra": context.extra}
+
+
 def answered(reward: Reward, request: CallRequest) -> CallReply:
     """A call of a reward function and its outcome, as plain values."""
     context = Context(request["step"])
     try:
         returned = reward.function(**_arguments(reward, request, context))
-        return {"scores": _scores(reward, request, returned), "logged": context.logged}
+        return {"scores": _scores(reward, request, returned), **_logged(context)}
     except BaseException as error:
-        return {**_failure(reward, error), "logged": context.logged}
+        return {**_failure(reward, error), **_logged(context)}
 
 
 async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
@@ -155,10 +160,10 @@ async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
     try:
         async with clock:
             returned = await reward.function(**_arguments(reward, request, context))
-        return {"scores": _scores(reward, request, returned), "logged": context.logged}
+        return {"scores": _scores(reward, request, returned), **_logged(context)}
     except BaseException as error:
         failure: CallReply = {"late": True} if clock.expired() else _failure(reward, error)
-        return {**failure, "logged": context.logged}
+        return {**failure, **_logged(context)}
 
 
 def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[str, object]:

@@ -264,6 +264,7 @@ def scores_of(reply: CallReply, context: Context, seconds: float) -> list[Score]
     for name, values in reply.get("logged", {}).items():
         for value in values:
             context.log_metric(name, value)
+    context.extra.update(reply.get("extra", {}))
     if "late" in reply:
         raise TimeoutError(f"no answer within {seconds:g} s")
     if "refused" in reply:

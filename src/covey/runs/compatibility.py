@@ -32,6 +32,7 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("output", "safe"),
     ("train.save_every", "safe"),
     ("train.keep", "safe"),
+    ("train.final", "safe"),
     ("guards.kl_action", "breaks exactness"),
     ("guards.*", "safe"),
     ("threads", "safe"),  # what it means for the numbers is told by the environment

@@ -23,6 +23,7 @@ from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage
 from covey.processes import first
 from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
+from covey.runs.best import Best, best_of
 from covey.runs.rollouts import ROLLOUT, or_null, rollout_arrays, rollout_rows
 from covey.types import Group
 
@@ -181,10 +182,26 @@ class RunFolder:
         """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
         return latest_checkpoint(self.path)
 
+    def best(self) -> Best | None:
+        """The best evaluation so far."""
+        return best_of(self.read("evals.jsonl"))
+
     def rotate(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` checkpoints."""
+        """Remove all but the newest ``keep`` checkpoints and that of the best evaluation."""
+        best = self.best()
         for path in self.checkpoints()[:-keep]:
-            discard(path)
+            if best is None or step_of(path) != best.step:
+                discard(path)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Steps that were done when a checkpoint was written."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def checkpoint_at(run: Path, step: int) -> Path:
+    """The folder of a step's checkpoint, whether it is there or not."""
+    return run / "checkpoints" / f"step_{step:06d}"
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from covey.config.load import Loaded, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
 from covey.config.sources import read_yaml
-from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
+from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError, GuardStop
 from covey.integrity import read_record
 from covey.runs.folder import latest_checkpoint
 
@@ -208,8 +208,13 @@ def read_environment(output: Path) -> dict[str, Any] | None:
 
 def read_verdict(stage: Path) -> str:
     """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
+    return str((verdict_record(stage) or {}).get("sentence", ""))
+
+
+def verdict_record(stage: Path) -> dict[str, Any] | None:
+    """The verdict a run ended with; None where it has not ended or had nothing to judge by."""
     verdict = _end(stage).get("verdict")
-    return str(verdict.get("sentence", "")) if isinstance(verdict, Mapping) else ""
+    return dict(verdict) if isinstance(verdict, Mapping) else None
 
 
 def read_ending(stage: Path) -> str:
@@ -220,9 +225,16 @@ def read_ending(stage: Path) -> str:
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         record = json.loads(text)
+        if record["exit_code"] == GuardStop.code:  # the same steps would lead to the same end
+            return f"stopped by a guard: {record['error']}"
         return f"{record['error']}. Continue with: {record['go_on']}"
     except (ValueError, RecursionError, KeyError, TypeError):
         return text
+
+
+def resumable(stage: Path) -> bool:
+    """Whether a run may just go on: not one that a guard has stopped, which needs another setting."""
+    return not read_ending(stage).startswith("stopped by a guard")
 
 
 def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:

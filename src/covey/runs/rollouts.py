@@ -39,6 +39,7 @@ class _Row(BaseModel, strict=True):
     dead: bool = False
     status: dict[str, str] = {}
     extracted: dict[str, object] = {}
+    extra: dict[str, dict[str, str]] = {}
     steps: dict[str, list[list[float]]] = {}
 
 
@@ -193,6 +194,7 @@ def _mean(advantage: np.ndarray, completion: Completion) -> float:
 def _row(group: Group, sample: int) -> dict[str, object]:
     """What the log says of one completion."""
     completion = group.completions[sample]
+    extra = {k: dict(v[sample].extra) for k, v in group.scores.items() if v[sample].extra}
     return {
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
@@ -211,6 +213,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         **_for_estimators(group, sample),
         "status": {k: v[sample].status for k, v in group.scores.items()},
         "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
+        **({"extra": extra} if extra else {}),
     }
 
 

@@ -18,6 +18,7 @@ from covey.fault_injection import Faults
 from covey.insight.findings import STREAM, Finding, settings_of
 from covey.insight.rules import gravest, no_signal
 from covey.insight.watch import Watch
+from covey.integrity import damage
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
@@ -30,7 +31,7 @@ from covey.rewards.base import Rewards
 from covey.rollout import Position, sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.drift import Drift
-from covey.runs.folder import Logged
+from covey.runs.folder import IN_CHECKPOINT, Logged, checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -52,6 +53,8 @@ class RunOptions:
     home: Path = Path()
     """The whole run's folder, where that is kept; stages have theirs inside."""
     faults: Faults = field(default_factory=Faults)
+    same_inputs: bool = False
+    """Refuse to continue a run with other rewards or data."""
 
 
 DEFAULTS = RunOptions()
@@ -228,6 +231,9 @@ class Run:
             now = self.evaluation_at(step)
             if train.stop_at is not None and self._reaches(train.stop_at, now):
                 return True
+            best = by_first(self.journal.folder.best)
+            if best is not None and best.step == step:
+                self.save()  # it stays, whatever becomes of the policy
         if step % train.save_every == 0 and not done:
             self.save()
         return False
@@ -266,6 +272,16 @@ class Run:
         journal.clock.before = self.state.seconds
         by_first(lambda: self._rewind(logged))
         return checkpoint is not None
+
+    def go_back(self, step: int) -> None:
+        """Take the weights of an earlier step's checkpoint; the run's place stays what it is.
+
+        Raises CheckpointError where it is damaged or gone.
+        """
+        checkpoint = checkpoint_at(self.journal.folder.path, step)
+        if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
+            raise CheckpointError(f"{problem}. Put it back, or resume with --train.final last")
+        load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
 
     def _rewind(self, logged: Logged) -> None:
         """Forget what was logged later. Raises CheckpointError for damage, in a strict run for any."""

@@ -18,7 +18,7 @@ from covey.config.algorithm import describe
 from covey.config.schema import Config
 from covey.config.sources import fields_of, read_yaml
 from covey.console import duration
-from covey.errors import ConfigError, CoveyError
+from covey.errors import RECORD, ConfigError, CoveyError
 from covey.estimates import Evaluation
 from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
@@ -26,13 +26,12 @@ from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.runs.folder import latest_checkpoint, stream_record
-from covey.runs.reader import RESULT, read_ending, seconds_of
+from covey.runs.reader import RESULT, read_ending, resumable, seconds_of, verdict_record
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.ui.thinning import Curve
 
 Record = dict[str, Any]
-
-RunState = Literal["training", "finished", "interrupted"]
+RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
 """Folders below the one that is shown in which runs are looked for."""
 PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
@@ -108,24 +107,29 @@ def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
 
 
 def run_state(folder: Path) -> RunState:
-    """Whether a run is at work, has ended as it should, or was stopped.
+    """Whether a run is at work, has ended as it should, was stopped by a guard, or interrupted.
 
     Its lock names the process; taking the lock to find out could get in a trainer's way.
     """
     if (folder / RESULT).is_file():
         return "finished"
+    ended: RunState = "interrupted" if resumable(folder) else "stopped"
+    if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
+        return ended
     try:
         words = (folder / ".lock").read_text(encoding="utf-8").split()
         os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
     except PermissionError:
         return "training"  # by another user
     except (OSError, ValueError, IndexError, OverflowError):
-        return "interrupted"
+        return ended
     return "training"
 
 
-def run_verdict(evals: Sequence[Record], seconds: float) -> Record | None:
-    """What held-out problems say from the first to the last evaluation."""
+def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
+    """The verdict of a run that has ended; before, from the first to the last evaluation."""
+    if (said := verdict_record(folder)) is not None:
+        return said
     if len(evals) < 2:
         return None
     return vars(judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
@@ -178,7 +182,7 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
         "course": course[::every],
         "greedy": [e.get("greedy") for e in evals],
         "seconds": seconds_of(folder, timings),
-        "verdict": run_verdict(evals, seconds_of(folder, timings)),
+        "verdict": run_verdict(folder, evals, seconds_of(folder, timings)),
     }
 
 
@@ -242,13 +246,13 @@ def run_page(name: str, folder: Path) -> Record:
     seconds, verdict = 0.0, None
     try:
         seconds = seconds_of(folder, read["timings"])
-        verdict = run_verdict(read["evals"], seconds)
+        verdict = run_verdict(folder, read["evals"], seconds)
         if not read["findings"]:
             remarks = [vars(r) for r in _remarks(folder, tuple(tail.at for tail in streams.values()))]
     except CoveyError as error:
         notes.append(str(error))
     now = run_state(folder)
-    if now == "interrupted" and (ending := read_ending(folder)):
+    if now in ("stopped", "interrupted") and (ending := read_ending(folder)):
         notes.append(ending)
     return {
         "run": name,
