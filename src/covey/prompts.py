@@ -16,6 +16,7 @@ from covey.models.policy import Policy
 from covey.rewards.extract import THINK_OPEN
 from covey.sampling.base import Request
 from covey.tasks.examples import AnswerText, Example
+from covey.tasks.sampled import REMEDY
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
 
@@ -71,6 +72,8 @@ def unseen_by_model(
     policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
 ) -> list[str]:
     """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
+    problems = [p for p in problems if p.sampled is None]
+    examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
     answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
     notes = _unread_roles(policy, [*answered, *((problem, []) for problem in problems)])
     texts = [p for p in problems if isinstance(p.prompt, str)]
@@ -124,7 +127,15 @@ def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Message
     return notes
 
 
-def _tokens(policy: Policy, problem: Problem) -> list[int]:
+def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
+    if problem.sampled is not None:
+        if problem.sampled.tokenizer != policy.vocabulary_hash:
+            raise DataError(
+                f"{problem.id}: its tokens were sampled with another tokenizer "
+                f"({problem.sampled.tokenizer[:8]}) than this model's ({policy.vocabulary_hash[:8]}). Train "
+                f"the model that it was sampled from, or one with the same tokenizer. {REMEDY}"
+            )
+        return problem.sampled.prompt
     return told_of(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
@@ -176,7 +187,8 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     """Examples as tokens. What is longer than the model's context is an error or left out."""
     found = []
     for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
-        answers = tuple(_answer(policy, prompted, text) for text in example.answers)
+        given = (GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
+        answers = tuple(given) or tuple(_answer(policy, prompted, text) for text in example.answers)
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
             raise DataError(
                 f"{example.problem.id}: chosen and rejected are the same tokens to this model, so nothing is "

@@ -18,6 +18,7 @@ from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import last_stage, load_recorded
 from covey.tasks.files import read_problems, rows
+from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import load_problems
 from covey.types import Group, Problem
 
@@ -48,7 +49,7 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
 
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
     """A row's columns, with those that the config copies to the names that its rewards ask for."""
-    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt)}
+    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():
         if source in row:

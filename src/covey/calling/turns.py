@@ -17,7 +17,7 @@ import numpy as np
 
 from covey.calling.calls import ToolCall, calls_in
 from covey.calling.environments import Episode
-from covey.calling.forms import reader_of, turn_text
+from covey.calling.forms import reader_of
 from covey.calling.inserted import answer_tokens, plain_result
 from covey.calling.running import Toolbox
 from covey.models.policy import Policy
@@ -25,7 +25,7 @@ from covey.rewards.structured import CLOSE_CALL
 from covey.rewards.threads import Call
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.sampling.local import Owner
-from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask
+from covey.types import NO_PROBLEM, Completion, SamplingMask
 
 
 class Called(NamedTuple):
@@ -96,10 +96,11 @@ class TurnSampler:
             called: list[Called] = []
             for place, sample, turn in self._turns(asked, params):
                 owner = owners[place][sample]
-                problem = requests[owner[0]].problem
                 calls = self._calls(asked[place], turn) if turn.finish == "stop" and rounds else []
-                whole = self._after(begun.get(owner), turn, self._said(turn, problem, bool(calls)))
+                said, before = _said("assistant", turn.text), begun.get(owner)
+                whole = turn if before is None else before.then(replace(turn, turns=(said,)))
                 if calls:
+                    problem = requests[owner[0]].problem
                     results = [self.toolbox.begin(call, problem, episodes[owner]) for call in calls]
                     called.append(Called(owner, whole, calls, results))
                 else:
@@ -144,20 +145,8 @@ class TurnSampler:
             versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
             turns=tuple(_said("tool", result) for result in results),
         )
-        first = begun if begun.turns else replace(begun, turns=(self._said(begun, request.problem, True),))
+        first = begun if begun.turns else replace(begun, turns=(_said("assistant", begun.text),))
         return first.then(inserted)
-
-    def _after(self, begun: Completion | None, turn: Completion, said: Mapping[str, str]) -> Completion:
-        """A completion with its next turn."""
-        if begun is None:
-            return turn
-        whole = begun.then(replace(turn, turns=(said,)))
-        return replace(whole, text=self.policy.decode(whole.tokens[whole.drawn].tolist()))
-
-    def _said(self, turn: Completion, problem: Problem, calls: bool) -> Mapping[str, str]:
-        """A turn as a message; with calls, in a chat, it keeps the control tokens that mark them."""
-        marked = calls and problem.chat
-        return _said("assistant", turn_text(self.policy, turn.tokens) if marked else turn.text)
 
 
 def _as_they_ended(finished: Iterator[Sampled], episodes: Mapping[Owner, Episode]) -> Iterator[Sampled]:

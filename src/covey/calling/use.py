@@ -72,7 +72,7 @@ def with_schemas(
 
 def _ending_with(problem: Problem, text: str) -> Problem:
     """Kept completions of an earlier stage have prompts that end so already."""
-    if problem.ends_with(text):
+    if problem.sampled is not None or problem.ends_with(text):
         return problem
     prompt = problem.prompt
     if isinstance(prompt, str):

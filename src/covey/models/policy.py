@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,7 @@ from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
+from covey.models.text import FaithfulText
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -158,6 +161,12 @@ class Policy:
         own = self.tokenizer.eos_token_id
         return self.end_ids[0] if own is None else own
 
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """Of what each token id stands for: the same for tokenizers whose ids mean the same."""
+        words = sorted((n, word) for word, n in self.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
+
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a checkpoint folder; its adapter's if this policy trains one.
 
@@ -204,9 +213,10 @@ class Policy:
         """Modules for values."""
         return [] if self.value is None else [self.value]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a completion, special tokens left out."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+    @cached_property
+    def decode(self) -> FaithfulText:
+        """Gives the text of a completion: special tokens kept, its end left out."""
+        return FaithfulText(self.tokenizer, self.end_ids)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> logits (..., V)."""

@@ -146,6 +146,8 @@ def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Seque
         **_common(params),
         "stop_token_ids": list(ends),
         "include_stop_str_in_output": True,
+        "skip_special_tokens": False,  # else stop strings could not match them
+        "spaces_between_special_tokens": False,
         "logprobs": 0,
         "return_token_ids": True,
     }

@@ -269,7 +269,7 @@ class RemoteSampler:
         """A completion ends with the first stop string in its text, as this run's tokenizer reads it."""
         if any(s in self.policy.decode(one.tokens[:-1]) for s in stop):
             raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
-        whole = self.policy.tokenizer.decode(one.tokens)
+        whole = self.policy.decode(one.tokens)
         if (
             one.finish == "stop"
             and one.tokens[-1] not in self.policy.end_ids
