@@ -170,7 +170,7 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
 
 def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
     encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
-    _same_model(policy, encoded)
+    same_model(policy, encoded)
     return encoded
 
 
@@ -195,6 +195,7 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
                 "preferred; remove this row"
             )
         found.append(replace(prompted, answers=answers, labels=example.labels))
+    same_model(policy, found)
     sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in found]
     long = [n for n, size in enumerate(sizes) if size > policy.context]
     if long and config.data.long_prompts == "error":
@@ -346,12 +347,19 @@ def _anew(problem: Problem) -> DataError:
     )
 
 
-def _same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
-    """Raise ConfigError if the tokenizer gives tokens that the model does not know."""
-    known = policy.model.get_input_embeddings().num_embeddings
-    largest = max((int(p.tokens.max(initial=0)) for p in encoded), default=0)
-    if largest >= known:
+def same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
+    """Raise ConfigError if prompts or answers have tokens that the model does not know."""
+    for prompted in encoded:
+        for what, tokens in (("prompt", prompted.tokens), *(("answer", a.tokens) for a in prompted.answers)):
+            check_known(policy, tokens, f"{prompted.problem.id}: the {what}")
+
+
+def check_known(policy: Policy, tokens: Sequence[int] | np.ndarray, what: str) -> None:
+    """Raise ConfigError where the model has no embedding of a token."""
+    largest = int(np.max(tokens, initial=0))
+    if largest >= policy.embedded:
         raise ConfigError(
-            f"model: the tokenizer gives tokens up to {largest}, and the model knows {known}: they are of "
-            "different models"
+            f"model: {what} has the token {largest} ({policy.tokenizer.convert_ids_to_tokens(largest)!r}), "
+            f"and the model knows {policy.embedded}: tokenizer and model are of different models, or the "
+            "token was added without model.resize_token_embeddings(len(tokenizer))"
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from covey.calling.calls import ToolCall
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
@@ -89,7 +87,7 @@ def _around(
 def plain_result(policy: Policy, text: str, most: int) -> str:
     """A result of at most ``most`` tokens, in which nothing passes for the template's own words."""
     text = text.encode("utf-8", "replace").decode()
-    controls = [*RESULT_TAGS, *_controls(policy.tokenizer)]
+    controls = [*RESULT_TAGS, *_controls(policy)]
     while found := [c for c in controls if c in text]:  # what is left of one may make another
         for control in found:
             text = text.replace(control, "")
@@ -97,9 +95,12 @@ def plain_result(policy: Policy, text: str, most: int) -> str:
     return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"
 
 
-def _controls(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Tokens of the template's own: some are not special, as `<｜User｜>` of R1's distilled models."""
-    template = str(tokenizer.chat_template)
-    for token in tokenizer.added_tokens_decoder.values():
-        if token.special or (token.content.strip() and token.content in template):
+def _controls(policy: Policy) -> Iterator[str]:
+    """Tokens of the template's own: some are not special, as `<｜User｜>` of R1's distilled models.
+
+    And those that the model has no embedding of.
+    """
+    template = str(policy.tokenizer.chat_template)
+    for n, token in policy.tokenizer.added_tokens_decoder.items():
+        if token.special or n >= policy.embedded or (token.content.strip() and token.content in template):
             yield token.content

@@ -162,6 +162,18 @@ class Policy:
         return self.end_ids[0] if own is None else own
 
     @cached_property
+    def known(self) -> int:
+        """Ids below it may stand for something. Many models have more, to pad their embedding: nobody can
+        read those, and they are neither drawn nor counted in a log-prob.
+        """
+        return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
+
+    @property
+    def embedded(self) -> int:
+        """How many ids the model has an embedding of."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @cached_property
     def vocabulary_hash(self) -> str:
         """Of what each token id stands for: the same for tokenizers whose ids mean the same."""
         words = sorted((n, word) for word, n in self.tokenizer.get_vocab().items())
@@ -248,9 +260,9 @@ class Policy:
         hidden, mask = self.hidden(packed), packed.sampling_mask
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap
-            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap)
+            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap, self.known)
         else:
-            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask)
+            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask, self.known)
         return scores._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class RemoteSampler:
         self.waiting: Callable[[], None] = lambda: None
         """Called once a second while nothing comes; may raise to stop."""
         self._probes = [p for p in probes[:PROBES] if len(p)]
-        self._vocabulary = policy.model.get_input_embeddings().num_embeddings
+        self._vocabulary = policy.known
         self._exact: bool | None = None
         self._written: int | None = None
         """Version of the weights in ``folder``."""

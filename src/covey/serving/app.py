@@ -225,7 +225,7 @@ class Service:
 
     async def _sampled(self, wanted: Wanted, tokens: Sequence[int]) -> tuple[int, list[Completion]]:
         policy, size = self.model.policy, len(tokens)
-        vocabulary = policy.model.get_input_embeddings().num_embeddings
+        vocabulary = policy.embedded
         if not size or not all(0 <= t < vocabulary for t in tokens):
             raise Refused(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
         if size + wanted.max_tokens > policy.context:

@@ -214,6 +214,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         "rounded": rounded_so_far(folder.path, policy, bool(folder.checkpoints())),
         "sandbox": run.rewards.sandbox,
         "tokenizer": policy.vocabulary_hash,
+        "known_tokens": policy.known,
         "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
         "files": inventory(loaded, run.rewards),
