@@ -163,10 +163,14 @@ class Policy:
 
     @cached_property
     def known(self) -> int:
-        """Ids below it may stand for something. Many models have more, to pad their embedding: nobody can
-        read those, and they are neither drawn nor counted in a log-prob.
+        """Ids below it may be drawn. Many models have more, to pad their embedding: nobody can read them, and
+        they are neither drawn nor counted in a log-prob, but where servers sample, which draw from all.
         """
         return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
+
+    def draw_from_all(self) -> None:
+        """Let every id be drawn that the model has an embedding of, as servers do."""
+        self.known = self.whole.known = self.embedded
 
     @property
     def embedded(self) -> int:
@@ -207,7 +211,9 @@ class Policy:
         """Another of the same weights."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        return Policy(model, self.tokenizer, adapter, self.rounds)
+        made = Policy(model, self.tokenizer, adapter, self.rounds)
+        made.known = self.known
+        return made
 
     def split(self) -> None:
         """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
@@ -287,7 +293,9 @@ def snapshot(policy: Policy) -> Policy:
     """A copy to sample from while the policy is trained; what is not trained is shared."""
     frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
     model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
-    return Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
+    made = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
+    made.known = policy.known
+    return made
 
 
 @torch.no_grad()

@@ -41,10 +41,8 @@ class ShadowConfig:
     seed: int
     rounded: bool = False
     """Whether the model computes with bfloat16 copies of float32 weights."""
-    product: Product = exactly
-    """How it multiplies."""
-    known: int | None = None
-    """Ids below it may be drawn. The tokenizer does not know the others, which pad the vocabulary."""
+    product: Product = exactly  # how it multiplies
+    known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
 
 
 @dataclass

@@ -376,8 +376,7 @@ def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[
         raise Misbehaved(f"{count} tokens and {len(one.logprobs)} log-probs, of {params.max_tokens} at most")
     if not all(0 <= t < vocabulary for t in one.tokens):
         raise Misbehaved(
-            f"a token id that the model's tokenizer does not have ({vocabulary} ids): is it serving another "
-            "model?"
+            f"a token id that the model does not have ({vocabulary} ids): is it serving another model?"
         )
     if not all(math.isfinite(x) and x <= 1e-3 for x in one.logprobs):
         raise Misbehaved("log-probs that are no logarithms of probabilities")

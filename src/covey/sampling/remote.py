@@ -98,7 +98,8 @@ class RemoteSampler:
         self.waiting: Callable[[], None] = lambda: None
         """Called once a second while nothing comes; may raise to stop."""
         self._probes = [p for p in probes[:PROBES] if len(p)]
-        self._vocabulary = policy.known
+        self._vocabulary = policy.embedded
+        policy.draw_from_all()
         self._exact: bool | None = None
         self._written: int | None = None
         """Version of the weights in ``folder``."""

@@ -80,6 +80,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     follow_run(loaded.run or config.output)
     policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
+    if config.rollout.sampler is not None or config.launch.samplers:
+        policy.draw_from_all()
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
