@@ -16,6 +16,7 @@ from covey.models.policy import Policy
 from covey.rewards.extract import THINK_OPEN
 from covey.sampling.base import Request
 from covey.tasks.examples import UNTRAINED, AnswerText, Example
+from covey.tasks.sampled import REMEDY
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
 
@@ -71,6 +72,8 @@ def unseen_by_model(
     policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
 ) -> list[str]:
     """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
+    problems = [p for p in problems if p.sampled is None]
+    examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
     answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
     everything = [*answered, *((problem, []) for problem in problems)]
     notes = [*_unread_roles(policy, everything), *_unread_keys(policy, everything)]
@@ -145,7 +148,15 @@ def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages
     return notes
 
 
-def _tokens(policy: Policy, problem: Problem) -> list[int]:
+def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
+    if problem.sampled is not None:
+        if problem.sampled.tokenizer != policy.vocabulary_hash:
+            raise DataError(
+                f"{problem.id}: its tokens were sampled with another tokenizer "
+                f"({problem.sampled.tokenizer[:8]}) than this model's ({policy.vocabulary_hash[:8]}). Train "
+                f"the model that it was sampled from, or one with the same tokenizer. {REMEDY}"
+            )
+        return problem.sampled.prompt
     return told_of(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
@@ -180,7 +191,7 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
 
 def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
     encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
-    _same_model(policy, encoded)
+    same_model(policy, encoded)
     return encoded
 
 
@@ -197,13 +208,15 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     """Examples as tokens. What is longer than the model's context is an error or left out."""
     found = []
     for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
-        answers = tuple(_answer(policy, prompted, text) for text in example.answers)
+        given = (GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
+        answers = tuple(given) or tuple(_answer(policy, prompted, text) for text in example.answers)
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
             raise DataError(
                 f"{example.problem.id}: chosen and rejected are the same tokens to this model, so nothing is "
                 "preferred; remove this row"
             )
         found.append(replace(prompted, answers=answers, labels=example.labels))
+    same_model(policy, found)
     sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in found]
     long = [n for n, size in enumerate(sizes) if size > policy.context]
     if long and config.data.long_prompts == "error":
@@ -358,12 +371,19 @@ def _anew(problem: Problem) -> DataError:
     )
 
 
-def _same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
-    """Raise ConfigError if the tokenizer gives tokens that the model does not know."""
-    known = policy.model.get_input_embeddings().num_embeddings
-    largest = max((int(p.tokens.max(initial=0)) for p in encoded), default=0)
-    if largest >= known:
+def same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
+    """Raise ConfigError if prompts or answers have tokens that the model does not know."""
+    for prompted in encoded:
+        for what, tokens in (("prompt", prompted.tokens), *(("answer", a.tokens) for a in prompted.answers)):
+            check_known(policy, tokens, f"{prompted.problem.id}: the {what}")
+
+
+def check_known(policy: Policy, tokens: Sequence[int] | np.ndarray, what: str) -> None:
+    """Raise ConfigError where the model has no embedding of a token."""
+    largest = int(np.max(tokens, initial=0))
+    if largest >= policy.embedded:
         raise ConfigError(
-            f"model: the tokenizer gives tokens up to {largest}, and the model knows {known}: they are of "
-            "different models"
+            f"model: {what} has the token {largest} ({policy.tokenizer.convert_ids_to_tokens(largest)!r}), "
+            f"and the model knows {policy.embedded}: tokenizer and model are of different models, or the "
+            "token was added without model.resize_token_embeddings(len(tokenizer))"
         )

@@ -19,6 +19,7 @@ from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import last_stage, load_recorded
 from covey.tasks.files import MISSING, in_our_names, read_problems, rows, value_at
+from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
 
@@ -54,7 +55,7 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
 
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
     """A row's columns, with those that the config copies to the names that its rewards ask for."""
-    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt)}
+    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():
         value = value_at(row, source)

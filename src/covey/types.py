@@ -26,6 +26,38 @@ Messages: TypeAlias = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
+class AnswerTokens:
+    """An answer as it was sampled.
+
+    >>> AnswerTokens((5, 8, 9, 6), (True, False, False, True)).inserted
+    [[1, 3]]
+    """
+
+    ids: tuple[int, ...]
+    """(T,), with the end where it was drawn."""
+    drawn: tuple[bool, ...]
+    """(T,): whether the model drew the token; a tool said the others."""
+
+    @property
+    def inserted(self) -> list[list[int]]:
+        """Where the others are: [first, one after the last] of each stretch."""
+        edges = np.flatnonzero(np.diff(np.array((True, *self.drawn, True)).astype(int)))
+        return [list(map(int, span)) for span in edges.reshape(-1, 2)]
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """A row that an earlier stage has sampled, as token ids: these are trained, whatever `data` says."""
+
+    tokenizer: str
+    """Hash of the vocabulary that the ids are of."""
+    prompt: tuple[int, ...]
+    """(P,): the prompt as the model read it."""
+    answers: Mapping[str, AnswerTokens]
+    """Column -> what was sampled."""
+
+
+@dataclass(frozen=True)
 class Problem:
     """One task instance: what the model sees and what the rewards need to judge it.
 
@@ -43,6 +75,8 @@ class Problem:
     """What the chat template gets besides the messages: `tools`, `documents`, `enable_thinking`, ..."""
     asked_in_text: bool = False
     """Whether the messages are made of a text, by `data.chat` or `data.system`: its rewards get texts."""
+    sampled: SampledTokens | None = None
+    """Its tokens, where a stage of covey has sampled the row; None where its texts have to be encoded."""
 
     def ends_with(self, text: str) -> bool:
         """Whether the last thing that the model is told ends so."""
@@ -119,7 +153,8 @@ class Completion:
     logprobs: np.ndarray
     """(T,) float32, nats: of each token under the distribution it was drawn from; 0 of inserted ones."""
     text: str
-    """The drawn tokens decoded without special tokens: for rewards and for people, not for training."""
+    """The drawn tokens as they read, special ones too, the end of each turn left out (``models.text``): for
+    rewards and for people, not for training."""
     finish: Literal["stop", "length"]
     """``stop``: ended by itself. ``length``: truncated at the token limit."""
     version: int = 0

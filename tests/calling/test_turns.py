@@ -85,7 +85,7 @@ def test_turns_keep_the_bits_of_the_trainer(policy: Policy, box: Toolbox, params
             not d for d, _ in c.parts
         )
         assert not c.logprobs[~c.drawn].any()
-        assert c.text == policy.decode(c.tokens[c.drawn].tolist())
+        assert c.text == "".join(policy.decode(ids.tolist()) for drawn, ids in c.parts if drawn)
         assert len(c.tokens) <= 115
         batch = collate([Group(TEXT, asked[r].prompt, (c,), np.array([1.0]))])
         scores = Learner(policy, Train()).score(batch, 1.0).logprobs[0].numpy()
@@ -364,8 +364,12 @@ def test_rewards_see_what_the_model_wrote(policy: Policy, box: Toolbox) -> None:
     ends = given["token_ends"]
     assert len(ends) == len(whole.tokens)
     assert ends[-1] == len(whole.text)
-    drawn = [end for end, own in zip(ends, whole.drawn, strict=True) if own]
-    assert drawn == token_ends(whole.tokens[whole.drawn].tolist(), policy.decode)
+    first, answered, last = whole.parts
+    own = token_ends(first[1].tolist(), policy.decode)
+    said = len(WRITTEN)
+    assert own[-1] == said, "the turn's end adds nothing"
+    more = [said + end for end in token_ends(last[1].tolist(), policy.decode)]
+    assert ends == [*own, *[said] * len(answered[1]), *more]
 
 
 def test_metrics_count_answers_and_errors(policy: Policy, box: Toolbox) -> None:

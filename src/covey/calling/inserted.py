@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from covey.calling.calls import ToolCall
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
@@ -97,6 +95,8 @@ def plain_result(policy: Policy, words: ControlWords, text: str, most: int) -> s
     return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"
 
 
-def result_words(tokenizer: PreTrainedTokenizerBase) -> ControlWords:
-    """What no result may have in it."""
-    return ControlWords([*RESULT_TAGS, *template_words(tokenizer)])
+def result_words(policy: Policy) -> ControlWords:
+    """What no result may have in it: the template's own words, and tokens that the model does not know."""
+    added = policy.tokenizer.added_tokens_decoder.items()
+    unknown = [token.content for n, token in added if n >= policy.embedded]
+    return ControlWords([*RESULT_TAGS, *template_words(policy.tokenizer), *unknown])

@@ -19,7 +19,7 @@ import numpy as np
 from covey.calling.allowance import Waiting
 from covey.calling.calls import ToolCall, as_message, calls_in, ends_inside
 from covey.calling.environments import Ending, Episode
-from covey.calling.forms import reader_of, turn_text
+from covey.calling.forms import reader_of
 from covey.calling.inserted import answer_tokens, plain_result, result_words
 from covey.calling.running import Toolbox
 from covey.models.policy import Policy
@@ -48,7 +48,7 @@ class TurnSampler:
     def __init__(self, sampler: Sampler, policy: Policy, toolbox: Toolbox) -> None:
         self.sampler, self.policy, self.toolbox = sampler, policy, toolbox
         self.read = reader_of(policy, toolbox.schemas)
-        self.words = result_words(policy.tokenizer)
+        self.words = result_words(policy)
         self.waited = 0.0
         """Seconds for which tools were waited for while nothing was sampled."""
 
@@ -120,7 +120,8 @@ class TurnSampler:
                     continue
                 del turns[owner]
                 calls = self._calls(request, turn, before)
-                whole = self._after(before, turn, self._said(turn, problem, calls))
+                said = _with_calls(turn, calls)
+                whole = turn if before is None else before.then(replace(turn, turns=(said,)))
                 if calls:
                     results = self.toolbox.begin(calls, problem, episodes[owner], allowances[owner])
                     called.append(Called(owner, whole, calls, results))
@@ -192,22 +193,15 @@ class TurnSampler:
             versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
             turns=tuple(_said("tool", result) for result in results),
         )
-        opening = self._said(begun, request.problem, called.calls)
+        opening = _with_calls(begun, called.calls)
         first = begun if begun.turns else replace(begun, turns=(opening,))
         return first.then(inserted)
 
-    def _after(self, begun: Completion | None, turn: Completion, said: Mapping[str, object]) -> Completion:
-        """A completion with its next turn."""
-        if begun is None:
-            return turn
-        whole = begun.then(replace(turn, turns=(said,)))
-        return replace(whole, text=self.policy.decode(whole.tokens[whole.drawn].tolist()))
 
-    def _said(self, turn: Completion, problem: Problem, calls: Sequence[ToolCall]) -> Mapping[str, object]:
-        """A turn as a message with its calls; in a chat it then keeps the control tokens that mark them."""
-        marked = calls and problem.chat
-        message = _said("assistant", turn_text(self.policy, turn.tokens) if marked else turn.text)
-        return {**message, "tool_calls": list(map(as_message, calls))} if calls else message
+def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, object]:
+    """A turn as a message with its calls."""
+    message = _said("assistant", turn.text)
+    return {**message, "tool_calls": list(map(as_message, calls))} if calls else message
 
 
 def _as_they_ended(

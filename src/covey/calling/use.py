@@ -14,6 +14,7 @@ from covey.config.schema import Method
 from covey.config.unread import COLLECTS, reads
 from covey.errors import ConfigError, DataError
 from covey.models.policy import Policy
+from covey.prompts import check_known
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.sampling.base import Sampler
 from covey.tasks.gym import PREFIX
@@ -92,7 +93,7 @@ def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[
 
 def _ending_with(problem: Problem, text: str) -> Problem:
     """Kept completions of an earlier stage have prompts that end so already."""
-    if problem.ends_with(text):
+    if problem.sampled is not None or problem.ends_with(text):
         return problem
     prompt = problem.prompt
     if isinstance(prompt, str):
@@ -125,7 +126,9 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: Meth
         return
     problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
     for problem in [p for p in problems if p.chat][:1]:
-        if PROBE not in policy.decode(answer_tokens(policy, problem, [call], [PROBE])):
+        inserted = answer_tokens(policy, problem, [call], [PROBE])
+        check_known(policy, inserted, "what the chat template writes around the result of a tool")
+        if PROBE not in policy.decode(inserted):
             raise ConfigError(
                 "rollout.tools: the model's chat template has no place for what a tool says (messages of the "
                 "role tool). Use a model whose template has one, or prompts in plain text"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,7 @@ from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
+from covey.models.text import FaithfulText
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -158,6 +161,28 @@ class Policy:
         own = self.tokenizer.eos_token_id
         return self.end_ids[0] if own is None else own
 
+    @cached_property
+    def known(self) -> int:
+        """Ids below it may be drawn. Many models have more, to pad their embedding: nobody can read them, and
+        they are neither drawn nor counted in a log-prob, but where servers sample, which draw from all.
+        """
+        return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
+
+    def draw_from_all(self) -> None:
+        """Let every id be drawn that the model has an embedding of, as servers do."""
+        self.known = self.whole.known = self.embedded
+
+    @property
+    def embedded(self) -> int:
+        """How many ids the model has an embedding of."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """Of what each token id stands for: the same for tokenizers whose ids mean the same."""
+        words = sorted((n, word) for word, n in self.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
+
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a checkpoint folder; its adapter's if this policy trains one.
 
@@ -186,7 +211,9 @@ class Policy:
         """Another of the same weights."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        return Policy(model, self.tokenizer, adapter, self.rounds)
+        made = Policy(model, self.tokenizer, adapter, self.rounds)
+        made.known = self.known
+        return made
 
     def split(self) -> None:
         """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
@@ -204,9 +231,10 @@ class Policy:
         """Modules for values."""
         return [] if self.value is None else [self.value]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a completion, special tokens left out."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+    @cached_property
+    def decode(self) -> FaithfulText:
+        """Gives the text of a completion: special tokens kept, its end left out."""
+        return FaithfulText(self.tokenizer, self.end_ids)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> logits (..., V)."""
@@ -238,9 +266,9 @@ class Policy:
         hidden, mask = self.hidden(packed), packed.sampling_mask
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap
-            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap)
+            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap, self.known)
         else:
-            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask)
+            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask, self.known)
         return scores._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
@@ -265,7 +293,9 @@ def snapshot(policy: Policy) -> Policy:
     """A copy to sample from while the policy is trained; what is not trained is shared."""
     frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
     model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
-    return Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
+    made = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
+    made.known = policy.known
+    return made
 
 
 @torch.no_grad()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from covey.types import Completion, StepRewards
 
 
@@ -25,9 +23,13 @@ def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) ->
 
 
 def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """``token_ends`` in a completion's text, to which inserted tokens add nothing."""
-    ends = [0, *token_ends(completion.tokens[completion.drawn].tolist(), decode)]
-    return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
+    """``token_ends`` in a completion's text, to which inserted tokens and the ends of turns add nothing."""
+    ends, before = list[int](), 0
+    for drawn, tokens in completion.parts:
+        own = token_ends(tokens.tolist(), decode) if drawn else [0] * len(tokens)
+        ends += [before + end for end in own]
+        before = ends[-1]
+    return ends
 
 
 def spans_of(given: StepRewards) -> tuple[tuple[int, int, float], ...]:

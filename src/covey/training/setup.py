@@ -83,6 +83,8 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
     policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
     rewards.calls = calls_by(policy)
+    if config.rollout.sampler is not None or config.launch.samplers:
+        policy.draw_from_all()
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
@@ -223,6 +225,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         "rounds_products": policy.rounds,
         "rounded": rounded_so_far(folder.path, policy, bool(folder.checkpoints())),
         "sandbox": run.rewards.sandbox,
+        "tokenizer": policy.vocabulary_hash,
+        "known_tokens": policy.known,
         "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
         "files": inventory(loaded, run.rewards),
