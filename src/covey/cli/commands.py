@@ -49,6 +49,14 @@ Rewarding = Annotated[
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
 
+Trust = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Run the code that a run names, and ask its servers, though it is not one you began.",
+    ),
+]
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -89,14 +97,16 @@ def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_
 
 
 @app.command(name="resume")
-def command_resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
+def command_resume(
+    run: Path, *settings: Settings, manner: Manner = PLAIN, trust: Trust = False, as_json: Json = False
+) -> int:
     """Continue an interrupted run. Settings given here are changed; what that does is shown.
 
     :param run: The folder of the run.
     """
-    from covey.config.start import read_start
+    from covey.runs.origin import start_of
 
-    return _train(read_start(run).changed(settings), manner, as_json, resumed=run)
+    return _train(start_of(run, trust, settings), manner, as_json, resumed=run)
 
 
 def _start(config: Path, settings: Sequence[str]) -> Start:
@@ -153,13 +163,13 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
 
 
 @app.command(name="eval")
-def command_evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
+def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as_json: Json = False) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
     :param config: A YAML file, or the folder of a run: its final model is measured,
         or its newest checkpoint if it has not ended; of several stages, the last one's.
     """
-    loaded = _load(config, settings, as_json, trained=True)
+    loaded = _load(config, settings, as_json, trained=True, trust=trust)
     from covey.console import RunConsole
     from covey.inference import evaluate_once
 
@@ -169,7 +179,9 @@ def command_evaluate(config: Path, *settings: Settings, as_json: Json = False) -
 
 
 @app.command(name="check")
-def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Json = False) -> int:
+def command_check(
+    config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
+) -> int:
     """Prove on your own model and data that a training step is right; takes one batch.
 
     Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
@@ -178,13 +190,16 @@ def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Js
     :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
     :param steps: How many steps of a run are repeated.
     """
-    loaded = _load(config, settings, as_json, trained=True)
+    loaded = _load(config, settings, as_json, trained=True, trust=trust, names_only=False)
     from covey.console import RunConsole
     from covey.proof.check import check as measure
     from covey.proof.check_run import check_run
 
     console = RunConsole(quiet=as_json)
-    findings = [*(check_run(config, steps, console) if config.is_dir() else ()), *measure(loaded, console)]
+    findings = [
+        *(check_run(config, steps, console, trust) if config.is_dir() else ()),
+        *measure(loaded, console),
+    ]
     lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
     _print(as_json, [vars(f) for f in findings], lines)
     return 0 if all(f.holds for f in findings) else 1
@@ -277,14 +292,14 @@ def command_serve(
 
 
 @app.command(name="score")
-def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int:
+def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions, a row each. Exit code 1 if one of them judged no row.
 
     :param file: Rows with a `completion` and whatever columns the rewards ask for.
     """
     from covey.scoring import score_file
 
-    rows, means = score_file(file, rewards)
+    rows, means = score_file(file, rewards, trust)
     _print(as_json, {"means": means, "rows": rows}, map(as_line, rows))
     _tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
     return int(any(map(math.isnan, means.values())))
@@ -352,12 +367,22 @@ def command_algorithms(name: str | None = None, *, dialect: str | None = None, a
     return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
 
 
-def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = False) -> Loaded:
-    """What a YAML file or a run folder says; ``trained``: with the model the run has arrived at."""
-    if config.is_dir():
-        from covey.runs.reader import load_recorded, load_run
+def _load(
+    config: Path,
+    settings: Sequence[str],
+    as_json: bool,
+    trained: bool = False,
+    trust: bool = False,
+    names_only: bool = True,
+) -> Loaded:
+    """What a YAML file or a run folder says; ``trained``: with the model the run has arrived at.
 
-        loaded = (load_run if trained else load_recorded)(config, settings)
+    ``trust`` and ``names_only`` as in ``load_run``.
+    """
+    if config.is_dir():
+        from covey.runs.reader import load_run, look_at
+
+        loaded = load_run(config, settings, None, trust, names_only) if trained else look_at(config, settings)
     else:
         from covey.config.load import load_config
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from covey.cli.commands import Json, Rewarding, Settings, _load, _print, _tell, app
+from covey.cli.commands import Json, Rewarding, Settings, Trust, _load, _print, _tell, app
 from covey.errors import ConfigError
 
 
@@ -163,7 +163,12 @@ def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
 
 @app.command(name="rescore")
 def command_rescore(
-    run: Path, *words: Rewarding, rewards: list[str] | None = None, steps: int = 8, as_json: Json = False
+    run: Path,
+    *words: Rewarding,
+    rewards: list[str] | None = None,
+    steps: int = 8,
+    trust: Trust = False,
+    as_json: Json = False,
 ) -> int:
     """Apply other rewards to the completions of a run: which groups change sign, die, come alive.
 
@@ -176,7 +181,7 @@ def command_rescore(
     from covey.insight import rescore
     from covey.scoring import named_rewards
 
-    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words]), steps)
+    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps)
     _print(as_json, rescore.record(found), rescore.lines(run, found))
     return 0
 

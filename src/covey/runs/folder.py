@@ -21,6 +21,7 @@ import numpy as np
 
 from covey.errors import CheckpointError, FolderBusy
 from covey.integrity import damage
+from covey.opening import read_below, stream_bytes
 from covey.processes import first
 from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
 from covey.runs.rollouts import ROLLOUT, or_null, rollout_arrays, rollout_rows
@@ -235,7 +236,7 @@ def readable_stream(folder: Path, stream: str) -> tuple[list[dict[str, object]],
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
     """The number of each whole line of a stream and its record; a resume has made damaged ones blank."""
-    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    whole = read_below(path.parent, path.name, stream_bytes()).rpartition(b"\n")[0] if path.exists() else b""
     for number, line in enumerate(whole.split(b"\n"), start=1):
         if line.strip():
             yield number, stream_record(line)

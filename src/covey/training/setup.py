@@ -38,6 +38,7 @@ from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.kept import forget_kept
+from covey.runs.origin import write_own
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -238,8 +239,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         if harmful:
             journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
     if first():
-        write_file(folder.path / "config.yaml", resolved_yaml(loaded))
+        write_own(folder.path, "config.yaml", resolved_yaml(loaded))
         write_file(folder.path / "env.json", sealed(now))
         if options.start:
-            write_file(options.home / START, sealed(options.start))
+            write_own(options.home, START, sealed(options.start))
         (folder.path / RECORD).unlink(missing_ok=True)

@@ -15,16 +15,17 @@ import numpy as np
 
 from covey.config.algorithm import describe
 from covey.config.schema import Config
-from covey.config.sources import fields_of, read_yaml
+from covey.config.sources import fields_of
 from covey.console import duration
-from covey.errors import ConfigError, CoveyError
+from covey.errors import CheckpointError, ConfigError, CoveyError
 from covey.estimates import Evaluation
 from covey.insight.recorded import explain_run
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
+from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey.runs.folder import latest_checkpoint, stream_record
-from covey.runs.reader import RESULT, read_ending, seconds_of
+from covey.runs.reader import RESULT, read_ending, recorded_yaml, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = dict[str, Any]
@@ -85,7 +86,7 @@ class Tail:
         """What has come since the last time. Raises EOFError where the file was cut: a resume has begun."""
         if not self.path.exists():
             return []
-        with self.path.open("rb") as file:
+        with open_below(self.path.parent, self.path.name, stream_bytes()) as file:
             if file.seek(0, os.SEEK_END) < self.at:
                 raise EOFError(self.path)
             file.seek(self.at)
@@ -109,11 +110,11 @@ def run_state(folder: Path) -> RunState:
     if (folder / RESULT).is_file():
         return "finished"
     try:
-        words = (folder / ".lock").read_text(encoding="utf-8").split()
+        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
         os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
     except PermissionError:
         return "training"  # by another user
-    except (OSError, ValueError, IndexError, OverflowError):
+    except (OSError, ValueError, IndexError, OverflowError, CheckpointError):
         return "interrupted"
     return "training"
 
@@ -140,7 +141,7 @@ def _row(name: str, folder: Path) -> Record:
 
 def _known(folder: Path) -> Record:
     """What is known of a run beside its state. Raises CoveyError where its files are damaged."""
-    settings = _settings(folder / "config.yaml", (folder / "config.yaml").stat().st_mtime_ns)
+    settings = _settings(folder, (folder / "config.yaml").stat().st_mtime_ns)
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
     paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
@@ -154,9 +155,9 @@ def _known(folder: Path) -> Record:
 
 
 @lru_cache(maxsize=512)
-def _settings(path: Path, _changed: int) -> Mapping[str, Any]:
+def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
     """A config is slow to read, and a list of a hundred runs has a hundred."""
-    return read_yaml(path)[0]
+    return recorded_yaml(folder)
 
 
 @lru_cache(maxsize=512)
@@ -219,7 +220,7 @@ def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:
 
 def differing_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
-    recorded: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
+    recorded: Mapping[str, Any] = recorded_yaml(folder)
     found = []
     for path, field in fields_of(Config):
         value: Any = recorded
