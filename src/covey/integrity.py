@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,6 +20,7 @@ T = TypeVar("T")
 MANIFEST = "manifest.json"
 SEAL = "sha256"
 """Key of a record's checksum."""
+LINE_SEAL = f', "{SEAL}": "'.encode()
 
 
 def digest_of(path: Path) -> str:
@@ -40,6 +41,26 @@ def unsealed(content: bytes) -> dict[str, object]:
     if not isinstance(values, dict) or values.pop(SEAL, None) != _seal(values):
         raise ValueError("not as it was written")
     return values
+
+
+def sealed_line(record: Mapping[str, object]) -> str:
+    """A record as a line of JSON whose last field is the sha256 of the line without it."""
+    text = json.dumps(record, ensure_ascii=False)
+    return f'{text[:-1]}, "{SEAL}": "{hashlib.sha256(text.encode()).hexdigest()}"}}\n'
+
+
+def unsealed_line(line: bytes, parse_int: Callable[[str], object] | None = None) -> dict[str, Any]:
+    """The record of a line that ``sealed_line`` has written, without its end.
+
+    Raises ValueError if it is not, byte for byte, as it was written.
+    """
+    text, _, digest = line.rpartition(LINE_SEAL)
+    if digest != hashlib.sha256(text + b"}").hexdigest().encode() + b'"}':
+        raise ValueError("not as it was written")
+    record = load_json(text + b"}", parse_int)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    return record
 
 
 def sealed_text(text: str) -> str:

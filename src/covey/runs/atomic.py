@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from covey.integrity import MANIFEST, manifest_of
+from covey.opening import naming
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
@@ -43,6 +44,19 @@ def write_file(path: Path, content: str | bytes) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def append_whole(path: Path, line: bytes) -> None:
+    """Add a line to a file, all of it or nothing. OSError names the path."""
+    with path.open("ab", buffering=0) as file, naming(path):
+        before, left = file.tell(), line
+        try:
+            while left:  # a disk that is nearly full takes a part, and refuses the rest
+                left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), before)
+            raise
 
 
 def make_folder(path: Path) -> None:
@@ -99,6 +113,7 @@ def sync(path: Path) -> None:
     """Make a file's content, or the names in a folder, survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 
 import numpy as np
 
 from covey.errors import CheckpointError, FolderBusy
-from covey.integrity import damage
-from covey.opening import read_below, stream_bytes
+from covey.integrity import damage, sealed_line, unsealed_line
+from covey.opening import naming, read_below, stream_bytes
 from covey.processes import first
-from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
+from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
 from covey.runs.rollouts import ROLLOUT, or_null, rollout_arrays, rollout_rows
 from covey.types import Group
 
@@ -45,6 +45,22 @@ class Logged:
     """Bytes and sha256 of each stream."""
     rollouts: int = 0
     """Files in rollouts/."""
+
+
+@dataclass
+class Meant:
+    """What a stream was meant to hold, counted while it is appended: a disk that loses some is found out."""
+
+    size: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    unread: bytearray = field(default_factory=bytearray)
+    """Appended since what is in the file was last compared."""
+
+    def add(self, line: bytes) -> None:
+        """A line more."""
+        self.size += len(line)
+        self.digest.update(line)
+        self.unread += line
 
 
 class RunFolder:
@@ -69,7 +85,8 @@ class RunFolder:
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
         os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
-        self._digests = {name: (0, hashlib.sha256()) for name in STREAMS}
+        self._appending = Lock()
+        self._meant = {name: Meant() for name in STREAMS}
         for folder in folders:
             clear_leftovers(folder)
 
@@ -79,12 +96,14 @@ class RunFolder:
             self._lock.close()
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:
-        """Add one JSON line to a stream. Non-finite numbers become null."""
+        """Add one JSON line, with its sha256, to a stream. Non-finite numbers become null."""
         if not self.writes:
             return
-        line = json.dumps({k: or_null(v) for k, v in record.items()}, ensure_ascii=False)
-        with (self.path / stream).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = sealed_line({k: or_null(v) for k, v in record.items()}).encode()
+        path = self.path / stream
+        with self._appending:
+            append_whole(path, line)
+            self._meant[stream].add(line)
 
     def read(self, stream: str) -> list[dict[str, object]]:
         """All records of a stream."""
@@ -95,14 +114,26 @@ class RunFolder:
         paths = [p for name in STREAMS if (p := self.path / name).exists()]
         for path in (*paths, self.path):
             sync(path)
-        for path in paths:  # what was there before has been read: damage since then shows in a resume
-            start, digest = self._digests[path.name]
-            with path.open("rb") as file:
-                file.seek(start)
-                digest.update(new := file.read())
-            self._digests[path.name] = (start + len(new), digest)
-        known = {p.name: (self._digests[p.name][0], self._digests[p.name][1].hexdigest()) for p in paths}
+        for name, meant in self._meant.items():
+            self._check_written(self.path / name, meant)
+        known = {
+            name: (meant.size, meant.digest.hexdigest()) for name, meant in self._meant.items() if meant.size
+        }
         return Logged(known, len(self._rollouts()))
+
+    def _check_written(self, path: Path, meant: Meant) -> None:
+        """Raise CheckpointError if a stream does not end in what has been appended since the last look."""
+        held = b""
+        if meant.unread:
+            with path.open("rb") as file, naming(path):
+                file.seek(meant.size - len(meant.unread))
+                held = file.read()
+        if held != meant.unread:
+            raise CheckpointError(
+                f"{path} does not hold what was written into it: the disk, or the memory, loses data. See to "
+                "it, then run the same command again"
+            )
+        meant.unread.clear()
 
     def damaged(self, logged: Logged, step: int) -> list[str]:
         """Streams that are not what they were when the checkpoint of ``step`` was written, each in words.
@@ -114,7 +145,7 @@ class RunFolder:
         remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
-            content = path.read_bytes()[:size] if path.exists() else b""
+            content = read_below(self.path, name, stream_bytes())[:size] if path.exists() else b""
             if len(content) < size:
                 raise CheckpointError(
                     f"{path} has {len(content):,} bytes and had {size:,} when the checkpoint of step {step} "
@@ -132,7 +163,7 @@ class RunFolder:
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
-            whole = path.read_bytes() if path.exists() else b""
+            whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
             readable = _blanked(whole[:size])
             later = whole[size:].splitlines(keepends=True) if logged.streams else []
             lasting = b"".join(line for line in later if _lasts(line))
@@ -140,7 +171,7 @@ class RunFolder:
                 write_file(path, readable + lasting)
             elif whole:
                 os.truncate(path, size)
-            self._digests[name] = (size, hashlib.sha256(readable))
+            self._meant[name] = Meant(len(readable + lasting), hashlib.sha256(readable + lasting))
         for path, number in self._rollouts().items():
             if number >= step:
                 path.unlink()
@@ -171,8 +202,9 @@ class RunFolder:
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
             values = {name: np.concatenate([own, unseen]) for name, own in seen.items()}
             name = self.path / "rollouts" / f"step_{step:06d}"
-            write_file(name.with_suffix(".npz"), rollout_arrays(groups, every, values))
-            write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained)))
+            arrays = rollout_arrays(groups, every, values)
+            write_file(name.with_suffix(".npz"), arrays)
+            write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained), arrays))
 
     def checkpoints(self) -> list[Path]:
         """Committed checkpoints, oldest first."""
@@ -251,17 +283,17 @@ def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
 def stream_record(line: bytes) -> dict[str, object] | None:
     """A line of a stream; None if it is damaged."""
     try:
-        record = json.loads(line, parse_int=_bounded)
-    except (ValueError, RecursionError):
+        record = unsealed_line(line, _bounded)
+    except ValueError:
         return None
-    if not isinstance(record, dict) or type(record.get("step")) is not int:
+    if type(record.get("step")) is not int:
         return None
     finite = all(math.isfinite(v) for v in record.values() if isinstance(v, float))
     return record if finite else None  # nobody writes what is not: see ``append``
 
 
 def _lasts(line: bytes) -> bool:
-    record = stream_record(line)
+    record = stream_record(line.rstrip(b"\n"))
     return record is not None and record.get("event") == INEXACT
 
 
