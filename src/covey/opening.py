@@ -104,7 +104,10 @@ def read_regular(path: Path, most: int) -> bytes:
 
 
 def load_json(content: bytes, parse_int: Callable[[str], object] | None = None) -> Any:
-    """A JSON value; ``parse_int`` as json has it. Raises ValueError, also where it is nested deeper than any that covey writes."""
+    """A JSON value; ``parse_int`` as json has it.
+
+    Raises ValueError, also where it is nested deeper than any that covey writes.
+    """
     if content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST:
         raise ValueError("nested too deeply")
     return json.loads(content, parse_int=parse_int)

@@ -15,7 +15,8 @@ from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError, Stopp
 from covey.fault_injection import Faults
 from covey.insight.cells import Cell, Sweep, write_sweep
 from covey.opening import RECORD_BYTES, load_json, read_below
-from covey.runs.reader import RESULT, read_verdict, stages_in
+from covey.runs.folder import RESULT
+from covey.runs.reader import read_verdict, stages_in
 from covey.signals import StopSignal
 from covey.training.pipeline import run_in_folder
 from covey.training.run import RunOptions

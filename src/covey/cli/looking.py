@@ -186,6 +186,20 @@ def command_rescore(
     return 0
 
 
+@app.command(name="verify")
+def command_verify(run: Path, *, as_json: Json = False) -> int:
+    """Say of every file of a run whether it is as it was written. Exit code 4 if one is damaged or missing.
+
+    :param run: Its folder, or that of a pipeline.
+    """
+    from covey.runs.verify import verify_run
+
+    found = verify_run(run)
+    whole = all(v.state in ("whole", "unsealed") for v in found)
+    _print(as_json, {"whole": whole, "files": [vars(v) for v in found]}, map(str, found))
+    return 0 if whole else 4
+
+
 @app.command(name="report")
 def command_report(
     run: Path,

@@ -6,6 +6,7 @@ then renamed; a crash at any instant leaves the old state or the new one.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -36,6 +37,8 @@ def write_file(path: Path, content: str | bytes) -> None:
             return
         temporary.write_bytes(written)
         sync(temporary)
+        if temporary.read_bytes() != written:
+            raise OSError(errno.EIO, "the disk, or the memory, does not give back what was written")
         temporary.replace(target)
         sync(target.parent)
     except BaseException as error:

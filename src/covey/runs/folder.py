@@ -19,15 +19,19 @@ from types import MappingProxyType
 
 import numpy as np
 
-from covey.errors import CheckpointError, FolderBusy
-from covey.integrity import damage, sealed_line, unsealed_line
+from covey.errors import CheckpointError, ConfigError, FolderBusy
+from covey.integrity import damage, read_record, sealed_line, unsealed_line
 from covey.opening import naming, read_below, stream_bytes
 from covey.processes import first
 from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
-from covey.runs.rollouts import ROLLOUT, or_null, rollout_arrays, rollout_rows
+from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_rows
 from covey.types import Group
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
+RESULT = "result.json"
+"""What a run that has ended leaves; one that trains on has none."""
+WRITTEN = "written"
+"""In it: bytes and sha256 of what the run has written, by name."""
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = "trainer.json"
 """A file that every checkpoint has, besides those of the model and the optimizer's."""
@@ -157,9 +161,25 @@ class RunFolder:
                     raise CheckpointError(f"{complaints[-1]}, and the verdict rests on it. {remedy}")
         return complaints
 
-    def rewind(self, logged: Logged, step: int) -> int:
+    def damaged_rollouts(self, logged: Logged, step: int, every: bool) -> list[str]:
+        """What the log of completions before ``step`` lacks, and what in it is not as it was written, each in
+        words: of the first step, which is read again, or of ``every`` one.
+        """
+        before = [path for path, number in self._rollouts().items() if number < step]
+        numbers = sorted({number for path, number in self._rollouts().items() if number < step})
+        complaints, place = [], self.path / "rollouts"
+        if (lost := logged.rollouts - len(before)) > 0:
+            complaints.append(f"{place} lacks {lost} of {logged.rollouts} files")
+        for number in numbers if every else [n for n in numbers[:1] if n == 0]:
+            try:
+                _ = read_rollouts(self.path, number).arrays
+            except (CheckpointError, ConfigError) as error:
+                complaints.append(str(error).partition(". Put the file back")[0])
+        return complaints
+
+    def rewind(self, logged: Logged, step: int) -> None:
         """Forget what was logged after a checkpoint: truncate the streams, drop later rollouts; blank what is
-        damaged. -> how many files of earlier rollouts are gone.
+        damaged.
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
@@ -175,7 +195,6 @@ class RunFolder:
         for path, number in self._rollouts().items():
             if number >= step:
                 path.unlink()
-        return max(0, logged.rollouts - len(self._rollouts()))
 
     def _rollouts(self) -> dict[Path, int]:
         """The files that ``write_rollouts`` has written, and their steps; users may keep others there."""
@@ -257,6 +276,8 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
                 f"{folder / stream}:{number}: damaged. Put the file back, or remove this line"
             )
         records.append(record)
+    if complaint := ended_otherwise(folder, stream):
+        raise CheckpointError(f"{complaint}: it lacks lines, or has other ones. Put the file back")
     return records
 
 
@@ -272,6 +293,25 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
     for number, line in enumerate(whole.split(b"\n"), start=1):
         if line.strip():
             yield number, stream_record(line)
+
+
+def ended_otherwise(folder: Path, name: str) -> str:
+    """What a file of a run that has ended has lost or changed since, by its result; empty if nothing, or if
+    the run has not ended. Raises CheckpointError where the result is damaged.
+    """
+    if not (folder / RESULT).is_file():
+        return ""
+    result = read_record(folder / RESULT, dict[str, object], "Put it back, or remove it")
+    written = result.get(WRITTEN)
+    size, expected = written.get(name, (0, None)) if isinstance(written, dict) else (0, None)
+    if expected is None:
+        return ""
+    try:
+        content = read_below(folder, name, stream_bytes())[:size]
+    except FileNotFoundError:
+        return f"{folder / name} is missing"
+    fits = hashlib.sha256(content).hexdigest() == expected
+    return "" if fits else f"{folder / name} is not as it was written"
 
 
 def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:

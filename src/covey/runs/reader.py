@@ -16,12 +16,10 @@ from covey.config.sources import MAX_BYTES, parse_yaml
 from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
 from covey.integrity import read_record, unsealed_text
 from covey.opening import RECORD_BYTES, load_json, read_below
-from covey.runs.folder import latest_checkpoint
+from covey.runs.folder import RESULT, latest_checkpoint
 from covey.runs.origin import is_own, refuse_others_code
 
 T = TypeVar("T")
-RESULT = "result.json"
-"""What a run that has ended leaves; one that trains on has none."""
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """How a stage's record begins to name what an earlier stage has left."""
 

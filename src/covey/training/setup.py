@@ -11,6 +11,7 @@ from covey.calling.turns import innermost
 from covey.calling.use import beginning, toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
+from covey.config.given import GivenModel
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.sampling import Servers
 from covey.config.schema import Config
@@ -100,6 +101,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         options=options,
         state=State(coefficients=first_coefficients(algorithm)),
         critic=critic,
+        first_policy=None if isinstance(config.model, GivenModel) else lambda: begin(loaded, source)[0],
     )
     try:
         connect(run)

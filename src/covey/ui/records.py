@@ -24,8 +24,8 @@ from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes
-from covey.runs.folder import latest_checkpoint, stream_record
-from covey.runs.reader import RESULT, read_ending, recorded_yaml, seconds_of
+from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
+from covey.runs.reader import read_ending, recorded_yaml, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 
 Record = dict[str, Any]
@@ -182,6 +182,8 @@ def run_page(name: str, folder: Path) -> Record:
     streams = tails(folder)
     read = {kind: tail.read() for kind, tail in streams.items()}
     notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    with suppress(CoveyError):  # of a damaged result, said below
+        notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
     settings: list[Record] = []
     try:
         settings = differing_settings(folder)
