@@ -108,9 +108,14 @@ def load_json(content: bytes, parse_int: Callable[[str], object] | None = None) 
 
     Raises ValueError, also where it is nested deeper than any that covey writes.
     """
-    if content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST:
+    if is_deep(content):
         raise ValueError("nested too deeply")
     return json.loads(content, parse_int=parse_int)
+
+
+def is_deep(content: bytes) -> bool:
+    """Whether JSON is nested deeper than any that somebody means, found out before it is parsed."""
+    return content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST
 
 
 @contextmanager

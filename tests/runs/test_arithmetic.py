@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fakes import rewrite_config
 
 import covey
 from covey.cli import main
@@ -151,8 +152,7 @@ def test_a_correct_run_is_called_so_where_products_cannot_be_rounded(
     run: Path, tmp_path: Path, monkeypatch, asked: str
 ) -> None:
     shutil.copytree(run, tmp_path / "copy")
-    config = (run / "config.yaml").read_text().replace("precision: auto", f"precision: {asked}")
-    (tmp_path / "copy" / "config.yaml").write_text(config)
+    rewrite_config(tmp_path / "copy" / "config.yaml", "precision: auto", f"precision: {asked}")
     monkeypatch.setattr("covey.models.forward.correct", lambda *_: False)
     assert [claim for claim in check_run(tmp_path / "copy", 2, QUIET) if not claim.holds] == []
 
@@ -180,10 +180,8 @@ def test_a_record_that_does_not_follow_from_its_config_is_found(
     run: Path, tmp_path: Path, changed: str
 ) -> None:
     shutil.copytree(run, tmp_path / "copy")
-    config = (run / "config.yaml").read_text()
-    assert changed in config
     name, _, value = changed.partition(": ")
-    (tmp_path / "copy" / "config.yaml").write_text(config.replace(changed, f"{name}: {float(value) * 1.5}"))
+    rewrite_config(tmp_path / "copy" / "config.yaml", changed, f"{name}: {float(value) * 1.5}")
     assert not all(claim.holds for claim in check_run(tmp_path / "copy", 2, QUIET))
 
 

@@ -17,6 +17,7 @@ from covey.runs.rollouts import read_rollouts
 from covey.ui import lab
 from covey.ui.copy import write_copy
 from covey.ui.drawings import lab_texts
+from tests.fakes import as_stream
 from tests.ui.conftest import log_step, made_group, made_run, serving
 
 RANDOM = np.random.default_rng(5)
@@ -295,7 +296,9 @@ def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> No
     record = {"exit_code": 75, "error": "stopped by SIGTERM", "go_on": "covey resume runs/one"}
     (run / ".lock").write_text("")
     (run / "exit.json").write_text(json.dumps(record))
-    (run / "findings.jsonl").write_text('{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}\n')
+    (run / "findings.jsonl").write_text(
+        as_stream([{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}])
+    )
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".note >> text=stopped by SIGTERM. Continue with: covey resume runs/one")
     page.wait_for_selector("text=No verdict yet")

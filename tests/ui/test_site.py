@@ -19,6 +19,7 @@ import pytest
 import covey
 from covey.ui.records import Runs, listed_runs, run_page, run_state
 from covey.ui.server import STATIC
+from tests.fakes import rewrite_rollouts, rows_of
 from tests.ui.conftest import TOKEN
 
 
@@ -113,7 +114,7 @@ def test_what_is_not_finite_becomes_null(site) -> None:
     with np.load(log) as archive:
         arrays = dict(archive)
     arrays["ratios"][:] = np.nan
-    np.savez(log, **arrays)
+    rewrite_rollouts(site.root / "one", 0, rows_of(log.with_suffix(".jsonl")), arrays)
     values = json.loads(asked(site.url, "/api/tokens?run=one&step=0&group=0&sample=0")[1])["values"]
     assert set(values["ratio"]) == {None}
     assert values["value"][0] == 0.5  # half of the siblings are correct

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, validators
 
 from covey.console import Output, as_line, inert, say_aside, tolerant_output
-from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
+from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, is_panic, resume_command
 from covey.parent import CRASHED
 from covey.processes import environment_rank, joined, said_by_another, started_together, tell_end
 
@@ -424,7 +424,9 @@ def main(arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("error: stopped by SIGINT; there was nothing to save", file=sys.stderr)
             return 130
-        except (Exception, SystemExit) as caught:
+        except BaseException as caught:
+            if not (isinstance(caught, Exception | SystemExit) or is_panic(caught)):
+                raise
             error = _understood(caught)
             if said_by_another(error):
                 return error.code
@@ -445,7 +447,7 @@ def _check_output() -> None:
             raise disk_error(lost, "standard output")
 
 
-def _understood(caught: Exception | SystemExit) -> CoveyError:
+def _understood(caught: BaseException) -> CoveyError:
     """Whatever ended a command, as one of our errors."""
     if isinstance(caught, CycloptsError):
         return _misused(caught)
