@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.fakes import rewrite_rollouts, rows_of
 
 from covey.cli import main
+from covey.errors import CheckpointError
 from covey.integrity import sealed, unsealed
+from covey.runs.rollouts import read_rollouts
+from covey.ui.records import Runs, listed_runs, run_page
 
 EVIL = """
 import pathlib
@@ -149,3 +156,77 @@ def test_an_address_of_a_stranger_is_asked_only_when_trusted(theirs: Path, capsy
     )
     assert main(["resume", str(theirs), "--train.steps", "3"]) == 2
     assert "http://192.0.2.1:9" in capsys.readouterr().err
+
+
+def linked(run: Path, secret: Path) -> None:
+    (run / "result.json").unlink()
+    (run / "exit.json").symlink_to(secret)
+
+
+def half_linked(run: Path, secret: Path) -> None:
+    (run / "result.json").unlink()
+    (run / "exit.json").write_text(f"{secret.read_text()} and no JSON")
+
+
+def linked_rollouts(run: Path, secret: Path) -> None:
+    shutil.move(run / "rollouts", secret.parent / "rollouts")
+    (run / "rollouts").symlink_to(secret.parent / "rollouts")
+
+
+def piped(run: Path, _: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+
+
+def huge(run: Path, _: Path) -> None:
+    os.truncate(run / "metrics.jsonl", 1 << 40)
+
+
+def deep(run: Path, _: Path) -> None:
+    (run / "config.yaml").write_text("a: " + "[" * 50_000)
+
+
+STRANGE = {
+    linked: "exit.json: exit.json is a link",
+    half_linked: "exit.json is damaged",
+    linked_rollouts: "rollouts is a link",
+    piped: "metrics.jsonl is no regular file",
+    huge: "metrics.jsonl has 1,099,511,627,776 bytes",
+    deep: "config.yaml",
+}
+
+
+@pytest.mark.parametrize("change", STRANGE)
+def test_what_is_no_record_of_the_run_is_named_and_not_shown(
+    theirs: Path, tmp_path: Path, capsys, change: Callable[[Path, Path], None]
+) -> None:
+    (secret := tmp_path / "elsewhere" / "id_rsa").parent.mkdir()
+    secret.write_text("my private key")
+    change(theirs, secret)
+    (theirs / ".lock").write_text("")
+    report = tmp_path / "r.html"
+    code = main(["report", str(theirs), "-o", str(report)])
+    shown = capsys.readouterr().err + (report.read_text() if report.exists() else "")
+    assert code in (0, 4)
+    assert STRANGE[change] in shown
+    page = json.dumps([run_page("x", theirs), listed_runs(Runs(theirs))])
+    assert change is linked_rollouts or STRANGE[change].partition(" ")[0].strip(":") in page
+    assert "private" not in page + shown
+
+
+def test_arrays_that_would_be_larger_than_their_file_are_not_unpacked(theirs: Path) -> None:
+    path = theirs / "rollouts" / "step_000001.npz"
+    rows = rows_of(path.with_suffix(".jsonl"))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tokens.npy", bytes(1 << 20))
+    rewrite_rollouts(theirs, 1, rows)
+    with pytest.raises(CheckpointError, match=r"step_000001\.npz: damaged \(it has compressed parts"):
+        read_rollouts(theirs, 1).of_completion(0)
+    header = (
+        b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000,), }"
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tokens.npy", header.ljust(127) + b"\n")
+    rewrite_rollouts(theirs, 1, rows)
+    with pytest.raises(CheckpointError, match="an array that does not fill its place"):
+        read_rollouts(theirs, 1).of_completion(0)

@@ -19,7 +19,7 @@ from transformers.utils import cached_file
 from covey.errors import CheckpointError, ConfigError
 from covey.integrity import MANIFEST, damage
 from covey.machine import available_memory
-from covey.models.trial import TEXT_BYTES, refuse_unusable
+from covey.models.trial import TEXT_BYTES, refuse_unusable, try_texts
 from covey.opening import load_json, read_regular
 
 LOADING = RLock()
@@ -81,6 +81,8 @@ def alone(loader: Loader, source: str | Path, **options: object) -> Any:
 def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of ``source``. Raises as ``pretrained``."""
     refuse_strange(str(source))
+    for path in _found(str(source), CONFIG):
+        try_texts(path.parent)
     return AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local_files_only)
 
 
@@ -120,7 +122,7 @@ def refuse_strange(source: str) -> None:
         _refuse_config(path)
     for path in indices:
         _refuse_index(path, Path(source) if Path(source).is_dir() else None)
-    for path in _found(source, "tokenizer_config.json"):
+    for path in _found(source, CONFIG):
         refuse_unusable(path.parent)
 
 

@@ -25,15 +25,8 @@ SECONDS, PATIENCE, MEMORY = 10, 120, 3 << 30
 
 
 def refuse_unusable(folder: Path) -> None:
-    """Raise ValueError naming a file that is too large, nested too deeply, or cannot be used."""
-    files = sorted(p for p in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")) if p.is_file())
-    read = [p for p in files if p.suffix in (".json", ".jinja", ".txt", ".model")]
-    _refuse(folder, tuple((p, p.stat().st_mtime_ns, p.stat().st_size) for p in read))
-
-
-@cache
-def _refuse(folder: Path, files: tuple[tuple[Path, int, int], ...]) -> None:
-    for path, _, _ in files:
+    """Raise ValueError naming a file of a folder that is too large or nested too deeply."""
+    for path, _, _ in _texts(folder):
         vocabulary = path.name in VOCABULARIES or path.suffix in (".txt", ".model")
         try:
             content = read_regular(path, TEXT_BYTES if vocabulary else CONFIG_BYTES)
@@ -42,10 +35,24 @@ def _refuse(folder: Path, files: tuple[tuple[Path, int, int], ...]) -> None:
         except CoveyError as error:
             raise ValueError(str(error)) from None
         except ValueError as error:
-            raise ValueError(f"{path}: {error}".replace(f"{path}: {path}: ", f"{path}: ")) from None
+            raise ValueError(f"{path}: {error}") from None
         if path.name == "tokenizer.json" and LONG_STRING.search(content):
             raise ValueError(f"{path}: it has a token, or a pattern, of more than {LONGEST_TOKEN:,} bytes")
-    _try(folder)
+
+
+def try_texts(folder: Path) -> None:
+    """Use the tokenizer and the templates of a folder once, in a child, unless this process has done so.
+
+    Raises ValueError naming the file that it did not survive.
+    """
+    _try(folder, _texts(folder))
+
+
+def _texts(folder: Path) -> tuple[tuple[Path, int, int], ...]:
+    """The files that are read as texts, with what tells whether they have changed."""
+    files = sorted(p for p in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")) if p.is_file())
+    read = (p for p in files if p.suffix in (".json", ".jinja", ".txt", ".model"))
+    return tuple((p, p.stat().st_mtime_ns, p.stat().st_size) for p in read)
 
 
 def _check_ends(config: object) -> None:
@@ -54,8 +61,8 @@ def _check_ends(config: object) -> None:
         raise ValueError(f"eos_token_id has {len(ends):,} tokens, and at most {MOST_ENDS:,} end a completion")
 
 
-def _try(folder: Path) -> None:
-    """Use the tokenizer and the templates once, in a child. Raises ValueError for what it did not survive."""
+@cache
+def _try(folder: Path, _files: tuple[tuple[Path, int, int], ...]) -> None:
     command = [sys.executable, "-I", str(trying.__file__), str(folder), str(SECONDS), str(MEMORY)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)  # noqa: S603 - ours

@@ -41,6 +41,7 @@ from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.reward_model import is_reward_model
 from covey.models.sharded import whole_weights
+from covey.models.written import check_folder
 from covey.objective.preference import PREFERENCES
 from covey.parent import works_in
 from covey.processes import by_first, environment_rank, said_by_another
@@ -362,6 +363,7 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
         save_policy(run.learner.policy.whole, final)
         if run.critic is not None:
             run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
+            check_folder(final / "critic", critic)
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
         write_cards(final, card)

@@ -180,8 +180,8 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
 def run_page(name: str, folder: Path) -> Record:
     """The page of a run: what it is, its curves, what was found."""
     streams = tails(folder)
-    read = {kind: tail.read() for kind, tail in streams.items()}
-    notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    read, notes = _as_far_as_readable(streams)
+    notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
     with suppress(CoveyError):  # of a damaged result, said below
         notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
     settings: list[Record] = []
@@ -212,6 +212,18 @@ def run_page(name: str, folder: Path) -> Record:
         "at": {kind: tail.at for kind, tail in streams.items()},
         **news(folder, read),
     }
+
+
+def _as_far_as_readable(streams: Mapping[str, Tail]) -> tuple[dict[str, list[Record]], list[str]]:
+    """The records of streams, and what is said of those that are no logs: a link, a pipe, too large."""
+    read: dict[str, list[Record]] = {kind: [] for kind in streams}
+    notes = []
+    for kind, tail in streams.items():
+        try:
+            read[kind] = tail.read()
+        except CheckpointError as error:
+            notes.append(str(error))
+    return read, notes
 
 
 def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:
