@@ -305,29 +305,6 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
     return int(any(map(math.isnan, means.values())))
 
 
-@app.command(name="pairs")
-def command_pairs(
-    run: Path,
-    *,
-    output: Annotated[Path, Parameter(name=("--output", "-o"))],
-    margin: float = 0.0,
-    per_problem: int = 1,
-    as_json: Json = False,
-) -> int:
-    """Write pairs from what a run has sampled: the best completion of each group against the worst.
-
-    :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
-    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it.
-    :param margin: By how much the better one's reward has to be above the other's.
-    :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
-    """
-    from covey.runs.harvest import write_pairs
-
-    found = write_pairs(run, output, margin, per_problem)
-    _print(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {output}",))
-    return 0
-
-
 @app.command(name="stress")
 def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
@@ -357,14 +334,6 @@ def command_doctor(*, as_json: Json = False) -> int:
     found = diagnose()
     _print(as_json, [d._asdict() for d in found], map(str, found))
     return int(any(d.verdict == "FAIL" for d in found))
-
-
-@app.command(name="algorithms")
-def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
-    """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
-    from covey.cli.algorithms import show_all, show_one
-
-    return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
 
 
 def _load(
