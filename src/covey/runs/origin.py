@@ -80,11 +80,11 @@ def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool =
     asked = sorted(text for text in texts if ADDRESS.fullmatch(text))
     if not (code or asked):
         return
-    said = [*(["runs the code of " + ", ".join(code)] if code else [])]
-    said += ["asks " + ", ".join(asked)] if asked else []
+    uses = [f"runs the code of {', '.join(code)}"] if code else []
+    uses += [f"asks {', '.join(asked)}"] if asked else []
     raise ConfigError(
-        f"{run} was not begun here by you. To go on with it {' and '.join(said)}. Read that first; "
-        "if you trust it, add --trust (in Python: trust=True)"
+        f"{run} was not begun here by you, and going on {' and '.join(uses)}. Read that first; if you trust "
+        "it, add --trust (in Python: trust=True)"
     )
 
 

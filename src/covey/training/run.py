@@ -246,6 +246,7 @@ class Run:
         """Forget what was logged later. Raises CheckpointError for damage, in a strict run for any."""
         folder, step = self.journal.folder, self.state.step
         complaints = folder.damaged(logged, step)
+        self.journal.console.doing("checking the rollout log")
         complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)
         if complaints and self.options.strict:
             raise CheckpointError(f"{'; '.join(complaints)}. Put the files back, or leave out --strict")
