@@ -187,12 +187,13 @@ def test_a_live_page_grows_while_the_run_writes(site, page) -> None:
     groups = [made_group([1, 1, 0, 1], ["a", "b", "c", "d"])]
     log_step(folder, 3, groups, **{"entropy/sampled": 0.5})
     page.wait_for_selector("a[aria-label^='Step 3,']")
+    line = as_stream([{"step": 4, "reward/mean": 0.75, "groups/dead": 0}])
     with (site.root / "one" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "reward/mean": 0.')  # half a line
+        file.write(line[:30])
         file.flush()
         time.sleep(1)
         assert page.locator("text=5 / ").count() == 0
-        file.write('75, "groups/dead": 0}\n')
+        file.write(line[30:])
     page.wait_for_selector("text=5 / ")
     page.wait_for_selector(".tile:has-text('reward') >> text=0.750")
     folder.close()
