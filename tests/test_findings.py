@@ -32,6 +32,7 @@ from covey.insight.rules import RULES, explain, no_signal
 from covey.insight.watch import Watch
 from covey.runs.folder import RunFolder
 from tests.docs.test_algorithm_pages import logged
+from tests.fakes import as_stream
 
 DOCS = Path(__file__).parents[1] / "docs"
 BY_NAME = {rule.id: rule for rule in RULES}
@@ -415,7 +416,7 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     loaded = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
     (stage / "config.yaml").write_text(resolved_yaml(loaded))
     metrics = run_of(flat(), flat(**{"length/truncated": 0.5}))
-    lines = "".join(json.dumps(m) + "\n" for m in metrics)
+    lines = as_stream(metrics)
     (stage / "metrics.jsonl").write_text(lines + '{"step": 40, "half')
     assert main(["explain", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -424,9 +425,7 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     assert main(["explain", str(tmp_path), "--json"]) == 0
     (finding, *_) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["id"] == "truncated"
-    (stage / "findings.jsonl").write_text(
-        json.dumps(Finding("worse", 3, "severe", "as recorded").record()) + "\n"
-    )
+    (stage / "findings.jsonl").write_text(as_stream([Finding("worse", 3, "severe", "as recorded").record()]))
     assert main(["explain", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "step 4: as recorded\n"
     assert main(["explain", str(tmp_path / "none")]) == 2
@@ -440,9 +439,9 @@ def test_a_damaged_finding_is_said_and_hides_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
     (tmp_path / "config.yaml").write_text(resolved_yaml(load_config(values={"model": "tiny"})))
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(run_of({}, {}, 2)[0]) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(as_stream(run_of({}, {}, 2)[:1]))
     whole = Finding("worse", 3, "severe", "as recorded", evidence={"step": 3, "group": 1})
-    (tmp_path / "findings.jsonl").write_text(f"{json.dumps(whole.record())}\n{line}\n")
+    (tmp_path / "findings.jsonl").write_text(f"{as_stream([whole.record()])}{line}\n")
     for command in (["explain"], ["show"], ["report", "-o", str(tmp_path / "r.html")]):
         assert main([command[0], str(tmp_path), *command[1:]]) == 0
     said = capsys.readouterr().out

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from covey.config.given import GivenModel, with_given
 from covey.config.load import load_config
-from covey.config.start import Start, read_start
+from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
 from covey.errors import ConfigError
 from covey.processes import by_first, environment_rank, joined, started_together
@@ -40,20 +40,27 @@ def train(
     return _run(Start(file, (), with_given(settings)), None, quiet, overwrite=overwrite)
 
 
-def resume(run: str | Path, *, quiet: bool = False, strict: bool = False, **settings: object) -> Result:
+def resume(
+    run: str | Path, *, quiet: bool = False, strict: bool = False, trust: bool = False, **settings: object
+) -> Result:
     """Resume an interrupted run; settings given here are changed, as by `covey resume`.
 
     Objects that the run was given, functions aside that a file defines by name, are given again:
 
         covey.resume("runs/quick", rewards=[mine])
+
+    ``trust``: run the code that the run names although it was not begun here by you.
     """
-    return _run(read_start(Path(run)).changed(values=with_given(settings)), Path(run), quiet, strict)
+    from covey.runs.origin import start_of
+
+    return _run(start_of(Path(run), trust, values=with_given(settings)), Path(run), quiet, strict)
 
 
-def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluation:
+def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **settings: object) -> Evaluation:
     """Held-out accuracy of a run's model, of a config's, or of a model with `data` and `rewards` given here.
 
     ``run`` is the folder of a run, a YAML file, a model's folder or hub id, or a model, with its `tokenizer`.
+    ``trust``: run rewards that a run names although it was not begun here by you.
     The result's `summary()` has greedy accuracy, pass@k and majority vote, each with its interval.
     """
     refuse_while_importing()
@@ -66,7 +73,7 @@ def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluat
     if path is not None and path.suffix in (".yaml", ".yml"):
         loaded = load_config(path, values=with_given(settings))
     elif path is not None and path.is_dir() and not (path / "config.json").is_file():
-        loaded = load_run(path, values=with_given(settings))
+        loaded = load_run(path, values=with_given(settings), trust=trust)
     else:
         loaded = load_config(values=with_given({"model": run, **settings}))
     with torch_as_new():

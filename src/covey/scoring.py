@@ -17,7 +17,8 @@ from covey.learned import LEARNED, rewards_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
-from covey.runs.reader import last_stage, load_recorded
+from covey.runs.origin import is_own, refuse_others_code
+from covey.runs.reader import last_stage, look_at
 from covey.tasks.files import MISSING, in_our_names, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from covey.calling.running import Toolbox
 
 
-def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def score_file(
+    file: Path, words: Sequence[str], trust: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Each row with its rewards, statuses and extracted answers by name, and the mean of each reward.
 
     Raises DataError, RewardError.
     """
-    functions, data = _named(words)
+    functions, data = _named(words, trust)
     functions.calls = calls_by_text
     scorer, begun = Scorer(functions), []
     for line, given in rows(file):
@@ -66,15 +69,16 @@ def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, obj
     return found
 
 
-def named_rewards(words: Sequence[str]) -> Rewards:
+def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
     """Rewards as the command line names them: built-in names, module.py:function, a file with all its
     rewards, or a config or the folder of a run with weights, gates, `scoring` and `sandbox`, and settings
-    of it as --section.key value. Raises ConfigError.
+    of it as --section.key value. Raises ConfigError, without ``trust`` also where a run that is somebody
+    else's names code.
     """
-    return _named(words)[0]
+    return _named(words, trust)[0]
 
 
-def _named(words: Sequence[str]) -> tuple[Rewards, Data]:
+def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data]:
     """The rewards, and how the config that names them reads its data."""
     first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
     named, settings = list(words[:first]), words[first:]
@@ -89,7 +93,12 @@ def _named(words: Sequence[str]) -> tuple[Rewards, Data]:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
         return load_rewards(specs, Path.cwd(), learned=LEARNED), Data()
     place = configs[0]
-    loaded = load_recorded(last_stage(place), settings) if place.is_dir() else load_config(place, settings)
+    if place.is_dir():
+        run = last_stage(place)
+        loaded = look_at(run, settings)
+        refuse_others_code(loaded, run, trust or is_own(run), algorithm=False)
+    else:
+        loaded = load_config(place, settings)
     stage = next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
     return rewards_of(stage, stage.config.rewards or load_problems(stage).rewards), stage.config.data
 

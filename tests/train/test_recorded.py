@@ -63,7 +63,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
 
 def logged(folder: Path, at: int) -> dict:
     record = json.loads((folder / "evals.jsonl").read_text().splitlines()[at])
-    return {k: v for k, v in record.items() if k != "step"}
+    return {k: v for k, v in record.items() if k not in ("step", "sha256")}
 
 
 def test_a_run_is_measured_by_its_final_model(project: Path, capsys, monkeypatch) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from covey.cli.commands import Json, Rewarding, Settings, _load, _print, _tell, app
+from covey.cli.commands import Json, Rewarding, Settings, Trust, _load, _print, _tell, app
 from covey.errors import ConfigError
 
 
@@ -164,7 +164,12 @@ def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
 
 @app.command(name="rescore")
 def command_rescore(
-    run: Path, *words: Rewarding, rewards: list[str] | None = None, steps: int = 8, as_json: Json = False
+    run: Path,
+    *words: Rewarding,
+    rewards: list[str] | None = None,
+    steps: int = 8,
+    trust: Trust = False,
+    as_json: Json = False,
 ) -> int:
     """Apply other rewards to the completions of a run: which groups change sign, die, come alive.
 
@@ -177,7 +182,7 @@ def command_rescore(
     from covey.insight import rescore
     from covey.scoring import named_rewards
 
-    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words]), steps)
+    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps)
     _print(as_json, rescore.record(found), rescore.lines(run, found))
     return 0
 
@@ -201,6 +206,53 @@ def command_export(
     written = export(run, step, output)
     _print(as_json, {"model": str(written)}, [f"model   {written}"])
     return 0
+
+
+@app.command(name="pairs")
+def command_pairs(
+    run: Path,
+    *,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    margin: float = 0.0,
+    per_problem: int = 1,
+    as_json: Json = False,
+) -> int:
+    """Write pairs from what a run has sampled: the best completion of each group against the worst.
+
+    :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
+    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it; by default
+        `pairs.jsonl` in the run's folder.
+    :param margin: By how much the better one's reward has to be above the other's.
+    :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
+    """
+    from covey.runs.harvest import write_pairs
+
+    target = output or run / "pairs.jsonl"
+    found = write_pairs(run, target, margin, per_problem)
+    _print(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {target}",))
+    return 0
+
+
+@app.command(name="algorithms")
+def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
+    """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
+    from covey.cli.algorithms import show_all, show_one
+
+    return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
+
+
+@app.command(name="verify")
+def command_verify(run: Path, *, as_json: Json = False) -> int:
+    """Say of every file of a run whether it is as it was written. Exit code 4 if one is damaged or missing.
+
+    :param run: Its folder, or that of a pipeline.
+    """
+    from covey.runs.verify import verify_run
+
+    found = verify_run(run)
+    whole = all(v.state in ("whole", "unsealed") for v in found)
+    _print(as_json, {"whole": whole, "files": [vars(v) for v in found]}, map(str, found))
+    return 0 if whole else 4
 
 
 @app.command(name="report")

@@ -12,8 +12,11 @@ from huggingface_hub import try_to_load_from_cache
 
 from covey.config.given import GivenModel, GivenRows
 from covey.config.load import Loaded
+from covey.config.sources import parse_yaml
+from covey.errors import CheckpointError, ConfigError
 from covey.estimates import Evaluation
 from covey.insight.verdict import Verdict
+from covey.opening import RECORD_BYTES, read_regular
 from covey.types import Problem
 
 CARD = """---
@@ -175,11 +178,10 @@ def _head_of(model: str, folder: Path) -> dict[str, Any]:
     local = _folder(model, folder)
     cached = local / "README.md" if local else "/" in model and try_to_load_from_cache(model, "README.md")
     try:
-        text = Path(cached).read_text(encoding="utf-8") if isinstance(cached, str | Path) else ""
-        head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
-    except (OSError, ValueError, yaml.YAMLError):
+        text = read_regular(Path(cached), RECORD_BYTES) if isinstance(cached, str | Path) else b""
+        return parse_yaml(text.split(b"---")[1], Path(str(cached)))[0] if text.startswith(b"---") else {}
+    except (OSError, ConfigError, CheckpointError):
         return {}
-    return head if isinstance(head, dict) else {}
 
 
 def _data(loaded: Loaded) -> str:

@@ -15,7 +15,7 @@ from covey.integrity import read_record
 from covey.models.reward_model import is_reward_model
 from covey.prompts import Prompted
 from covey.runs.best import Best
-from covey.runs.reader import RESULT
+from covey.runs.folder import RESULT
 from covey.tasks.source import EXAMPLES
 from covey.types import Messages
 

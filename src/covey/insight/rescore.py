@@ -14,7 +14,7 @@ from covey.errors import DataError
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, Scorer
 from covey.runs.harvest import same_prompt
-from covey.runs.reader import last_stage, load_recorded
+from covey.runs.reader import last_stage, look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import load_problems
 from covey.types import Completion
@@ -66,7 +66,7 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
     Raises DataError where the data no longer have a problem of the run.
     """
     stage = last_stage(run)
-    source = load_problems(load_recorded(stage))
+    source = load_problems(look_at(stage))
     problems = {p.id: p for p in source.train}
     logged = recorded_steps(stage)[-steps:]
     if not logged:

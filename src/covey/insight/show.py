@@ -17,6 +17,7 @@ from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
 from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
+from covey.opening import count_lines
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, seconds_of, stages_in
@@ -57,7 +58,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     found, steps = findings(stage), recorded_steps(stage)
     done, wanted = len(metrics), settings["train"]["steps"]
     examples = stage / EXAMPLES
-    made = len(examples.read_bytes().splitlines()) if examples.is_file() else None
+    made = count_lines(stage, EXAMPLES) if examples.is_file() else None
     record = {
         "run": str(stage),
         "method": settings["method"],

@@ -39,6 +39,7 @@ from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
 from covey.models.text import FaithfulText
+from covey.models.written import check_folder
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -347,11 +348,17 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     policy.tokenizer.save_pretrained(folder)
     if policy.adapter is None:
         policy.model.save_pretrained(folder)
+        check_folder(folder, policy.model.state_dict())
     elif merged:
         policy.adapter.save_pretrained(folder / "adapter")
-        copy.deepcopy(policy.adapter).merge_and_unload().save_pretrained(folder)
+        model = copy.deepcopy(policy.adapter).merge_and_unload()
+        model.save_pretrained(folder)
+        check_folder(folder, model.state_dict())
     else:
+        from peft import get_peft_model_state_dict
+
         policy.adapter.save_pretrained(folder)
+        check_folder(folder, get_peft_model_state_dict(policy.adapter))
 
 
 def weights_hash(weights: Mapping[str, Tensor]) -> str:

@@ -37,7 +37,7 @@ LIBRARIES = tuple(
 
 def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     """name -> sha256 of every file the run has read; files of the project by their path in its folder."""
-    files = {_name(path, loaded.folder): path for path in data_files(loaded)}
+    files = {_name(path, loaded.folder, loaded.home): path for path in data_files(loaded)}
     chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
     tools = loaded.config.rollout.tools
     called = load_tools(tools, loaded.folder).values() if tools is not None else ()
@@ -180,8 +180,13 @@ def _own_code() -> str:
     return digest.hexdigest()
 
 
-def _name(path: Path, folder: Path) -> str:
+def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
+    """A file's name where the project lies; one that an earlier stage has left has it in the pipeline, which
+    may be moved.
+    """
     path, folder = path.resolve(), folder.resolve()
+    if pipeline is not None and path.is_relative_to(pipeline.resolve()):
+        return f"../{path.relative_to(pipeline.resolve())}"
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from covey.runs.atomic import discard, make_folder
+from covey.runs.atomic import append_whole, discard, make_folder
 from covey.runs.folder import checkpoints
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, SamplingMask
@@ -54,7 +54,7 @@ class Kept:
         return None if record is None else _completion(record)
 
     def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
-        """Append a completion, in one write; a line that a killed process has torn before it stays torn."""
+        """Append a completion; a line that a killed process has torn before it stays torn."""
         c = done.completion
         arrays = {"tokens": c.tokens, "logprobs": c.logprobs, "versions": c.token_versions}
         if c.sampling_mask is not None:
@@ -72,8 +72,7 @@ class Kept:
             "fault": c.fault,
         }
         record = json.dumps({**said, **packed}).encode()
-        with self._path(ticket).open("ab", buffering=0) as file:
-            file.write(b"\n" + _check(record) + b" " + record + b"\n")
+        append_whole(self._path(ticket), b"\n" + _check(record) + b" " + record + b"\n")
 
     def passed(self, step: int, cursor: int) -> None:
         """A step begins, and tickets below ``cursor`` were taken before: forget what no resume asks for."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from covey.errors import RECORD, START
 from covey.runs.atomic import discard
 from covey.runs.compatibility import refuse_foreign
-from covey.runs.folder import STREAMS, RunFolder
+from covey.runs.folder import RESULT, STREAMS, RunFolder
 from covey.runs.inputs import INPUTS
 from covey.runs.kept import PENDING
-from covey.runs.reader import RESULT, stages_in
+from covey.runs.reader import stages_in
 from covey.tasks.source import EXAMPLES
 from covey.trackers import IDENTITY
 

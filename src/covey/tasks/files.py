@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from covey.config.given import GivenRows
 from covey.config.schema import Data
 from covey.errors import DataError
+from covey.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, with_prompt
 from covey.tasks.sampled import SAMPLED, read_sampled
 from covey.tasks.schemas import recognized
@@ -104,6 +105,8 @@ def _parsed(text: str | bytes, where: str) -> Any:
             raise DataError(f"{where}: {twice!r} appears twice in one object; remove one of them")
         return found
 
+    if is_deep(text if isinstance(text, bytes) else text.encode("utf-8", "replace")):
+        raise DataError(f"{where}: nested too deeply")
     try:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:

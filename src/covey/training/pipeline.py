@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -34,20 +35,21 @@ from covey.insight.rules import gravest, likely, no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
-from covey.integrity import damage, sealed
+from covey.integrity import damage, digest_of, sealed
 from covey.learner.process import caller_restored, passed_over
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
 from covey.models.sharded import whole_weights
+from covey.models.written import check_folder
 from covey.objective.preference import PREFERENCES
 from covey.parent import works_in
 from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
-from covey.runs.folder import latest_checkpoint, read_numbers
+from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_checkpoint, read_numbers
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.kept import forget_kept
-from covey.runs.reader import RESULT, recorded_settings, stage_method, stage_number, stages_in
+from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.ordered_stages import MODELLESS, refuse_missing
 from covey.tasks.source import EXAMPLES
@@ -121,7 +123,7 @@ def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOpti
     folder = loaded.config.output
     began, example = time.monotonic(), by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
-    by_first(lambda: write_file(folder / RESULT, sealed(result.record())))
+    by_first(lambda: leave_result(folder, result))
     return result
 
 
@@ -168,6 +170,9 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     if not (output / RESULT).exists():
         return None
     result = read_result(output)
+    for name in (*STREAMS, EXAMPLES):
+        if complaint := ended_otherwise(output, name):
+            raise CheckpointError(f"{complaint}. Put the file back, or begin a new run")
     final = output / (EXAMPLES if stage.config.method in MODELLESS else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
@@ -277,8 +282,16 @@ def finish_examples(run: Run) -> Result:
 
 def _conclude(run: Run, result: Result) -> None:
     """Let the result be the last that is written."""
-    run.journal.folder.sync()
-    write_file(run.journal.folder.path / RESULT, sealed(result.record()))
+    folder = run.journal.folder
+    written = {name: list(known) for name, known in folder.sync().streams.items()}
+    leave_result(folder.path, result, written)
+
+
+def leave_result(folder: Path, result: Result, written: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Write the result, with what was ``written``: bytes and sha256 of each log, and of the examples."""
+    made = folder / EXAMPLES
+    examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
+    write_file(folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
 
 
 def measured_again(run: Run) -> Evaluation | None:
@@ -339,6 +352,7 @@ def _write_final(
         save_policy(run.learner.policy.whole, final)
         if run.critic is not None:
             run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
+            check_folder(final / "critic", critic)
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, steps, verdict, evaluations, example, loader, besides)
         write_cards(final, card)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -82,6 +82,8 @@ class Run:
     state: State = field(default_factory=State)
     critic: Learner[ValueModel] | None = None
     """A network for values, where the algorithm learns them apart from the policy."""
+    first_policy: Callable[[], Policy] | None = None
+    """Loads the model that the run began with once more; None of a model that was given as an object."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.journal.folder, settings_of(self.loaded))
@@ -287,10 +289,11 @@ class Run:
         """Forget what was logged later. Raises CheckpointError for damage, in a strict run for any."""
         folder, step = self.journal.folder, self.state.step
         complaints = folder.damaged(logged, step)
+        self.journal.console.doing("checking the rollout log")
+        complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)
         if complaints and self.options.strict:
             raise CheckpointError(f"{'; '.join(complaints)}. Put the files back, or leave out --strict")
-        if lost := folder.rewind(logged, step):
-            complaints.append(f"{folder.path / 'rollouts'} lacks {lost} of {logged.rollouts} files")
+        folder.rewind(logged, step)
         for complaint in complaints:
             self.journal.say(complaint, "yellow")
         if complaints:

@@ -12,6 +12,7 @@ from covey.calling.turns import innermost
 from covey.calling.use import beginning, columns_asked, toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
+from covey.config.given import GivenModel
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.sampling import Servers
 from covey.config.schema import Config
@@ -39,6 +40,7 @@ from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.kept import forget_kept
+from covey.runs.origin import write_own
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -111,6 +113,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         options=options,
         state=State(coefficients=first_coefficients(algorithm)),
         critic=critic,
+        first_policy=None if isinstance(config.model, GivenModel) else lambda: begin(loaded, source)[0],
     )
     try:
         connect(run)
@@ -257,8 +260,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         if harmful:
             journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
     if first():
-        write_file(folder.path / "config.yaml", resolved_yaml(loaded))
+        write_own(folder.path, "config.yaml", resolved_yaml(loaded))
         write_file(folder.path / "env.json", sealed(now))
         if options.start:
-            write_file(options.home / START, sealed(options.start))
+            write_own(options.home, START, sealed(options.start))
         (folder.path / RECORD).unlink(missing_ok=True)

@@ -16,17 +16,18 @@ import numpy as np
 
 from covey.config.algorithm import describe
 from covey.config.schema import Config
-from covey.config.sources import fields_of, read_yaml
+from covey.config.sources import fields_of
 from covey.console import duration
-from covey.errors import RECORD, ConfigError, CoveyError
+from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
 from covey.estimates import Evaluation
 from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
-from covey.runs.folder import latest_checkpoint, stream_record
-from covey.runs.reader import RESULT, read_ending, resumable, seconds_of, verdict_record
+from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes
+from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
+from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of, verdict_record
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.ui.thinning import Curve
 
@@ -90,7 +91,7 @@ class Tail:
         """What has come since the last time. Raises EOFError where the file was cut: a resume has begun."""
         if not self.path.exists():
             return []
-        with self.path.open("rb") as file:
+        with open_below(self.path.parent, self.path.name, stream_bytes()) as file:
             if file.seek(0, os.SEEK_END) < self.at:
                 raise EOFError(self.path)
             file.seek(self.at)
@@ -117,11 +118,11 @@ def run_state(folder: Path) -> RunState:
     if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
         return ended
     try:
-        words = (folder / ".lock").read_text(encoding="utf-8").split()
+        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
         os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
     except PermissionError:
         return "training"  # by another user
-    except (OSError, ValueError, IndexError, OverflowError):
+    except (OSError, ValueError, IndexError, OverflowError, CheckpointError):
         return ended
     return "training"
 
@@ -150,7 +151,7 @@ def _row(name: str, folder: Path) -> Record:
 
 def _known(folder: Path) -> Record:
     """What is known of a run beside its state. Raises CoveyError where its files are damaged."""
-    settings = _settings(folder / "config.yaml", (folder / "config.yaml").stat().st_mtime_ns)
+    settings = _settings(folder, (folder / "config.yaml").stat().st_mtime_ns)
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
     paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
@@ -164,9 +165,9 @@ def _known(folder: Path) -> Record:
 
 
 @lru_cache(maxsize=512)
-def _settings(path: Path, _changed: int) -> Mapping[str, Any]:
+def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
     """A config is slow to read, and a list of a hundred runs has a hundred."""
-    return read_yaml(path)[0]
+    return recorded_yaml(folder)
 
 
 @lru_cache(maxsize=512)
@@ -198,6 +199,8 @@ class Reading:
         self.tails = tails(self.folder)
         self.curves = {name: Curve() for name in CURVES}
         self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
+        self.refused: dict[str, str] = {}
+        """Streams that are no logs of this run (a link, a pipe, too large), and what is said of them."""
 
     def streams(self) -> dict[str, list[Record]]:
         """All streams as they are now, the long ones thinned."""
@@ -212,7 +215,12 @@ class Reading:
 
     def _follow(self) -> None:
         for name, tail in self.tails.items():
-            new = tail.read()
+            try:
+                new = tail.read()
+            except CheckpointError as error:
+                self.refused[name] = str(error)
+                continue
+            self.refused.pop(name, None)
             if name in self.curves:
                 self.curves[name].add(record for record in new if "step" in record)
             else:
@@ -236,7 +244,10 @@ def run_page(name: str, folder: Path) -> Record:
     known = reading(folder)
     read = known.streams()
     streams = known.tails
-    notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    notes = [*known.refused.values()]
+    notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    with suppress(CoveyError):  # of a damaged result, or of what was refused
+        notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
     settings: list[Record] = []
     try:
         settings = differing_settings(folder)
@@ -283,7 +294,7 @@ def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
 
 def differing_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
-    recorded: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
+    recorded: Mapping[str, Any] = recorded_yaml(folder)
     found = []
     for path, field in fields_of(Config):
         value: Any = recorded
