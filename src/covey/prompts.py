@@ -13,15 +13,17 @@ from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_text, chat_tokens, ignored, leaves_out
 from covey.models.policy import Policy
-from covey.rewards.extract import THINK_OPEN
+from covey.models.template import begun_in, template_facts, thoughts_fault, thoughts_of
 from covey.sampling.base import Request
 from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
-from covey.types import Messages, Problem
+from covey.types import Messages, Problem, Thoughts
 
 Read = TypeVar("Read")
 THOUGHTS = ("reasoning_content", "thinking")
 """Where a message may have them, apart from its content."""
+HEADER = 16
+"""Tokens before a turn that hold the marks of thoughts with which its header may end."""
 
 
 class GivenAnswer(NamedTuple):
@@ -158,9 +160,15 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
 
 
 def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
-    encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
+    encoded = [_prompted(policy, problem) for problem in problems]
     _same_model(policy, encoded)
     return encoded
+
+
+def _prompted(policy: Policy, problem: Problem) -> Prompted:
+    tokens = np.array(_tokens(policy, problem), dtype=np.int64)
+    thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
+    return Prompted(replace(problem, thoughts=thoughts), tokens)
 
 
 def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
@@ -176,7 +184,8 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     """Examples as tokens. What is longer than the model's context is an error or left out."""
     found = []
     for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
-        answers = tuple(_answer(policy, prompted, text) for text in example.answers)
+        judged = zip(example.answers, example.labels, strict=True)
+        answers = tuple(_answer(policy, prompted, text, label > 0) for text, label in judged)
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
             raise DataError(
                 f"{example.problem.id}: chosen and rejected are the same tokens to this model, so nothing is "
@@ -197,15 +206,17 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     return kept
 
 
-def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnswer:
+def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) -> GivenAnswer:
     """An answer with its end, which is the chat template's where the prompt is a chat.
 
-    Of messages the assistant's are trained. A text is one message of the assistant.
+    Of messages the assistant's are trained. A text is one message of the assistant. Thoughts are opened and
+    closed once; only an answer that is no ``good`` example may end within them, as one that was truncated.
     """
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        return _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        plain = _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        return _checked(policy, prompted, plain, good)
     said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     said = [
         {**m, "content": _words(policy, problem, str(m["content"]))} if m["role"] == "assistant" else m
@@ -216,15 +227,82 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
     shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     whole = list(policy.tokenizer(shown, add_special_tokens=False)["input_ids"])
     missing, start = _left_out(shown, said), len(prompted.tokens)
+    apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
     if missing is None and whole[:start] == prompted.tokens.tolist():
-        return _as_rendered(policy, problem, whole, start, said)
-    if {"tool_calls", *THOUGHTS} & set(said[0]) or len(said) > 1:
+        rendered = _as_rendered(policy, problem, whole, start, said)
+        # Some templates put an empty pair before thoughts that stand in the content.
+        if apart or _thoughts_wrong(policy, prompted, rendered, good) is None:
+            return _checked(policy, prompted, rendered, good)
+    elif apart:
         raise _anew(problem) if missing is None else _silent(problem, missing)
-    # Templates of reasoning models, DeepSeek R1's for one, leave the thoughts out of what has been said.
-    words = str(said[0]["content"])
-    if policy.tokenizer.decode(prompted.tokens).rstrip().endswith(THINK_OPEN):
-        words = words.removeprefix(f"{THINK_OPEN}\n").removeprefix(THINK_OPEN)
-    return _in_words(policy, words, policy.end_id if policy.turn_end is None else policy.turn_end)
+    # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
+    words = _behind_prompt(policy, prompted, str(said[0]["content"]))
+    end = policy.end_id if policy.turn_end is None else policy.turn_end
+    return _checked(policy, prompted, _in_words(policy, words, end), good)
+
+
+def _behind_prompt(policy: Policy, prompted: Prompted, words: str) -> str:
+    """What an answer writes behind a prompt that may have opened thoughts; without any it closes them first.
+
+    Raises DataError where its thoughts would follow others, or nobody knows how an answer closes them.
+    """
+    problem, marks = prompted.problem, prompted.problem.thoughts
+    if not marks.begun:
+        return words
+    if words.lstrip().startswith(marks.open):
+        return words.lstrip().removeprefix(f"{marks.open}\n").removeprefix(marks.open)
+    if marks.close in words:
+        return words
+    closing = template_facts(policy.tokenizer, problem.template).unthinking
+    if closing is None:
+        raise DataError(
+            f"{problem.id}: the chat template opens thoughts in the prompt ({marks.open}), the answer has "
+            "none, and the template does not show how one without thoughts is written. Write it as "
+            f"{marks.open}...{marks.close}answer, or use a template that lets the model answer at once"
+        )
+    return closing + words
+
+
+def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
+    """An answer in whose turns thoughts are opened and closed once at most. Raises DataError."""
+    if fault := _thoughts_wrong(policy, prompted, answer, good):
+        raise DataError(f"{prompted.problem.id}: {fault}")
+    return answer
+
+
+def _thoughts_wrong(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> str | None:
+    """Why the thoughts of a turn, with those that stand before it, are not one pair at most."""
+    problem, marks = prompted.problem, prompted.problem.thoughts
+    whole = np.concatenate([prompted.tokens, answer.tokens])
+    ours = np.concatenate([np.zeros(len(prompted.tokens), dtype=bool), answer.trained])
+    edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    for start, stop in edges.tolist():
+        opened: bool | None = marks.begun or None
+        if problem.chat and not opened:
+            opened = _header_opens(policy, whole[max(0, start - HEADER) : start], marks)
+        text = policy.tokenizer.decode(whole[start:stop])
+        if fault := thoughts_fault(text, marks, opened, ended=good):
+            return fault + _remedy(policy, problem, opened)
+        marks = marks._replace(begun=False)  # what the prompt opens belongs to the first turn
+    return None
+
+
+def _header_opens(policy: Policy, tokens: np.ndarray, marks: Thoughts) -> bool | None:
+    """Whether a turn's header opens thoughts; False where it closes them too, None where it has none."""
+    header = policy.tokenizer.decode(tokens).rstrip()
+    return begun_in(header, marks).begun if header.endswith((marks.open, marks.close)) else None
+
+
+def _remedy(policy: Policy, problem: Problem, opened: bool | None) -> str:
+    """How to write answers with thoughts behind a prompt that has closed an empty pair."""
+    switch = template_facts(policy.tokenizer, problem.template).switch
+    if opened is not False:
+        return ""
+    return (
+        ". The chat template closes thoughts in the prompt: "
+        + (f"set data.chat_template_kwargs: {switch} (a row may have its own), or " if switch else "")
+        + "leave the thoughts out of the answer"
+    )
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
@@ -298,9 +376,8 @@ def _as_rendered(
 
 def _ended(policy: Policy, tokens: list[int]) -> list[int]:
     """A last message up to its end; where the template writes none, sampling would not end either."""
-    own = [n for n, token in enumerate(tokens) if token == policy.turn_end]
-    if ends := own or [n for n, token in enumerate(tokens) if token in policy.end_ids]:
-        return tokens[: ends[-1] + 1]
+    if ends := [n for n, token in enumerate(tokens) if token in policy.end_ids]:
+        return tokens[: ends[0] + 1]
     while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
         tokens = tokens[:-1]
     return [*tokens, policy.end_id]

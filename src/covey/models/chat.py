@@ -16,8 +16,6 @@ from covey.types import Messages
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments that are not the user's to set; tools and documents are."""
 OWN -= {"tools", "documents"}
-ANSWER = "some answer"
-"""Stands for one, to see what a template writes behind it."""
 
 
 def chat_tokens(
@@ -94,25 +92,6 @@ def leaves_out(
         return chat_text(tokenizer, messages, arguments) == chat_text(tokenizer, other, arguments)
     except DataError:
         return False
-
-
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token by which the chat template ends an assistant's answer; None where no token does.
-
-    It need not be the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, that of base models with a
-    template often `<|im_end|>`.
-    """
-    answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        text = chat_text(tokenizer, answered, {}, begin=False)
-    except (ConfigError, DataError):
-        return None
-    _, found, behind = text.rpartition(ANSWER)
-    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
-    special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
-    if tokenizer.bos_token_id != tokenizer.eos_token_id:
-        special -= {tokenizer.bos_token_id}
-    return next((n for n in ids if n in special), None)
 
 
 def ignored(

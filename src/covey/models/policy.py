@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from covey.errors import CheckpointError, ConfigError
-from covey.models.chat import chat_tokens, turn_end
+from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import (
     LOGITS_CAP,
@@ -36,6 +36,7 @@ from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
+from covey.models.template import template_facts
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Policy:
         self.rounds = False
         if rounds:
             self.round_products()
-        self.turn_end = turn_end(tokenizer)
+        self.turn_end = template_facts(tokenizer).turn_end
         self.end_ids = end_ids(model, tokenizer, self.turn_end)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None

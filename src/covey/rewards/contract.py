@@ -21,20 +21,22 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from covey.errors import ConfigError, RewardError
+from covey.rewards.extract import Tagged, in_tags
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.sandbox.wire import Attributes
-from covey.types import Completion, Positive, Problem, Score, Status, StepRewards
+from covey.types import TAGS, Completion, Positive, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
 GROUP_ARGUMENTS = {
-    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", *FROM_TRAINER
+    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
+    *FROM_TRAINER,
 }  # fmt: skip
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "environment", "solution_str", "ground_truth", "data_source",
@@ -215,7 +217,9 @@ class Reward:
         if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
             asked = str(asked[-1]["content"])
         in_text = isinstance(asked, str)
-        texts = [c.text if in_text else [{"role": "assistant", "content": c.text}] for c in completions]
+        read = [said_in_tags(c, problem, context) if self.ours else Said(Tagged(c.text)) for c in completions]
+        said = [r.whole.text for r in read]
+        texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
         if self.per_sample:
             row = problem.columns
             available = {
@@ -235,7 +239,7 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
-        available |= self._made_of(completions, context, available)
+        available |= self._made_of(problem, completions, read, context, available)
         if self.ours:  # a column that happens to be called points, or percent, is no setting
             available = {n: v for n, v in available.items() if n not in self.set_only}
         if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
@@ -244,18 +248,25 @@ class Reward:
         return {**(given if self.ours else own_copy(given)), **context.provided(self)}
 
     def _made_of(
-        self, completions: Sequence[Completion], context: Context, columns: Container[str]
+        self,
+        problem: Problem,
+        completions: Sequence[Completion],
+        read: Sequence[Said],
+        context: Context,
+        columns: Container[str],
     ) -> dict[str, object]:
         """What is made of each completion only where the signature asks for it."""
-        made: dict[str, Callable[[Completion], object]] = {
-            "sampled_ids": lambda c: c.tokens[c.drawn].tolist(),
-            "token_ends": lambda c: drawn_ends(c, context.decode),
-            "turns": turns_of,
+        made: dict[str, Callable[[Completion, Said], object]] = {
+            "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
+            "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
+            "turns": lambda c, r: r.turns or turns_of(c, r.whole.text),
+            "thought_marks": lambda *_: problem.thoughts,
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
-            made[state] = lambda c: None if c.environment is None else Attributes(**c.environment)
-        asked = {n: [make(c) for c in completions] for n, make in made.items() if n in self.parameters}
+            made[state] = lambda c, _: None if c.environment is None else Attributes(**c.environment)
+        pairs = list(zip(completions, read, strict=True))
+        asked = {n: [make(*pair) for pair in pairs] for n, make in made.items() if n in self.parameters}
         return {n: found[0] if self.per_sample else found for n, found in asked.items()}
 
     def scores(self, problem: Problem, returned: Any, count: int) -> list[Score]:
@@ -335,10 +346,42 @@ def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -
     return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
 
 
-def turns_of(completion: Completion) -> list[dict[str, str]]:
-    """What the model wrote and what tools said to it, one after another, as {role, content}."""
-    said = completion.turns or ({"role": "assistant", "content": completion.text},)
+def turns_of(completion: Completion, text: str) -> list[dict[str, str]]:
+    """What the model wrote, ``text`` at once, and what tools said, one after another, as {role, content}."""
+    said = completion.turns or ({"role": "assistant", "content": text},)
     return [dict(turn) for turn in said]
+
+
+class Said(NamedTuple):
+    """A completion as a reward reads it."""
+
+    whole: Tagged
+    turns: Sequence[Mapping[str, str]] = ()
+    """Its turns where a tool has answered, else nothing."""
+
+
+def said_in_tags(completion: Completion, problem: Problem, context: Context) -> Said:
+    """A completion as built-in rewards read it: thoughts in tags, opened where a prompt has opened them."""
+    marks = problem.thoughts
+    if marks == TAGS:
+        return Said(Tagged(completion.text))
+    if not completion.turns:
+        return Said(in_tags(completion.text, marks))
+    # What a tool says is followed by the header of the next turn, which may open thoughts as the prompt does.
+    inserted = [context.decode(ids.tolist()) for drawn, ids in completion.parts if not drawn]
+    begun = iter([marks.begun, *(text.rstrip().endswith(marks.open) for text in inserted)])
+    turns, opened = list[dict[str, str]](), marks.begun
+    for turn in completion.turns:
+        if turn["role"] == "assistant":
+            opened = next(begun, False)
+            turns.append({**turn, "content": in_tags(turn["content"], marks._replace(begun=opened)).text})
+        else:
+            turns.append(dict(turn))
+    whole = in_tags(completion.text, marks)
+    if opened:  # the last turn's thoughts: what comes before them has been read already
+        own = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        whole = Tagged("".join(own), whole.moved)
+    return Said(whole, turns)
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:
