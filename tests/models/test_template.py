@@ -236,3 +236,10 @@ def test_a_correct_canary_is_not_refused_where_the_prompt_opens_thoughts() -> No
     rewards = load_rewards([{"math_answer": {"rule": "answer_tag"}}], Path.cwd())
     problem = Problem("p", CHAT.prompt, {"answer": "3"}, thoughts=Thoughts(begun=True))
     assert set(ask_canaries(Scorer(rewards), problem, {}).values()) == {0}
+
+
+@pytest.mark.parametrize("more", ["{{ eos_token }}", "\n{{ eos_token }}{{ eos_token }}"])
+def test_an_end_is_trained_once(more: str) -> None:
+    """Phi 3's template and others write the end of the text behind that of the last turn."""
+    doubled = template("", "", SILENT) + "{% if not add_generation_prompt %}" + more + "{% endif %}"
+    assert trained(doubled, "3") == "|3<|im_end|>"

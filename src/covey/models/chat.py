@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -16,6 +17,22 @@ from covey.types import Messages
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments that are not the user's to set; tools and documents are."""
 OWN -= {"tools", "documents"}
+
+
+_clock: list[datetime] = []
+"""Of the first rendering, once there was one."""
+
+
+def rendered_at() -> datetime:
+    """The time that templates print: that of this process' first rendering, or of the run it follows."""
+    if not _clock:
+        _clock.append(datetime.now())
+    return _clock[0]
+
+
+def render_at(time: datetime | None) -> None:
+    """Give templates this time from now on; None: that of the next rendering."""
+    _clock[:] = [] if time is None else [time]
 
 
 def chat_tokens(
@@ -54,12 +71,27 @@ def chat_text(
             "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
         )
     template, refusal = tokenizer.apply_chat_template, None
+    _keep_time(tokenizer, arguments)
     for said in (_with_objects(messages), messages):
         try:
             return str(template(said, add_generation_prompt=begin, tokenize=False, **arguments))
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             refusal = refusal or error
     raise DataError(f"the chat template of {name} refuses the messages: {refusal}") from None
+
+
+def _keep_time(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> None:
+    """Give a template that asks for the time that of ``rendered_at``; Transformers would give it another."""
+    source = tokenizer.get_chat_template(tools=arguments.get("tools"))
+    if "strftime_now" in source:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        # Arguments are reduced to plain data, so a function can only be a global of the compiled template.
+        _compile_jinja_template(source).globals["strftime_now"] = _written_time
+
+
+def _written_time(form: str) -> str:
+    return rendered_at().strftime(form)
 
 
 def _with_objects(messages: Messages) -> Messages:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
 from covey.errors import ConfigError, DataError
-from covey.models.chat import chat_text
+from covey.models.chat import chat_text, render_at, rendered_at
 from covey.types import Messages, Thoughts
 
 QUESTION, THOUGHT, ANSWER = "some question", "some thought", "some answer"
@@ -46,6 +47,8 @@ class TemplateFacts:
     """How it marks thoughts, and whether the prompt has opened them; None where it knows none."""
     unthinking: str | None = None
     """What closes thoughts that the prompt opens, where an answer has none; None: it does not show that."""
+    dated: bool = False
+    """Whether it prints the date."""
     switch: str = ""
     """The argument, as JSON, under which the prompt leaves thoughts to the model; nothing where none does."""
 
@@ -89,8 +92,16 @@ class _Template:
         _, found, rest = text.partition(QUESTION)
         return rest if found else text
 
-    def switched(self, name: str) -> _Template:
-        return _Template(self.tokenizer, {**self.arguments, name: True})
+    def whole(self, said: Messages = ASKED) -> str:
+        """A conversation; nothing where the template refuses it."""
+        try:
+            return chat_text(self.tokenizer, said, self.arguments, False)
+        except (ConfigError, DataError):
+            return ""
+
+    def given(self, **more: object) -> _Template:
+        """The same template with further arguments."""
+        return _Template(self.tokenizer, {**self.arguments, **more})
 
 
 def _found(template: _Template) -> TemplateFacts:
@@ -100,11 +111,24 @@ def _found(template: _Template) -> TemplateFacts:
         return TemplateFacts(str(error))
     begins, plain = template.behind(begin=True) or "", template.behind([_answer()]) or ""
     end, marks = _turn_end(template.tokenizer, plain), _marks(template, begins, plain)
+    facts = TemplateFacts("", begins, end, dated=_dated(template))
     if marks is None:
-        return TemplateFacts("", begins, end)
+        return facts
     thoughts = begun_in(begins, marks)
     unthinking = _unthinking(template, begins, plain, marks) if thoughts.begun else None
-    return TemplateFacts("", begins, end, thoughts, unthinking, _switch(template, begins, marks))
+    switch = _switch(template, begins, marks)
+    return replace(facts, thoughts=thoughts, unthinking=unthinking, switch=switch)
+
+
+def _dated(template: _Template) -> bool:
+    if "strftime_now" not in template.source:
+        return False
+    now, texts = rendered_at(), set()
+    for day in (datetime(1999, 1, 2, 3), datetime(2044, 12, 30, 23)):
+        render_at(day)
+        texts.add(template.whole())
+    render_at(now)
+    return len(texts) > 1
 
 
 def _answer(**more: object) -> Mapping[str, object]:
@@ -175,7 +199,7 @@ def _switch(template: _Template, begins: str, marks: Thoughts) -> str:
     if not closed_in(begins, marks):
         return ""
     for name in SWITCHES:
-        other = template.switched(name).behind(begin=True)
+        other = template.given(**{name: True}).behind(begin=True)
         if other is not None and not closed_in(other, marks):
             return json.dumps({name: True})
     return ""
