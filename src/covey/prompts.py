@@ -13,7 +13,7 @@ from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_text, chat_tokens, ignored, leaves_out
 from covey.models.policy import Policy
-from covey.models.template import begun_in, template_facts, thoughts_fault, thoughts_of
+from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault, thoughts_of
 from covey.sampling.base import Request
 from covey.tasks.examples import AnswerText, Example
 from covey.tasks.source import Source
@@ -22,8 +22,6 @@ from covey.types import Messages, Problem, Thoughts
 Read = TypeVar("Read")
 THOUGHTS = ("reasoning_content", "thinking")
 """Where a message may have them, apart from its content."""
-HEADER = 16
-"""Tokens before a turn that hold the marks of thoughts with which its header may end."""
 
 
 class GivenAnswer(NamedTuple):

@@ -7,7 +7,8 @@
     [TOOL_CALLS][{"name": "look_up", "arguments": {"word": "covey"}}]                  Mistral, or
     [TOOL_CALLS]look_up[ARGS]{"word": "covey"}
 
-A tokenizer that has a `response_template` says itself how its model's calls are read.
+Families with words of their own are in `families.py`. A tokenizer that has a `response_template` says itself
+how its model's calls are read.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from functools import partial
 import numpy as np
 
 from covey.calling.calls import NO_JSON, ToolCall, call_of, calls_in, read_json
+from covey.calling.families import deepseek_calls, gemma_calls, harmony_calls, muse_calls, python_calls
 from covey.errors import ConfigError
 from covey.models.policy import Policy
+from covey.models.template import HEADER, begun_in, template_facts, without_thoughts
 from covey.rewards.isolated import strict_json
 
 Reader = Callable[[np.ndarray, np.ndarray], list[ToolCall]]
@@ -50,7 +53,15 @@ def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader
     template = tokenizer.get_chat_template(tools=schemas) if tokenizer.chat_template else ""
     read = next((form for mark, form in CALL_FORMS.items() if mark in template), _as_json)
     types = _types(schemas)
-    return lambda turn, _: read(turn_text(policy, turn), types)
+    marks = template_facts(tokenizer).marks
+
+    def reader(turn: np.ndarray, prompt: np.ndarray) -> list[ToolCall]:
+        header = tokenizer.decode(prompt[-HEADER:].tolist()).rstrip()
+        opened = begun_in(header, marks) if header.endswith(marks.open) else marks._replace(begun=False)
+        said = without_thoughts(turn_text(policy, turn), opened)
+        return [] if said is None else read(said, types)
+
+    return reader
 
 
 def turn_text(policy: Policy, turn: np.ndarray) -> str:
@@ -120,11 +131,20 @@ def _after_mark(turn: str, _: Types) -> list[ToolCall]:
     return found
 
 
+def _as_elements(turn: str, types: Types) -> list[ToolCall]:
+    return [_typed(name, given, types) for name, given in muse_calls(turn)]
+
+
 CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
     "<function=": _as_functions,
     "<arg_key>": _as_pairs,
     TOOL_CALLS: _after_mark,
     '{"name": function name, "parameters"': _bare,
+    "<|tool_call>call:": lambda turn, _: gemma_calls(turn),
+    "<|tool_call_start|>": lambda turn, _: python_calls(turn),
+    "<|channel|>commentary": lambda turn, _: harmony_calls(turn),
+    "<｜tool▁call▁begin｜>": lambda turn, _: deepseek_calls(turn),
+    "<atem:invoke": _as_elements,
 }
 """What stands in the chat templates that teach a form, and its reader; others have JSON between tags."""
 

@@ -29,6 +29,8 @@ KNOWN = (
 )
 """Marks of templates that do not show thoughts given apart from an answer."""
 MARK = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
+HEADER = 16
+"""Tokens before a turn that hold the marks of thoughts with which its header may end."""
 SWITCHES = ("enable_thinking", "thinking")
 """Arguments of templates in use that let the model think, or not."""
 
@@ -253,3 +255,22 @@ def thoughts_fault(text: str, marks: Thoughts, opened: bool | None, ended: bool)
             return f"the answer closes thoughts ({marks.close}) that are not open"
         inside = mark == marks.open
     return f"the answer ends within its thoughts: {marks.close} is missing" if inside and ended else None
+
+
+def without_thoughts(text: str, marks: Thoughts) -> str | None:
+    """A turn without its thoughts; None where it ends within them. ``marks.begun``: it begins within some.
+
+    >>> without_thoughts("so</think>3", Thoughts(begun=True)), without_thoughts("<think>so", Thoughts())
+    ('3', None)
+    """
+    parts, rest, inside = list[str](), text, marks.begun
+    while inside or marks.open in rest:
+        if not inside:
+            before, _, rest = rest.partition(marks.open)
+            parts.append(before)
+        _, closed, rest = rest.partition(marks.close)
+        if not closed:
+            return None
+        inside = False
+    said = "".join([*parts, rest])
+    return said if marks.answer else said.rpartition(marks.close)[2]
