@@ -11,7 +11,7 @@ import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
-from covey.models.chat import chat_text, chat_tokens, ignored, leaves_out
+from covey.models.chat import chat_text, encoded_apart, ignored, leaves_out, spelled_out
 from covey.models.policy import Policy
 from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault, thoughts_of
 from covey.sampling.base import Request
@@ -81,6 +81,7 @@ def unseen_by_model(
             f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
             "template; set data.chat: true"
         )
+    notes += _forging(policy, problems)
     chats = ((p, p.prompt) for p in problems if not isinstance(p.prompt, str))
     begun = [p for p, messages in chats if messages[-1]["role"] == "assistant"]
     if begun:
@@ -102,6 +103,21 @@ def unseen_by_model(
         ]
         checked |= set(problem.template)
     return notes
+
+
+def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
+    """Whose content has a word of the chat template's own; of the first row that has one."""
+    for problem in problems:
+        if isinstance(problem.prompt, str):
+            continue
+        controls = template_facts(policy.tokenizer, problem.template).controls
+        for message in problem.prompt:
+            if word := next((c for c in controls if c in str(message["content"])), None):
+                said = (
+                    f"{problem.id}: {word} is the chat template's own word, and {message['role']} writes it: "
+                )
+                return [said + "there it is encoded as letters, so that no turn is forged"]
+    return []
 
 
 def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
@@ -223,7 +239,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     messages = [*problem.prompt, *said]
     _check_calls(policy, problem, said)
     shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
-    whole = list(policy.tokenizer(shown, add_special_tokens=False)["input_ids"])
+    whole = _conversation(policy, problem, messages, False)
     missing, start = _left_out(shown, said), len(prompted.tokens)
     apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
     if missing is None and whole[:start] == prompted.tokens.tolist():
@@ -235,6 +251,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
         raise _anew(problem) if missing is None else _silent(problem, missing)
     # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
     words = _behind_prompt(policy, prompted, str(said[0]["content"]))
+    words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
     return _checked(policy, prompted, _in_words(policy, words, end), good)
 
@@ -304,7 +321,7 @@ def _remedy(policy: Policy, problem: Problem, opened: bool | None) -> str:
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
-    tokens = [*policy.tokenizer(words, add_special_tokens=False)["input_ids"], end]
+    tokens = [*encoded_apart(policy.tokenizer, words), end]
     return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
 
 
@@ -382,7 +399,7 @@ def _ended(policy: Policy, tokens: list[int]) -> list[int]:
 
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
-    return told_of(problem, lambda: chat_tokens(policy.tokenizer, messages, problem.template, begin))
+    return told_of(problem, lambda: policy.conversation(messages, problem.template, begin))
 
 
 def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:

@@ -281,8 +281,8 @@ def test_a_template_without_a_place_for_results_is_refused(policy: Policy) -> No
 
 OWN_FORM = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
-    "<|call|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} {% endfor %})]"
-    "<|endcall|>{% endfor %}<|im_end|>\n{% endfor %}"
+    "<|call|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} "
+    "{% endfor %})]<|endcall|>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from jinja2 import TemplateError
@@ -19,6 +19,8 @@ OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_templat
 OWN -= {"tools", "documents"}
 
 
+SEAM = "\ue0f7"
+"""Of a private area of Unicode: where a rendered text is encoded in two parts."""
 _clock: list[datetime] = []
 """Of the first rendering, once there was one."""
 
@@ -40,15 +42,34 @@ def chat_tokens(
     messages: Messages,
     arguments: Mapping[str, object],
     begin: bool = True,
+    controls: Sequence[str] = (),
 ) -> list[int]:
     """Token ids of messages, with ``begin`` up to where the assistant begins.
 
     ``arguments`` is what the template gets besides them: `tools`, `documents`, `enable_thinking`, ...
+    ``controls`` are the template's own words: where a content has one it is encoded as letters.
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
-    text = chat_text(tokenizer, messages, arguments, begin)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    spelled = [
+        {**m, "content": spelled_out(m["content"], controls)} if isinstance(m.get("content"), str) else m
+        for m in messages
+    ]
+    return encoded_apart(tokenizer, chat_text(tokenizer, spelled, arguments, begin))
+
+
+def spelled_out(text: str, controls: Sequence[str]) -> str:
+    """A text in which a seam keeps the letters of control words apart. No new one arises: none is taken out."""
+    if not any(word in text for word in controls):
+        return text
+    pattern = "|".join(re.escape(word) for word in sorted(controls, key=len, reverse=True))
+    return re.sub(pattern, lambda m: f"{m[0][0]}{SEAM}{m[0][1:]}", text)
+
+
+def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text, what is on either side of a seam by itself."""
+    parts = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(SEAM))
+    return [token for ids in parts for token in ids]
 
 
 def chat_text(

@@ -144,7 +144,7 @@ class Policy:
         and one that begins as the tokenizer begins every text is not begun twice.
         """
         if not isinstance(prompt, str):
-            return chat_tokens(self.tokenizer, prompt, template or {})
+            return self.conversation(prompt, template or {}, begin=True)
         ids = list(self.tokenizer(prompt)["input_ids"])
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
             ids = ids[1:]  # a prompt that a template was applied to has one already
@@ -152,6 +152,14 @@ class Policy:
             plain = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
             return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
         return ids
+
+    def conversation(self, messages: Messages, template: Mapping[str, object], begin: bool) -> list[int]:
+        """Token ids of messages, with ``begin`` up to where the assistant begins.
+
+        No content can forge the template's own words: there they are encoded as letters.
+        """
+        controls = template_facts(self.tokenizer, template).controls
+        return chat_tokens(self.tokenizer, messages, template, begin, controls)
 
     @property
     def end_id(self) -> int:

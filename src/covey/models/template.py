@@ -49,6 +49,8 @@ class TemplateFacts:
     """How it marks thoughts, and whether the prompt has opened them; None where it knows none."""
     unthinking: str | None = None
     """What closes thoughts that the prompt opens, where an answer has none; None: it does not show that."""
+    controls: tuple[str, ...] = ()
+    """Tokens that it writes around what is said, and ends: as somebody's words they would forge a turn."""
     dated: bool = False
     """Whether it prints the date."""
     switch: str = ""
@@ -113,13 +115,25 @@ def _found(template: _Template) -> TemplateFacts:
         return TemplateFacts(str(error))
     begins, plain = template.behind(begin=True) or "", template.behind([_answer()]) or ""
     end, marks = _turn_end(template.tokenizer, plain), _marks(template, begins, plain)
-    facts = TemplateFacts("", begins, end, dated=_dated(template))
+    controls = _controls(template, end, marks)
+    facts = TemplateFacts("", begins, end, controls=controls, dated=_dated(template))
     if marks is None:
         return facts
     thoughts = begun_in(begins, marks)
     unthinking = _unthinking(template, begins, plain, marks) if thoughts.begun else None
     switch = _switch(template, begins, marks)
     return replace(facts, thoughts=thoughts, unthinking=unthinking, switch=switch)
+
+
+def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:
+    """The added tokens of a made-up conversation; marks of thoughts are everybody's to write about."""
+    tokenizer, added = template.tokenizer, template.tokenizer.added_tokens_decoder
+    said = [*ASKED, _answer(), *ASKED]
+    texts = (template.whole([{"role": "system", "content": QUESTION}, *said]), template.whole(said))
+    written = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
+    ids = {*written, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
+    words = {added[n].content for n in ids if n in added and len(added[n].content) > 1}
+    return tuple(sorted(w for w in words if marks is None or w not in (marks.open, marks.close)))
 
 
 def _dated(template: _Template) -> bool:
