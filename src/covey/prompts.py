@@ -237,6 +237,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
         for m in said
     ]
     messages = [*problem.prompt, *said]
+    _check_channels(problem, said)
     _check_calls(policy, problem, said)
     shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     whole = _conversation(policy, problem, messages, False)
@@ -346,6 +347,17 @@ def _left_out(shown: str, said: Messages) -> str | None:
     return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
 
 
+def _check_channels(problem: Problem, said: Messages) -> None:
+    """Raise DataError where an answer has its channels in its content: these the template writes itself."""
+    marks = problem.thoughts
+    texts = [str(m["content"]) for m in said if m["role"] == "assistant"]
+    if marks.answer and any(mark in text for text in texts for mark in (marks.open, *marks.answer)):
+        raise DataError(
+            f"{problem.id}: the chat template itself writes {marks.open} and {marks.answer[-1]}, and the answer "
+            "has them in its content. Give thoughts apart: messages with content and reasoning_content"
+        )
+
+
 def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
     """Raise DataError where the assistant calls tools and the template does not show it."""
     if not any(m.get("tool_calls") for m in said):
@@ -384,7 +396,7 @@ def _as_rendered(
         # What the template writes after the message's end, a line break say, is not the model's to write.
         # Where it writes none, as GLM's, the next turn's beginning may be one.
         over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
-        said_by[start : ends[-1 if appended else 0] + 1 if ends else over] = True
+        said_by[start : ends[0] + 1 if ends else over] = True
     said_by[begins[-1] :] = True
     return GivenAnswer(np.array(whole[first:], dtype=np.int64), said_by[first:])
 

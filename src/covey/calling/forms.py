@@ -16,15 +16,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from covey.calling.calls import NO_JSON, ToolCall, call_of, calls_in, read_json
 from covey.calling.families import deepseek_calls, gemma_calls, harmony_calls, muse_calls, python_calls
 from covey.errors import ConfigError
-from covey.models.policy import Policy
 from covey.models.template import HEADER, begun_in, template_facts, without_thoughts
 from covey.rewards.isolated import strict_json
+
+
+class Speaker(Protocol):
+    """A policy, or what is known of one without its weights."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """Tokens that end a completion."""
+
 
 Reader = Callable[[np.ndarray, np.ndarray], list[ToolCall]]
 """Tokens of a turn, and of all before it -> the calls that it ends with."""
@@ -38,7 +50,7 @@ NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*)", re.
 TOOL_CALLS = "[TOOL_CALLS]"
 
 
-def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader:
+def reader_of(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Reader:
     """How to read the calls in a model's chats. Raises ConfigError where its tokenizer says it wrongly."""
     tokenizer = policy.tokenizer
     if given := getattr(tokenizer, "response_template", None):
@@ -64,14 +76,14 @@ def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader
     return reader
 
 
-def turn_text(policy: Policy, turn: np.ndarray) -> str:
+def turn_text(policy: Speaker, turn: np.ndarray) -> str:
     """A turn's text with the control tokens that calls may have, but for its end."""
     kept = len(turn) - (int(turn[-1]) in policy.end_ids)
     return policy.tokenizer.decode(turn[:kept].tolist(), skip_special_tokens=False)
 
 
 def _by_response_template(
-    policy: Policy, schemas: Sequence[Mapping[str, object]], turn: np.ndarray, prompt: np.ndarray
+    policy: Speaker, schemas: Sequence[Mapping[str, object]], turn: np.ndarray, prompt: np.ndarray
 ) -> list[ToolCall]:
     """What the tokenizer makes of a turn; what it cannot read is no call."""
     whole, before = (policy.tokenizer.decode(ids.tolist()) for ids in (turn, prompt))

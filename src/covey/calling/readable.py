@@ -9,10 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.calling.calls import ToolCall
-from covey.calling.forms import reader_of
+from covey.calling.forms import Speaker, reader_of
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
-from covey.models.policy import Policy
 from covey.types import Messages, Problem
 
 ASKED: Messages = [{"role": "user", "content": "?"}]
@@ -33,7 +32,7 @@ class WrittenCall(NamedTuple):
 
 
 def written_call(
-    policy: Policy, template: Mapping[str, object], schemas: Sequence[Mapping[str, object]]
+    policy: Speaker, template: Mapping[str, object], schemas: Sequence[Mapping[str, object]]
 ) -> WrittenCall:
     """How a template writes a call of the first tool, and whether that is read. Raises ConfigError."""
     call = _made_up(schemas[0])
@@ -55,7 +54,7 @@ def written_call(
 
 
 def prove_readable(
-    policy: Policy, problem: Problem, schemas: Sequence[Mapping[str, object]]
+    policy: Speaker, problem: Problem, schemas: Sequence[Mapping[str, object]]
 ) -> Iterator[str]:
     """A note where a chat template shows no calls. Raises ConfigError where those it shows are not read."""
     written = written_call(policy, problem.template, schemas)
@@ -90,7 +89,7 @@ def _messages(call: ToolCall) -> Iterator[tuple[Mapping[str, object], Mapping[st
             yield {**bare, "tool_calls": calls}, {**bare, "content": ""}
 
 
-def _turn(policy: Policy, before: Sequence[int], whole: Sequence[int]) -> list[int]:
+def _turn(policy: Speaker, before: Sequence[int], whole: Sequence[int]) -> list[int]:
     """What the model would write: from where the prompt ends to the first end."""
     turn = list(whole[_shared(before, whole) :])
     return turn[: next((n + 1 for n, token in enumerate(turn) if token in policy.end_ids), len(turn))]

@@ -59,7 +59,7 @@ def chat_tokens(
 
 
 def spelled_out(text: str, controls: Sequence[str]) -> str:
-    """A text in which a seam keeps the letters of control words apart. No new one arises: none is taken out."""
+    """A text in which a seam keeps the letters of control words apart. None is taken out, so none arises."""
     if not any(word in text for word in controls):
         return text
     pattern = "|".join(re.escape(word) for word in sorted(controls, key=len, reverse=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
 
@@ -31,6 +31,7 @@ KNOWN = (
 MARK = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
 HEADER = 16
 """Tokens before a turn that hold the marks of thoughts with which its header may end."""
+ROLES = ("system", "developer", "tool")
 SWITCHES = ("enable_thinking", "thinking")
 """Arguments of templates in use that let the model think, or not."""
 
@@ -53,6 +54,12 @@ class TemplateFacts:
     """Tokens that it writes around what is said, and ends: as somebody's words they would forge a turn."""
     dated: bool = False
     """Whether it prints the date."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Role -> whether what it says is `read`, `left out` or `refused`."""
+    forgets: bool = False
+    """Whether it leaves out the thoughts of earlier answers."""
+    ends: int = 0
+    """How many ends it writes behind a last answer; one is trained."""
     switch: str = ""
     """The argument, as JSON, under which the prompt leaves thoughts to the model; nothing where none does."""
 
@@ -115,14 +122,22 @@ def _found(template: _Template) -> TemplateFacts:
         return TemplateFacts(str(error))
     begins, plain = template.behind(begin=True) or "", template.behind([_answer()]) or ""
     end, marks = _turn_end(template.tokenizer, plain), _marks(template, begins, plain)
-    controls = _controls(template, end, marks)
-    facts = TemplateFacts("", begins, end, controls=controls, dated=_dated(template))
+    facts = TemplateFacts(
+        "",
+        begins,
+        end,
+        controls=_controls(template, end, marks),
+        dated=_dated(template),
+        roles={role: _role(template, role) for role in ROLES},
+        ends=_ends(template, plain, end),
+    )
     if marks is None:
         return facts
     thoughts = begun_in(begins, marks)
     unthinking = _unthinking(template, begins, plain, marks) if thoughts.begun else None
     switch = _switch(template, begins, marks)
-    return replace(facts, thoughts=thoughts, unthinking=unthinking, switch=switch)
+    forgets = THOUGHT not in template.whole([*ASKED, _thinking(), *ASKED])
+    return replace(facts, thoughts=thoughts, unthinking=unthinking, switch=switch, forgets=forgets)
 
 
 def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> tuple[str, ...]:
@@ -133,7 +148,8 @@ def _controls(template: _Template, end: int | None, marks: Thoughts | None) -> t
     written = {n for text in texts for n in tokenizer(text, add_special_tokens=False)["input_ids"]}
     ids = {*written, end, tokenizer.eos_token_id, tokenizer.bos_token_id}
     words = {added[n].content for n in ids if n in added and len(added[n].content) > 1}
-    return tuple(sorted(w for w in words if marks is None or w not in (marks.open, marks.close)))
+    tags = () if marks is None or marks.answer else (marks.open, marks.close)
+    return tuple(sorted(word for word in words if word not in tags))
 
 
 def _dated(template: _Template) -> bool:
@@ -149,6 +165,25 @@ def _dated(template: _Template) -> bool:
 
 def _answer(**more: object) -> Mapping[str, object]:
     return {"role": "assistant", "content": ANSWER, **more}
+
+
+def _thinking() -> Mapping[str, object]:
+    return _answer(reasoning_content=THOUGHT, reasoning=THOUGHT, thinking=THOUGHT)
+
+
+def _role(template: _Template, role: str) -> str:
+    """What becomes of a message of a role, first or after a call."""
+    words = {"role": role, "content": "some words", "name": "look_up", "tool_call_id": "call00000"}
+    function = {"name": "look_up", "arguments": {}}
+    call = {"id": "call00000", "type": "function", "function": function}
+    before = [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}, words]
+    text = template.whole(before if role == "tool" else [words, *ASKED])
+    return "read" if "some words" in text else "left out" if text else "refused"
+
+
+def _ends(template: _Template, plain: str, end: int | None) -> int:
+    ids = template.tokenizer(plain.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+    return sum(n in (end, template.tokenizer.eos_token_id) for n in ids)
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
@@ -167,7 +202,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase, plain: str) -> int | None:
 
 def _marks(template: _Template, begins: str, plain: str) -> Thoughts | None:
     """Marks around thoughts that are given apart from an answer, else those that the template mentions."""
-    shown = template.behind([_answer(reasoning_content=THOUGHT, reasoning=THOUGHT, thinking=THOUGHT)]) or ""
+    shown = template.behind([_thinking()]) or ""
     before, found, after = shown.partition(THOUGHT)
     between, answered, _ = after.partition(ANSWER)
     if not (found and answered and between.strip()):
