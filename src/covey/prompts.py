@@ -353,8 +353,8 @@ def _check_channels(problem: Problem, said: Messages) -> None:
     texts = [str(m["content"]) for m in said if m["role"] == "assistant"]
     if marks.answer and any(mark in text for text in texts for mark in (marks.open, *marks.answer)):
         raise DataError(
-            f"{problem.id}: the chat template itself writes {marks.open} and {marks.answer[-1]}, and the answer "
-            "has them in its content. Give thoughts apart: messages with content and reasoning_content"
+            f"{problem.id}: the chat template itself writes {marks.open} and {marks.answer[-1]}, and the "
+            "answer has them in its content. Give thoughts apart: messages with content and reasoning_content"
         )
 
 
