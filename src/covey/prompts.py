@@ -15,7 +15,7 @@ from covey.models.chat import chat_text, encoded_apart, ignored, leaves_out, spe
 from covey.models.policy import Policy
 from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault, thoughts_of
 from covey.sampling.base import Request
-from covey.tasks.examples import AnswerText, Example
+from covey.tasks.examples import UNTRAINED, AnswerText, Example
 from covey.tasks.source import Source
 from covey.types import Messages, Problem, Thoughts
 
@@ -72,7 +72,8 @@ def unseen_by_model(
 ) -> list[str]:
     """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
     answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
-    notes = _unread_roles(policy, [*answered, *((problem, []) for problem in problems)])
+    everything = [*answered, *((problem, []) for problem in problems)]
+    notes = [*_unread_roles(policy, everything), *_unread_keys(policy, everything)]
     texts = [p for p in problems if isinstance(p.prompt, str)]
     if texts and config.data.chat_template_kwargs:
         notes.append("data.chat_template_kwargs: text prompts go without a template; set data.chat: true")
@@ -137,6 +138,26 @@ def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Message
                     f"{problem.id}: the model's chat template leaves out what {role!r} says, so the model "
                     "does not read it; roles are mostly system, user, assistant and tool"
                 )
+    return notes
+
+
+def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
+    """Keys of messages that the template does not show, a name or a date for one. Once each."""
+    notes, checked = list[str](), {"role", "content", "tool_call_id", UNTRAINED}
+    for problem, answers in said:
+        if isinstance(problem.prompt, str):
+            continue
+        messages = [*problem.prompt, *(answers[0] if answers else ())]
+        for place, message in enumerate(messages):
+            for name in [key for key in message if key not in checked]:
+                checked.add(name)
+                bare = {key: value for key, value in message.items() if key != name}
+                other = [*messages[:place], bare, *messages[place + 1 :]]
+                if leaves_out(policy.tokenizer, messages, problem.template, other):
+                    notes.append(
+                        f"{problem.id}: a message has {name!r}, which the model's chat template does not "
+                        "show, so the model does not read it"
+                    )
     return notes
 
 
@@ -231,7 +252,9 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
         plain = _in_words(policy, _words(policy, problem, answer), policy.end_id)
         return _checked(policy, prompted, plain, good)
-    said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
+    given = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
+    skipped = [n for n, message in enumerate(given) if UNTRAINED in message]
+    said = [{name: value for name, value in m.items() if name != UNTRAINED} for m in given]
     said = [
         {**m, "content": _words(policy, problem, str(m["content"]))} if m["role"] == "assistant" else m
         for m in said
@@ -244,7 +267,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     missing, start = _left_out(shown, said), len(prompted.tokens)
     apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
     if missing is None and whole[:start] == prompted.tokens.tolist():
-        rendered = _as_rendered(policy, problem, whole, start, said)
+        rendered = _as_rendered(policy, problem, whole, start, said, skipped)
         # Some templates put an empty pair before thoughts that stand in the content.
         if apart or _thoughts_wrong(policy, prompted, rendered, good) is None:
             return _checked(policy, prompted, rendered, good)
@@ -293,13 +316,13 @@ def _thoughts_wrong(policy: Policy, prompted: Prompted, answer: GivenAnswer, goo
     ours = np.concatenate([np.zeros(len(prompted.tokens), dtype=bool), answer.trained])
     edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)
     for start, stop in edges.tolist():
-        opened: bool | None = marks.begun or None
+        # What the prompt opens belongs to the turn behind it.
+        opened: bool | None = (marks.begun and start == len(prompted.tokens)) or None
         if problem.chat and not opened:
             opened = _header_opens(policy, whole[max(0, start - HEADER) : start], marks)
         text = policy.tokenizer.decode(whole[start:stop])
         if fault := thoughts_fault(text, marks, opened, ended=good):
             return fault + _remedy(policy, problem, opened)
-        marks = marks._replace(begun=False)  # what the prompt opens belongs to the first turn
     return None
 
 
@@ -374,11 +397,12 @@ def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:
 
 
 def _as_rendered(
-    policy: Policy, problem: Problem, whole: list[int], first: int, said: Messages
+    policy: Policy, problem: Problem, whole: list[int], first: int, said: Messages, skipped: Sequence[int]
 ) -> GivenAnswer:
     """The answer in a conversation's tokens; the assistant's messages are trained, each with its end.
 
-    ``first``: where it begins, behind the prompt and the template's beginning of a turn.
+    ``first``: where it begins, behind the prompt and the template's beginning of a turn. ``skipped``:
+    numbers of messages that are not trained.
     """
     prompt = [*problem.prompt]
     ours = [n for n, message in enumerate(said) if message["role"] == "assistant"]
@@ -396,8 +420,8 @@ def _as_rendered(
         # What the template writes after the message's end, a line break say, is not the model's to write.
         # Where it writes none, as GLM's, the next turn's beginning may be one.
         over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
-        said_by[start : ends[0] + 1 if ends else over] = True
-    said_by[begins[-1] :] = True
+        said_by[start : ends[0] + 1 if ends else over] = n not in skipped
+    said_by[begins[-1] :] = ours[-1] not in skipped
     return GivenAnswer(np.array(whole[first:], dtype=np.int64), said_by[first:])
 
 

@@ -17,7 +17,7 @@ from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
 from covey.runs.reader import last_stage, load_recorded
-from covey.tasks.files import read_problems, rows
+from covey.tasks.files import MISSING, in_our_names, read_problems, rows, value_at
 from covey.tasks.source import load_problems
 from covey.types import Group, Problem
 
@@ -29,7 +29,8 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
     """
     functions, data = _named(words)
     scorer, begun = Scorer(functions), []
-    for line, row in rows(file):
+    for line, given in rows(file):
+        row = in_our_names(given, data)
         if "completion" not in row:
             raise DataError(f"{file}:{line}: no column 'completion'; it has {', '.join(map(repr, row))}")
         prompt = row[data.prompt] if data.prompt in row else row.get("prompt", "")
@@ -51,8 +52,9 @@ def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, obj
     found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():
-        if source in row:
-            found[name] = row[source]
+        value = value_at(row, source)
+        if value is not MISSING:
+            found[name] = value
         elif name not in found:
             raise DataError(f"{where}: no column {source!r}, which the config copies to {name!r}")
     return found

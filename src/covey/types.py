@@ -152,6 +152,8 @@ class Completion:
     """What the model and its tools said in turn, as {role, content}; empty where no tool answered."""
     environment: Mapping[str, object] | None = None
     """Attributes of its environment at the end; None where it has none, or that one hung or died."""
+    server: str = ""
+    """Address of the server that drew the first token; empty: this process did, or it is not known."""
 
     def __post_init__(self) -> None:
         own = [x for x in (self.tokens, self.logprobs, self.sampled, self.versions) if x is not None]
@@ -205,6 +207,7 @@ class Completion:
             join([c.token_versions for c in both]) if any(c.versions is not None for c in both) else None,
             self.turns + more.turns,
             more.environment,
+            self.server,
         )
 
 

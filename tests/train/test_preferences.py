@@ -30,7 +30,13 @@ from covey.objective.preference import PREFERENCES
 from covey.prompts import GivenAnswer, Prompted, encode_examples
 from covey.tasks.examples import examples_of, with_prompt
 from covey.training.given import added
-from covey.training.preference import REFERENCE, PreferenceObjective, mismatched, with_prompt_trained
+from covey.training.preference import (
+    REFERENCE,
+    PreferenceObjective,
+    mismatched,
+    unpaired_notes,
+    with_prompt_trained,
+)
 from covey.types import Problem
 
 PAIRED = [m for m in PREFERENCES if m != "kto"]
@@ -526,3 +532,38 @@ def test_settings_of_the_loss_are_checked(tmp_path: Path, capsys: pytest.Capture
         with pytest.raises(ConfigError, match=says.replace("{", r"\{")):
             load_config(values=values)
     assert main(["train", str(tmp_path / "none.yaml")]) == 2
+
+
+def judged(good: int, bad: int, prompts: int) -> list[Prompted]:
+    answer = GivenAnswer(np.array([5]), np.array([True]))
+    labels = [1.0] * good + [0.0] * bad
+    return [
+        Prompted(Problem(str(n), "?"), np.array([n % prompts]), (answer,), (label,))
+        for n, label in enumerate(labels)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights", "says"),
+    [
+        (judged(20, 20, 9), (1.0, 1.0), ()),
+        (judged(4, 36, 9), (1.0, 1.0), ("4 good answers",)),
+        (judged(4, 36, 9), (10.5, 1.0), ()),  # 42 against 36: 1.17
+        (judged(36, 4, 9), (1.0, 1.0), ("36 good answers",)),
+        (judged(20, 20, 1), (1.0, 1.0), ("one prompt",)),
+        (judged(4, 36, 1), (1.0, 1.0), ("4 good answers", "one prompt")),
+    ],
+)
+def test_uneven_labels_and_a_lone_prompt_are_said(
+    rows: list[Prompted], weights: tuple[float, float], says: tuple[str, ...]
+) -> None:
+    settings = {"desirable_weight": weights[0], "undesirable_weight": weights[1]}
+    notes = unpaired_notes(rows, settings)
+    assert len(notes) == len(says)
+    assert all(part in note for part, note in zip(says, notes, strict=True))
+    for note in notes:
+        if "desirable_weight" in note:  # the weight that is advised is one that is not complained of
+            advised = float(note.rpartition(": ")[2])
+            assert not [
+                n for n in unpaired_notes(rows, {**settings, "desirable_weight": advised}) if "good" in n
+            ]

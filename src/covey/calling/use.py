@@ -71,6 +71,16 @@ def with_schemas(
     return replace(source, train=train, test=test, examples=learned, held_out=held_out)
 
 
+def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[str, set[str]]:
+    """Who of the tools reads which columns: name of a tool, or of the environment's class, to columns."""
+    if toolbox is None:
+        return {}
+    asked = {name: set(tool.columns) for name, tool in toolbox.functions.items()}
+    if (environment := toolbox.environment) is not None:
+        asked[f"{environment.spec}.reset"] = {n for p in problems for n in environment.columns(p.columns)}
+    return asked
+
+
 def _ending_with(problem: Problem, text: str) -> Problem:
     """Kept completions of an earlier stage have prompts that end so already."""
     if problem.ends_with(text):

@@ -33,6 +33,7 @@ from covey.objective.dialects import DIALECTS, Framework
 from covey.objective.penalties import KL
 from covey.objective.value import Critic
 from covey.types import NonNegative
+from covey.web import without_password
 
 OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
 LISTS = {"correction", "token_weights"}
@@ -204,7 +205,7 @@ def _validated(where: str, annotation: Any, value: object) -> object:
     try:
         return TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {value!r}: {error.errors()[0]['msg']}") from None
+        raise ConfigError(f"{where}: {without_password(repr(value))}: {error.errors()[0]['msg']}") from None
 
 
 def describe(algorithm: Algorithm) -> dict[str, object]:

@@ -6,6 +6,7 @@ A record of the run holds a text in place of an object; whoever reads the record
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TypeGuard
 
@@ -46,9 +47,32 @@ class GivenRows(Given):
     """Rows of data, held as a sequence, because an iterator can be read only once."""
 
     def __init__(self, key: str, rows: Iterable[object]) -> None:
-        self.rows: Sequence[object] = rows if isinstance(rows, Sequence) else list(rows)
+        self.rows = _held(key, rows)
         self.key = key
         super().__init__(f"{len(self.rows)} rows")
+
+
+MOST_STREAMED = 1_000_000
+"""Rows that are read from an iterator, of which nobody can say whether it ends."""
+
+
+def _held(key: str, rows: Iterable[object]) -> Sequence[object]:
+    """Rows as a sequence; a table of pandas or polars by its rows. Raises ConfigError for one without end."""
+    if isinstance(rows, Sequence):
+        return rows
+    if hasattr(rows, "columns") and hasattr(rows, "to_dicts"):  # polars
+        return list(rows.to_dicts())
+    if hasattr(rows, "columns") and hasattr(rows, "to_dict"):  # pandas
+        return list(rows.to_dict(orient="records"))
+    if hasattr(rows, "__len__"):
+        return list(rows)
+    found = list(islice(rows, MOST_STREAMED + 1))
+    if len(found) > MOST_STREAMED:
+        raise ConfigError(
+            f"{key}: its iterator gives more than {MOST_STREAMED:,} rows, and may never end. Give a list, or "
+            "write the rows to a file"
+        )
+    return found
 
 
 def or_given(kind: object) -> GetPydanticSchema:
@@ -96,6 +120,11 @@ def _data(data: object) -> object:
         return {"train": GivenRows("data.train", data)}
     if not isinstance(data, Mapping):
         return data
+    for key in ("train", "test"):
+        value = data.get(key)
+        if isinstance(value, Mapping):
+            splits = ", ".join(repr(name) for name in value) or "nothing"
+            raise ConfigError(f"data.{key}: this holds several tables ({splits}); give one of them")
     return {
         key: GivenRows(f"data.{key}", value) if key in ("train", "test") and _are_rows(value) else value
         for key, value in data.items()

@@ -29,6 +29,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.corrections import truncated
 from covey.objective.preference import LOSSES
+from covey.web import without_password
 
 
 @dataclass
@@ -273,7 +274,7 @@ def _said(place: str) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = without_password(repr(value))
     return text if len(text) < 60 else text[:57] + "..."
 
 

@@ -10,6 +10,7 @@ from annotated_types import MinLen
 from pydantic import Field, field_validator, model_validator
 
 from covey.config.section import MANY, Names, Section
+from covey.web import plain_address
 
 
 class Servers(Section):
@@ -40,7 +41,7 @@ class Servers(Section):
     @field_validator("url")
     @classmethod
     def _addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        for url in urls:
+        for url in map(plain_address, urls):
             try:
                 parts = urlsplit(url)
                 known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
 from covey.config.section import MANY, Paths, Section
 from covey.machine import MOST_THREADS
+from covey.web import plain_address
 
 Method = Literal[
     "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",
@@ -52,12 +53,17 @@ class Data(Section):
         "reward models).",
     )
     answer: str | None = Field(
-        None, description="Column copied to `answer` for the rewards, where the file names it otherwise."
+        None,
+        description="Column copied to `answer` for the rewards, where the file names it otherwise; "
+        "reward_model.ground_truth is a place inside one.",
     )
     columns: dict[str, str] = Field(
         {}, description="Further columns to copy: the name a reward asks for, the file's own name for it."
     )
-    template: str | None = Field(None, description="Text around each text prompt; {prompt} marks its place.")
+    template: str | None = Field(
+        None,
+        description="Text around each text prompt: {prompt} is its place, {column} that of a column.",
+    )
     chat: bool = Field(False, description="Send text prompts as a user's message through the chat template.")
     system: str | None = Field(None, description="System message before every prompt; implies chat.")
     chat_template_kwargs: dict[str, object] = Field(
@@ -88,7 +94,9 @@ class Train(Section):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="What the learning rate does after the warm-up, optimizer step by step."
     )
-    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="AdamW weight decay, of every weight, those of norms and biases too."
+    )
     betas: tuple[BelowOne, BelowOne] = Field((0.9, 0.99), description="AdamW moment decay rates.")
     grad_clip: float = Field(1.0, gt=0, description="Largest norm of the gradient.")
     inner_epochs: int = Field(1, ge=1, le=1_000, description="Passes over each rollout batch.")
@@ -192,6 +200,11 @@ class Sandbox(Section):
     )
     url: str | None = Field(None, description="Of a SandboxFusion service, for `remote`.")
     unsafe_local: bool = Field(False, description="If no sandbox works, run model code with your own rights.")
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str | None) -> str | None:
+        return None if url is None else plain_address(url)
 
 
 class Lora(Section):

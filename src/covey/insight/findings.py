@@ -352,17 +352,28 @@ def _place(rule: FindingRule, groups: Sequence[Group]) -> dict[str, int]:
     return {"group": -n, "completion": -i, **token}
 
 
+MOST_LOOKS = 400
+"""Steps after which a recorded run is looked at: each, or in a long run these many, evenly spaced."""
+
+
+def _looks(steps: int) -> list[int]:
+    every = -(-steps // MOST_LOOKS) or 1
+    return sorted({*range(every, steps + 1, every), *([steps] if steps else [])})
+
+
 def findings_over(
     rules: Sequence[FindingRule], metrics: Records, evals: Records, setting: SettingOf
 ) -> list[Finding]:
     """What a run would have said step by step, from its records."""
     found: list[Finding] = []
     taken = [(int(r["step"]), Evaluation.from_record(r)) for r in evals]
-    for n, record in enumerate(metrics, start=1):
+    for n in _looks(len(metrics)):
         last = n == len(metrics)
-        step = int(record["step"])
+        step = int(metrics[n - 1]["step"])
         known = [e for at, e in taken if at <= step or last]
-        found += find(rules, Seen(metrics[:n], known, setting), [f.id for f in found], step)
+        # As a run that watches itself has it: no rule looks at the steps between the first and the last.
+        shown = [*metrics[: min(n, WIDEST)], *metrics[max(WIDEST, n - WIDEST) : n]]
+        found += find(rules, Seen(shown, known, setting, steps=n), [f.id for f in found], step)
     return found
 
 

@@ -199,6 +199,8 @@ class Reward:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         required = [n for n, p in self.parameters.items() if p.default is p.empty and p.kind in kinds]
         known = {*PROVIDED, *self.settings, *columns}
+        if "answer" not in columns:  # which is what ``ground_truth`` is where no column is called so
+            known -= {"ground_truth"} - {*self.settings, *columns}
         for name in (*required, *self.options.columns):
             if name not in known:
                 kind = self.parameters[name].kind if name in self.parameters else None

@@ -103,9 +103,14 @@ def recorded_steps(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in names if match and match[2] == "jsonl")
 
 
+def rollout_file(folder: Path, step: int) -> Path:
+    """Where the completions of a step are for people to read."""
+    return folder / "rollouts" / f"step_{step:06d}.jsonl"
+
+
 def read_rollouts(folder: Path, step: int) -> RolloutLog:
     """The completions of a step. Raises ConfigError where there are none, CheckpointError for damage."""
-    path = folder / "rollouts" / f"step_{step:06d}.jsonl"
+    path = rollout_file(folder, step)
     if not path.is_file():
         logged = recorded_steps(folder)
         there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"

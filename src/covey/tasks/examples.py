@@ -32,6 +32,12 @@ WANTED: Mapping[Method, tuple[Kind, ...]] = {
 PLACE = re.compile(r"\{(\w+)\}")
 
 
+UNTRAINED = "weight"
+"""Key of a message of the assistant that is read and not trained; its value is 0."""
+TRAIN_FLAGS = ("weight", "train", "training", "loss")
+"""Keys of a message that say whether it is trained: OpenAI's and Mistral's, axolotl's, and a common third."""
+
+
 @dataclass(frozen=True)
 class Example:
     """A problem, answers to it and what was said of them."""
@@ -273,7 +279,26 @@ def _text(problem: Problem, column: str, answer: object) -> AnswerText:
             raise DataError(f"{problem.id}: {column!r} ends with a message of {said[-1]['role']!r}")
         if isinstance(problem.prompt, str):
             raise DataError(f"{problem.id}: {column!r} is a chat and the prompt a text; set data.chat: true")
-        return said
+        return _with_flags(problem, column, said)
     if not isinstance(answer, str | int | float) or isinstance(answer, bool) or _missing(answer):
         raise DataError(f"{problem.id}: {column!r} must be a text, this is {str(answer)[:60]!r}")
     return str(answer)
+
+
+def _with_flags(problem: Problem, column: str, said: Messages) -> Messages:
+    """Messages in which ``UNTRAINED`` marks those that are not trained, whatever the row calls it."""
+    found = []
+    for message in said:
+        flags = {name: message[name] for name in TRAIN_FLAGS if name in message}
+        for name, value in flags.items():
+            if value not in (0, 1):  # True and False are 1 and 0
+                raise DataError(
+                    f"{problem.id}: a message in {column!r} has {name}: {str(value)[:40]!r}. It is 0 or "
+                    "false for a message that is read and not trained, else 1; there is nothing between"
+                )
+        plain = {name: value for name, value in message.items() if name not in flags}
+        skipped = message["role"] == "assistant" and not all(flags.values())
+        found.append({**plain, UNTRAINED: 0} if skipped else plain)
+    if all(UNTRAINED in m for m in found if m["role"] == "assistant"):
+        raise DataError(f"{problem.id}: {column!r} has no message that is trained; remove this row")
+    return found

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 from covey.config.given import GivenRows
 from covey.config.schema import Data
 from covey.errors import DataError
-from covey.tasks.examples import messages_of, with_prompt
+from covey.tasks.examples import PLACE, messages_of, with_prompt
+from covey.tasks.schemas import recognized
 from covey.types import Messages, Problem
 
 NumberedRows: TypeAlias = Iterator[tuple[int, dict[str, Any]]]
@@ -165,24 +166,16 @@ def _unique(file: Path, columns: Sequence[str]) -> None:
 
 
 def _problem(where: str, identifier: str, row: dict[str, object], data: Data) -> Problem:
-    row = with_prompt(row, where, data)
+    row = with_prompt(in_our_names(row, data), where, data)
     if data.prompt not in row:
         raise DataError(
             f"{where}: no column {data.prompt!r}; it has {', '.join(map(repr, row))}. "
             "Set data.prompt to the column that holds the prompt"
         )
-    columns = {k: v for k, v in row.items() if k != data.prompt}
-    for name, source in data.columns.items():
-        if source not in row:
-            raise DataError(f"{where}: no column {source!r} (data.columns.{name})")
-        columns[name] = row[source]
+    columns = _with_copies(where, {k: v for k, v in row.items() if k != data.prompt}, row, data)
     if clash := RESERVED & set(columns):
         raise DataError(f"{where}: column {min(clash)!r} is a name that rewards use; rename it")
-    if data.answer is not None:
-        if data.answer not in row:
-            raise DataError(f"{where}: no column {data.answer!r} (data.answer)")
-        columns["answer"] = row[data.answer]
-    prompt = _prompt(where, row[data.prompt], data)
+    prompt = _prompt(where, row, data)
     size = len(str(prompt).encode())
     if size > LONGEST_PROMPT:
         raise DataError(f"{where}: the prompt has {size:,} bytes; {LONGEST_PROMPT:,} are allowed. Shorten it")
@@ -190,19 +183,87 @@ def _problem(where: str, identifier: str, row: dict[str, object], data: Data) ->
     return Problem(identifier, prompt, columns, template, isinstance(row[data.prompt], str))
 
 
-def _prompt(where: str, prompt: object, data: Data) -> str | Messages:
+def in_our_names(row: dict[str, Any], data: Data) -> dict[str, Any]:
+    """A row with the columns that the config names by a path, and those that another project's schema has."""
+    by_path = {name: value_at(row, name) for name in (data.prompt, data.completion) if "." in name}
+    row = {**row, **{name: value for name, value in by_path.items() if value is not MISSING}}
+    schema = recognized(row, data.prompt)
+    if schema is None:
+        return row
+    added = schema.adds(row)
+    names = {"prompt": data.prompt, "completion": data.completion}
+    return {**row, **{names.get(name, name): value for name, value in added.items()}}
+
+
+MISSING = object()
+"""Stands for the value of a column that a row does not have."""
+
+
+def value_at(row: Mapping[str, object], name: str) -> object:
+    """A column's value, or that at a path into its objects; ``MISSING`` where there is none.
+
+    >>> value_at({"reward_model": {"ground_truth": "2"}}, "reward_model.ground_truth")
+    '2'
+    """
+    if name in row:
+        return row[name]
+    head, _, rest = name.partition(".")
+    inner = row.get(head)
+    return value_at(inner, rest) if rest and isinstance(inner, Mapping) else MISSING
+
+
+def _with_copies(
+    where: str, columns: dict[str, object], row: Mapping[str, object], data: Data
+) -> dict[str, object]:
+    """A row's columns and the copies that ``data.answer`` and ``data.columns`` ask for. Raises DataError."""
+    copies = [(name, source, f"data.columns.{name}") for name, source in data.columns.items()]
+    if data.answer is not None:
+        copies.append(("answer", data.answer, "data.answer"))
+    for name, source, setting in copies:
+        value = value_at(row, source)
+        if value is MISSING:
+            raise DataError(
+                f"{where}: no column {source!r} ({setting}); the row has {', '.join(map(repr, row))}"
+            )
+        columns = {**columns, name: value}
+    return columns
+
+
+def _prompt(where: str, row: Mapping[str, object], data: Data) -> str | Messages:
+    prompt = row[data.prompt]
     if isinstance(prompt, str) and prompt.strip():
         if data.template is not None:
-            prompt = data.template.replace("{prompt}", prompt)
+            prompt = _filled(where, data.template, {**row, "prompt": prompt}, data)
         if not data.chat and data.system is None:
             return prompt
         return [*_system(data), {"role": "user", "content": prompt}]
     if isinstance(prompt, list) and (said := messages_of(prompt)):
-        return [*_system(data), *said]
+        return [*([] if has_system(said) else _system(data)), *said]
     raise DataError(
         f"{where}: {data.prompt!r} must be a text or a list of {{role, content}} messages, each content a "
         f"text or parts of text; this is {str(prompt)[:120]!r}"
     )
+
+
+def has_system(messages: Messages) -> bool:
+    """Whether a conversation begins with a system message of its own."""
+    return messages[0]["role"] in ("system", "developer")
+
+
+def _filled(where: str, template: str, row: Mapping[str, object], data: Data) -> str:
+    """``data.template`` with the columns it names. Raises DataError for one that is missing, or secret."""
+    for name in PLACE.findall(template):
+        if name not in row or row[name] is None:
+            raise DataError(
+                f"{where}: no column {name!r}, which data.template asks for. Where the braces are meant as "
+                f"they are, write {{ {name} }}"
+            )
+        if name in ("answer", data.answer, data.completion):
+            raise DataError(
+                f"{where}: data.template would tell the model column {name!r}, which holds the right answer. "
+                f"Where the braces are meant as they are, write {{ {name} }}"
+            )
+    return PLACE.sub(lambda place: str(row[place[1]]), template)
 
 
 def _template_arguments(where: str, columns: Mapping[str, object], data: Data) -> dict[str, object]:

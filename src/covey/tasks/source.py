@@ -40,6 +40,16 @@ class Source:
     """Pairs, or judged answers, to measure on."""
 
     @property
+    def all_examples(self) -> list[Example]:
+        """Examples that are trained or measured on."""
+        return [*self.examples, *self.held_out]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems of all rows, those of examples too."""
+        return [*self.train, *self.test, *(e.problem for e in self.all_examples)]
+
+    @property
     def rows(self) -> list[Problem | Example]:
         """All that is trained or measured on."""
         return [*(self.examples or self.train), *self.held_out, *self.test]

@@ -353,7 +353,7 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
         loader = run.learner.policy.loader_name
         card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
-    run.journal.say(f"memory, measured: {in_megabytes(memory_measured(run))} MB")
+    run.journal.say(f"memory, measured (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
     write_curve(folder / "curve.svg", title, *streams)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -41,6 +41,8 @@ def train(run: Run) -> None:
         examples = [with_prompt_trained(e) for e in examples]
     asks = set(loss.needs)
     others = mismatched(examples, run.learner.policy.context) if "reference_point" in asks else []
+    for note in unpaired_notes(run.train_set, loss.all_settings) if others else ():
+        run.journal.say(note, "yellow")
     every = [*examples, *others]
     sums = reference_sums(run, every) if {"ref_chosen", "log_ratio"} & asks else []
 
@@ -137,6 +139,32 @@ def with_prompt_trained(example: Prompted) -> Prompted:
         trained = np.concatenate([np.full(len(rest), chosen), answer.trained])
         answers.append(GivenAnswer(np.concatenate([rest, answer.tokens]), trained, said))
     return replace(example, tokens=first, answers=tuple(answers))
+
+
+MOST_UNEVEN = 4 / 3
+"""Ratio of the total weights of good and bad answers up to which KTO's authors call them balanced."""
+
+
+def unpaired_notes(examples: Sequence[Prompted], settings: Mapping[str, object]) -> list[str]:
+    """Where judged answers teach something else than meant: one label outweighs, or one prompt is all."""
+    good = sum(label for e in examples for label in e.labels)
+    bad = sum(1 - label for e in examples for label in e.labels)
+    for_good, for_bad = (float(str(settings[f"{name}_weight"])) for name in ("desirable", "undesirable"))
+    notes = []
+    if not for_bad * bad <= for_good * good <= MOST_UNEVEN * for_bad * bad:
+        least = for_bad * bad / good
+        notes.append(
+            f"{good:.0f} good answers of weight {for_good:g} and {bad:.0f} bad ones of weight {for_bad:g}: "
+            "in all the good ones should weigh 1 to 1.33 times as much as the bad ones. Try: "
+            f"loss.desirable_weight: {least * (1 + MOST_UNEVEN) / 2:.2g}"
+        )
+    if len({e.tokens.tobytes() for e in examples}) == 1:
+        notes.append(
+            "all answers are to one prompt, so KTO's reference point, the mean KL of answers to other "
+            "prompts, is that of answers to this one. Add rows with other prompts, or use pairs with "
+            "method: dpo"
+        )
+    return notes
 
 
 def mismatched(examples: Sequence[Prompted], context: int) -> list[Prompted]:

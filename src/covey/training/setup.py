@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from covey.calling.turns import innermost
-from covey.calling.use import beginning, toolbox_of, untold, with_schemas, with_tools
+from covey.calling.use import beginning, columns_asked, toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
 from covey.config.load import Loaded, resolved_yaml
@@ -46,6 +46,7 @@ from covey.sampling.local import LocalSampler
 from covey.sampling.remote import TOKEN, RemoteSampler
 from covey.sampling.servers import Asking
 from covey.signals import StopSignal
+from covey.tasks.columns import own_systems, readers, told
 from covey.tasks.examples import Example
 from covey.tasks.preflight import usable_problems
 from covey.tasks.source import Source, load_source
@@ -70,6 +71,12 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         rewards.sandbox = toolbox.chosen.record()
     source = with_schemas(source, toolbox, console.say)
     source = usable_problems(source, rewards, loaded, console, partial(beginning, toolbox))
+    for note in own_systems(source.problems, config.data):
+        console.say(note, "yellow")
+    if config.data.task is None:
+        baseline = algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
+        asked = {**columns_asked(toolbox, source.problems), "algorithm.advantage.by": {str(baseline)}}
+        told(readers(source.problems, source.all_examples, config.data, rewards, asked), console.say)
     set_process(config)
     follow_run(loaded.run or config.output)
     policy, learned = begin(loaded, source)
@@ -226,6 +233,11 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     }
     differences = by_first(lambda: found_differences(loaded, bool(folder.checkpoints()), now))
     harmful = [d for d in differences if d.verdict != "safe"]
+    if options.strict and loaded.config.rollout.staleness and folder.checkpoints():
+        raise CheckpointError(
+            f"{folder.path}: with rollout.staleness no run is repeated exactly, so --strict cannot "
+            "hold. Leave it out"
+        )
     if harmful and options.strict:
         raise CheckpointError(
             f"{folder.path}: {'; '.join(map(str, harmful))}. Resume the run as it was begun, or leave out "

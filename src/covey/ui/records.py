@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
@@ -19,21 +20,26 @@ from covey.config.sources import fields_of, read_yaml
 from covey.console import duration
 from covey.errors import ConfigError, CoveyError
 from covey.estimates import Evaluation
+from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.runs.folder import latest_checkpoint, stream_record
 from covey.runs.reader import RESULT, read_ending, seconds_of
-from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
+from covey.ui.thinning import Curve
 
 Record = dict[str, Any]
+
 RunState = Literal["training", "finished", "interrupted"]
 DEEPEST = 4
 """Folders below the one that is shown in which runs are looked for."""
 PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
 COURSE = 80
 """Points of the small curve in the list of runs."""
+CURVES = ("metrics", "timings")
+"""Streams with a record for each step."""
 PROMPT = 400
 """Characters of a prompt that the grid of groups shows."""
 
@@ -176,10 +182,56 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
     }
 
 
+class Reading:
+    """What has been read of a run's streams: each byte once, however often its page is opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.busy = folder, Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin at the first byte."""
+        self.tails = tails(self.folder)
+        self.curves = {name: Curve() for name in CURVES}
+        self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
+
+    def streams(self) -> dict[str, list[Record]]:
+        """All streams as they are now, the long ones thinned."""
+        with self.busy:
+            try:
+                self._follow()
+            except EOFError:  # a resume has taken records back
+                self.forget()
+                self._follow()
+            curves = {name: curve.records() for name, curve in self.curves.items()}
+            return {**curves, **{name: list(records) for name, records in self.lists.items()}}
+
+    def _follow(self) -> None:
+        for name, tail in self.tails.items():
+            new = tail.read()
+            if name in self.curves:
+                self.curves[name].add(record for record in new if "step" in record)
+            else:
+                self.lists[name] += new
+
+
+@lru_cache(maxsize=16)
+def reading(folder: Path) -> Reading:
+    """The reading of a run's folder."""
+    return Reading(folder)
+
+
+@lru_cache(maxsize=64)
+def _remarks(folder: Path, _sizes: tuple[int, ...]) -> list[Finding]:
+    """What a run's records say where it wrote no findings: asked again only when they have grown."""
+    return explain_run(folder)[-1]
+
+
 def run_page(name: str, folder: Path) -> Record:
     """The page of a run: what it is, its curves, what was found."""
-    streams = tails(folder)
-    read = {kind: tail.read() for kind, tail in streams.items()}
+    known = reading(folder)
+    read = known.streams()
+    streams = known.tails
     notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
     settings: list[Record] = []
     try:
@@ -191,7 +243,8 @@ def run_page(name: str, folder: Path) -> Record:
     try:
         seconds = seconds_of(folder, read["timings"])
         verdict = run_verdict(read["evals"], seconds)
-        remarks = [vars(r) for r in explain_run(folder)[-1]]
+        if not read["findings"]:
+            remarks = [vars(r) for r in _remarks(folder, tuple(tail.at for tail in streams.values()))]
     except CoveyError as error:
         notes.append(str(error))
     now = run_state(folder)
@@ -207,14 +260,21 @@ def run_page(name: str, folder: Path) -> Record:
         "remarks": remarks,
         "notes": list(dict.fromkeys(notes)),
         "at": {kind: tail.at for kind, tail in streams.items()},
-        **news(folder, read),
+        **news(read),
+        "logged": recorded_steps(folder),
     }
 
 
-def news(folder: Path, read: Mapping[str, list[Record]]) -> Record:
+def news(read: Mapping[str, list[Record]]) -> Record:
     """Records of the streams as the page takes them: evaluations without the outcome of every problem."""
     evals = [{k: v for k, v in e.items() if k != "outcome"} for e in read["evals"]]
-    return {**read, "evals": evals, "logged": recorded_steps(folder)}
+    return {**read, "evals": evals}
+
+
+def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
+    """Of steps that have just ended those whose completions are logged."""
+    steps = (int(record["step"]) for record in metrics if "step" in record)
+    return [step for step in steps if rollout_file(folder, step).is_file()]
 
 
 def differing_settings(folder: Path) -> list[Record]:

@@ -1,0 +1,116 @@
+"""Who reads which column of the rows: said once before a run, so that a column nobody reads is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter
+
+from covey.config.schema import Data
+from covey.rewards.contract import Reward
+from covey.tasks.examples import PLACE, Example
+from covey.tasks.files import TEMPLATE_COLUMNS, has_system
+from covey.tasks.schemas import SCHEMAS
+from covey.types import Problem
+
+EVERYTHING = "*"
+"""Stands for all columns in what somebody reads."""
+MEANS_MUCH: Mapping[str, str] = {
+    "input": "often a part of the question: put it into data.template, as '{prompt}\\n\\n{input}'",
+    "system": "set data.system, or write a message of the role system into each row's prompt",
+    "weight": "covey trains every row alike; remove the rows that are not to be trained",
+    "loss_mask": "covey finds out itself which tokens the model writes",
+    "reward_model": "verl's; set data.answer to the place of the reference in it",
+    "ground_truth": "set data.answer: ground_truth",
+    "tools": "the model is told of them in chats only: set data.chat: true",
+    "images": "covey trains text only",
+    "label": "read by method kto and reward_model",
+    "chosen": "read by preference methods and reward_model",
+    "rejected": "read by preference methods and reward_model",
+    "margin": "covey has no margins of pairs",
+}
+"""Columns whose values change what should be trained, by common agreement, and what to do with them."""
+
+
+def readers(
+    problems: Sequence[Problem],
+    examples: Sequence[Example],
+    data: Data,
+    rewards: Iterable[Reward],
+    others: Mapping[str, Iterable[str]],
+) -> dict[str, list[str]]:
+    """column -> who reads it, over all rows; nobody: an empty list.
+
+    ``others``: names of further readers and the columns that they ask for, of tools and environments.
+    """
+    rows = [*problems, *(e.problem for e in examples)]
+    found: dict[str, list[str]] = {name: [] for row in rows for name in row.columns}
+    readings = [
+        *_of_data(rows, data),
+        *(("the answers to learn from", _of_example(example, data)) for example in examples),
+        *((reward.name, _of_reward(reward)) for reward in rewards),
+        *others.items(),
+    ]
+    for who, names in readings:
+        read = set(found) if EVERYTHING in names else set(found) & set(names)
+        for column in read:
+            if who not in found[column]:
+                found[column].append(who)
+    return found
+
+
+def _of_data(rows: Sequence[Problem], data: Data) -> Iterator[tuple[str, Iterable[str]]]:
+    """Who reads columns because of ``data`` or of how the rows are laid out, with their names."""
+    for schema in SCHEMAS:
+        if any(schema.made(row.columns) for row in rows):
+            yield f"read as {schema.name} writes it", (*schema.columns, *schema.optional)
+    yield "data.template", PLACE.findall(data.template or "")
+    for name, source in {**data.columns, "answer": data.answer or ""}.items():
+        yield f"copied to {name}", (source, source.partition(".")[0])
+    if any(not isinstance(row.prompt, str) for row in rows):
+        yield "the chat template", (*TEMPLATE_COLUMNS, "chat_template_kwargs")
+
+
+def _of_example(example: Example, data: Data) -> Sequence[str]:
+    if example.kind == "pair":
+        return ("chosen", "rejected")
+    if example.kind == "steps":
+        return ("steps", "labels")
+    answer = PLACE.findall(data.completion) if "{" in data.completion else [data.completion.partition(".")[0]]
+    return (*answer, data.completion, "messages", *(["label"] if example.kind == "judged" else []))
+
+
+def _of_reward(reward: Reward) -> list[str]:
+    takes_all = any(p.kind is Parameter.VAR_KEYWORD for p in reward.parameters.values())
+    names = [*reward.parameters, *reward.options.columns]
+    if "ground_truth" in names:
+        names.append("answer")
+    return [*names, EVERYTHING] if takes_all else names
+
+
+def told(found: Mapping[str, Sequence[str]], say: Callable[..., object]) -> None:
+    """Say who reads the columns; in yellow, one line each, those of known meaning that nobody reads."""
+    read = [f"{name} ({', '.join(who)})" for name, who in found.items() if who]
+    unread = [name for name, who in found.items() if not who]
+    parts = [f"columns: {', '.join(read)}"] if read else []
+    if plain := [name for name in unread if name not in MEANS_MUCH]:
+        parts.append(f"columns that nobody reads: {', '.join(plain)}")
+    if parts:
+        say("; ".join(parts))
+    for name in unread:
+        if name in MEANS_MUCH:
+            say(f"column {name!r} is read by nobody; {MEANS_MUCH[name]}", "yellow")
+
+
+def own_systems(problems: Iterable[Problem], data: Data) -> list[str]:
+    """A sentence where rows bring a system message of their own, which wins over ``data.system``."""
+    if data.system is None:
+        return []
+    own = [
+        p
+        for p in problems
+        if not isinstance(p.prompt, str) and has_system(p.prompt) and p.prompt[0]["content"] != data.system
+    ]
+    if not own:
+        return []
+    count = "its row has" if len(own) == 1 else f"{len(own):,} rows have"
+    return [f"{own[0].id}: {count} a system message of its own, which takes the place of data.system"]

@@ -1,0 +1,90 @@
+"""Rows as other projects write them, read as rows of ours: verl's, Alpaca's, ShareGPT's, OpenAI's pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+SHAREGPT_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""Who speaks in ShareGPT's conversations, where it is not the name that chat templates know."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """How another project lays out a row."""
+
+    name: str
+    columns: tuple[str, ...]
+    """A row that has all of them is read so."""
+    unless: tuple[str, ...]
+    """But not one that has any of these: it says itself what they say."""
+    adds: Callable[[Row], Row]
+    """Columns in covey's names that such a row gets; none where its values have another form."""
+    optional: tuple[str, ...] = ()
+    """Further columns that are read where a row has them."""
+
+    def made(self, columns: Mapping[str, object]) -> bool:
+        """Whether a row's columns, without its prompt, are those that this schema has given it."""
+        if not set(self.columns) <= {*columns, "prompt"}:
+            return False
+        added = self.adds({"prompt": None, **columns})
+        return bool(added) and all(columns.get(n) == value for n, value in added.items() if n != "prompt")
+
+
+def recognized(row: Mapping[str, object], prompt: str) -> Schema | None:
+    """The schema of a row whose prompt is in column ``prompt``; None for one in covey's own names."""
+    names = {name if name != prompt else "prompt" for name in row}
+    return next((s for s in SCHEMAS if set(s.columns) <= names and not set(s.unless) & names), None)
+
+
+def _verl(row: Row) -> Row:
+    judged = row["reward_model"]
+    return {"answer": judged["ground_truth"]} if isinstance(judged, dict) and "ground_truth" in judged else {}
+
+
+def _alpaca(row: Row) -> Row:
+    told = [str(row[name]) for name in ("instruction", "input") if row.get(name)]
+    return {"prompt": "\n\n".join(told), "completion": row["output"]}
+
+
+def _sharegpt(row: Row) -> Row:
+    said = row["conversations"]
+    if not isinstance(said, list) or not all(
+        isinstance(m, dict) and {"from", "value"} <= set(m) for m in said
+    ):
+        return {"messages": said}
+    messages = [
+        {"role": SHAREGPT_ROLES.get(m["from"], m["from"]), "content": m["value"]}
+        | {key: value for key, value in m.items() if key not in ("from", "value")}
+        for m in said
+    ]
+    if isinstance(row.get("system"), str) and row["system"].strip():
+        messages.insert(0, {"role": "system", "content": row["system"]})
+    return {"messages": messages}
+
+
+def _openai_pair(row: Row) -> Row:
+    asked = row["input"]
+    if not isinstance(asked, dict):
+        return {}
+    told = {name: value for name, value in asked.items() if name == "tools" and value}
+    pair = {"chosen": row["preferred_output"], "rejected": row["non_preferred_output"]}
+    return {"prompt": asked.get("messages"), **pair, **told}
+
+
+SCHEMAS = (
+    Schema("verl", ("prompt", "reward_model"), ("answer", "ground_truth"), _verl),
+    Schema(
+        "OpenAI's pairs", ("input", "preferred_output", "non_preferred_output"), ("prompt",), _openai_pair
+    ),
+    Schema("Alpaca", ("instruction", "output"), ("prompt", "completion"), _alpaca, ("input",)),
+    Schema("ShareGPT", ("conversations",), ("prompt", "messages"), _sharegpt, ("system",)),
+)
