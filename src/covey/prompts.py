@@ -13,11 +13,12 @@ from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_text, encoded_apart, ignored, leaves_out, spelled_out
 from covey.models.policy import Policy
-from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault, thoughts_of
+from covey.models.template import template_facts, thoughts_of
+from covey.models.thoughts import behind_prompt, check_channels, pairs_fault
 from covey.sampling.base import Request
 from covey.tasks.examples import UNTRAINED, AnswerText, Example
 from covey.tasks.source import Source
-from covey.types import Messages, Problem, Thoughts
+from covey.types import Messages, Problem
 
 Read = TypeVar("Read")
 THOUGHTS = ("reasoning_content", "thinking")
@@ -260,7 +261,7 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
         for m in said
     ]
     messages = [*problem.prompt, *said]
-    _check_channels(problem, said)
+    check_channels(problem, said)
     _check_calls(policy, problem, said)
     shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
     whole = _conversation(policy, problem, messages, False)
@@ -269,79 +270,27 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) 
     if missing is None and whole[:start] == prompted.tokens.tolist():
         rendered = _as_rendered(policy, problem, whole, start, said, skipped)
         # Some templates put an empty pair before thoughts that stand in the content.
-        if apart or _thoughts_wrong(policy, prompted, rendered, good) is None:
+        if apart or _fault(policy, prompted, rendered, good) is None:
             return _checked(policy, prompted, rendered, good)
     elif apart:
         raise _anew(problem) if missing is None else _silent(problem, missing)
     # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
-    words = _behind_prompt(policy, prompted, str(said[0]["content"]))
+    words = behind_prompt(policy.tokenizer, problem, str(said[0]["content"]))
     words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
     end = policy.end_id if policy.turn_end is None else policy.turn_end
     return _checked(policy, prompted, _in_words(policy, words, end), good)
 
 
-def _behind_prompt(policy: Policy, prompted: Prompted, words: str) -> str:
-    """What an answer writes behind a prompt that may have opened thoughts; without any it closes them first.
-
-    Raises DataError where its thoughts would follow others, or nobody knows how an answer closes them.
-    """
-    problem, marks = prompted.problem, prompted.problem.thoughts
-    if not marks.begun:
-        return words
-    if words.lstrip().startswith(marks.open):
-        return words.lstrip().removeprefix(f"{marks.open}\n").removeprefix(marks.open)
-    if marks.close in words:
-        return words
-    closing = template_facts(policy.tokenizer, problem.template).unthinking
-    if closing is None:
-        raise DataError(
-            f"{problem.id}: the chat template opens thoughts in the prompt ({marks.open}), the answer has "
-            "none, and the template does not show how one without thoughts is written. Write it as "
-            f"{marks.open}...{marks.close}answer, or use a template that lets the model answer at once"
-        )
-    return closing + words
-
-
 def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
     """An answer in whose turns thoughts are opened and closed once at most. Raises DataError."""
-    if fault := _thoughts_wrong(policy, prompted, answer, good):
+    if fault := _fault(policy, prompted, answer, good):
         raise DataError(f"{prompted.problem.id}: {fault}")
     return answer
 
 
-def _thoughts_wrong(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> str | None:
-    """Why the thoughts of a turn, with those that stand before it, are not one pair at most."""
-    problem, marks = prompted.problem, prompted.problem.thoughts
+def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> str | None:
     whole = np.concatenate([prompted.tokens, answer.tokens])
-    ours = np.concatenate([np.zeros(len(prompted.tokens), dtype=bool), answer.trained])
-    edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)
-    for start, stop in edges.tolist():
-        # What the prompt opens belongs to the turn behind it.
-        opened: bool | None = (marks.begun and start == len(prompted.tokens)) or None
-        if problem.chat and not opened:
-            opened = _header_opens(policy, whole[max(0, start - HEADER) : start], marks)
-        text = policy.tokenizer.decode(whole[start:stop])
-        if fault := thoughts_fault(text, marks, opened, ended=good):
-            return fault + _remedy(policy, problem, opened)
-    return None
-
-
-def _header_opens(policy: Policy, tokens: np.ndarray, marks: Thoughts) -> bool | None:
-    """Whether a turn's header opens thoughts; False where it closes them too, None where it has none."""
-    header = policy.tokenizer.decode(tokens).rstrip()
-    return begun_in(header, marks).begun if header.endswith((marks.open, marks.close)) else None
-
-
-def _remedy(policy: Policy, problem: Problem, opened: bool | None) -> str:
-    """How to write answers with thoughts behind a prompt that has closed an empty pair."""
-    switch = template_facts(policy.tokenizer, problem.template).switch
-    if opened is not False:
-        return ""
-    return (
-        ". The chat template closes thoughts in the prompt: "
-        + (f"set data.chat_template_kwargs: {switch} (a row may have its own), or " if switch else "")
-        + "leave the thoughts out of the answer"
-    )
+    return pairs_fault(policy.tokenizer, prompted.problem, whole, answer.trained, good)
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
@@ -368,17 +317,6 @@ def _left_out(shown: str, said: Messages) -> str | None:
     shown = "".join(shown.split())
     texts = (m.get(name) for m in said if m["role"] == "assistant" for name in ("content", *THOUGHTS))
     return next((t for t in texts if isinstance(t, str) and "".join(t.split()) not in shown), None)
-
-
-def _check_channels(problem: Problem, said: Messages) -> None:
-    """Raise DataError where an answer has its channels in its content: these the template writes itself."""
-    marks = problem.thoughts
-    texts = [str(m["content"]) for m in said if m["role"] == "assistant"]
-    if marks.answer and any(mark in text for text in texts for mark in (marks.open, *marks.answer)):
-        raise DataError(
-            f"{problem.id}: the chat template itself writes {marks.open} and {marks.answer[-1]}, and the "
-            "answer has them in its content. Give thoughts apart: messages with content and reasoning_content"
-        )
 
 
 def _check_calls(policy: Policy, problem: Problem, said: Messages) -> None:

@@ -221,7 +221,7 @@ def test_a_users_reward_may_ask_for_the_marks() -> None:
 
 
 def test_places_of_tokens_follow_the_text_that_a_reward_reads() -> None:
-    from covey.rewards.extract import in_tags
+    from covey.rewards.reading import in_tags
 
     read = in_tags("ab[/THINK]cd", Thoughts("[THINK]", "[/THINK]", begun=True))
     assert (read.text, read.places([1, 10, 12])) == ("<think>ab</think>cd", [8, 17, 19])

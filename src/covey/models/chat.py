@@ -51,9 +51,10 @@ def chat_tokens(
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
+    texts = [message.get("content") for message in messages]
     spelled = [
-        {**m, "content": spelled_out(m["content"], controls)} if isinstance(m.get("content"), str) else m
-        for m in messages
+        {**message, "content": spelled_out(text, controls)} if isinstance(text, str) else message
+        for message, text in zip(messages, texts, strict=True)
     ]
     return encoded_apart(tokenizer, chat_text(tokenizer, spelled, arguments, begin))
 

@@ -21,17 +21,17 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
 from covey.errors import ConfigError, RewardError
-from covey.rewards.extract import Tagged, in_tags
+from covey.rewards.reading import Said, Tagged, said_in_tags, turns_of
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
 from covey.sandbox.wire import Attributes
-from covey.types import TAGS, Completion, Positive, Problem, Score, Status, StepRewards
+from covey.types import Completion, Positive, Problem, Score, Status, StepRewards
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
 GROUP_ARGUMENTS = {
@@ -219,7 +219,10 @@ class Reward:
         if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
             asked = str(asked[-1]["content"])
         in_text = isinstance(asked, str)
-        read = [said_in_tags(c, problem, context) if self.ours else Said(Tagged(c.text)) for c in completions]
+        read = [
+            said_in_tags(c, problem.thoughts, context.decode) if self.ours else Said(Tagged(c.text))
+            for c in completions
+        ]
         said = [r.whole.text for r in read]
         texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
         if self.per_sample:
@@ -346,44 +349,6 @@ def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -
     """``token_ends`` in a completion's text, to which inserted tokens add nothing."""
     ends = [0, *token_ends(completion.tokens[completion.drawn].tolist(), decode)]
     return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
-
-
-def turns_of(completion: Completion, text: str) -> list[dict[str, str]]:
-    """What the model wrote, ``text`` at once, and what tools said, one after another, as {role, content}."""
-    said = completion.turns or ({"role": "assistant", "content": text},)
-    return [dict(turn) for turn in said]
-
-
-class Said(NamedTuple):
-    """A completion as a reward reads it."""
-
-    whole: Tagged
-    turns: Sequence[Mapping[str, str]] = ()
-    """Its turns where a tool has answered, else nothing."""
-
-
-def said_in_tags(completion: Completion, problem: Problem, context: Context) -> Said:
-    """A completion as built-in rewards read it: thoughts in tags, opened where a prompt has opened them."""
-    marks = problem.thoughts
-    if marks == TAGS:
-        return Said(Tagged(completion.text))
-    if not completion.turns:
-        return Said(in_tags(completion.text, marks))
-    # What a tool says is followed by the header of the next turn, which may open thoughts as the prompt does.
-    inserted = [context.decode(ids.tolist()) for drawn, ids in completion.parts if not drawn]
-    begun = iter([marks.begun, *(text.rstrip().endswith(marks.open) for text in inserted)])
-    turns, opened = list[dict[str, str]](), marks.begun
-    for turn in completion.turns:
-        if turn["role"] == "assistant":
-            opened = next(begun, False)
-            turns.append({**turn, "content": in_tags(turn["content"], marks._replace(begun=opened)).text})
-        else:
-            turns.append(dict(turn))
-    whole = in_tags(completion.text, marks)
-    if opened:  # the last turn's thoughts: what comes before them has been read already
-        own = [turn["content"] for turn in turns if turn["role"] == "assistant"]
-        whole = Tagged("".join(own), whole.moved)
-    return Said(whole, turns)
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:

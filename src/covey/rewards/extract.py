@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
-
-from covey.types import Thoughts
+from typing import Any, Literal
 
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and signs that are drawn as nothing."""
@@ -63,39 +60,6 @@ def after_reasoning(text: str) -> str | None:
     """What follows the last closing reasoning tag; None if reasoning was opened and never closed."""
     answer = text.rpartition(THINK_CLOSE)[2]
     return None if THINK_OPEN in answer else answer[-LONGEST:]
-
-
-class Tagged(NamedTuple):
-    """What a model wrote, with its thoughts between `<think>` and `</think>`, whatever its own marks are."""
-
-    text: str
-    moved: Sequence[tuple[int, int]] = ()
-    """(where a mark of the model's ends, characters that everything from there on has moved by)."""
-
-    def places(self, ends: Sequence[int]) -> list[int]:
-        """Where places of the model's own text are in this one."""
-        steps = [place for place, _ in self.moved]
-        shifts = [0, *(shift for _, shift in self.moved)]
-        return [min(len(self.text), end + shifts[bisect_right(steps, end)]) for end in ends]
-
-
-def in_tags(text: str, thoughts: Thoughts) -> Tagged:
-    """A text with a template's marks of thoughts as tags, those included that the prompt has opened.
-
-    >>> in_tags("so it is[/THINK]3", Thoughts("[THINK]", "[/THINK]", begun=True)).text
-    '<think>so it is</think>3'
-    """
-    begun = THINK_OPEN if thoughts.begun else ""
-    marks = {thoughts.open: THINK_OPEN, thoughts.close: THINK_CLOSE, **dict.fromkeys(thoughts.answer, "")}
-    if all(mark == tag for mark, tag in marks.items()):
-        return Tagged(begun + text, ((0, len(begun)),) if begun else ())
-    parts, moved, read, shift = [begun], [(0, len(begun))], 0, len(begun)
-    for mark in re.finditer("|".join(re.escape(m) for m in sorted(marks, key=len, reverse=True)), text):
-        shift += len(marks[mark[0]]) - len(mark[0])
-        parts += [text[read : mark.start()], marks[mark[0]]]
-        moved.append((mark.end(), shift))
-        read = mark.end()
-    return Tagged("".join([*parts, text[read:]]), moved)
 
 
 def tagged(text: str, tag: str) -> str | None:
