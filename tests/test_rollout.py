@@ -10,8 +10,11 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.errors import CoveyError, DataError
+from covey.errors import CoveyError, DataError, RewardError
+from covey.rewards import contract
+from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
+from covey.rewards.scorer import Rewards
 from covey.rollout import Position, RolloutBatch, Rollouts
 from covey.tasks.difficulty import Difficulty
 from tests.fakes import ScriptedSampler, prompted
@@ -177,6 +180,45 @@ def test_problems_solved_often_enough_are_not_drawn_again() -> None:
     assert batches[-1].metrics["difficulty/solved"] == pytest.approx(2 / 6)
     again = next(make().after(5, batches[4].position, quiet))
     assert [g.problem.id for g in again.groups] == drawn[5]
+
+
+def test_the_frontier_does_not_draw_what_is_retired() -> None:
+    """Eight times right is solved; p2 to p5 are solved half of the time, and two problems a step suffice."""
+
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
+
+    source = rollouts(
+        ScriptedSampler(answer),
+        prompted(6),
+        "grpo",
+        retire_after=1,
+        group_size=8,
+        prompts_per_step=4,
+        curriculum="frontier",
+    )
+    solved: set[str] = set()
+    for batch in islice(source.after(0, Position(), quiet), 12):
+        assert not solved & {g.problem.id for g in batch.groups}
+        solved |= {g.problem.id for g in batch.groups} & {"p0", "p1"}
+    assert solved == {"p0", "p1"}
+
+
+def test_a_reward_that_refuses_correct_answers_is_found_over_the_steps() -> None:
+    """One step's refusal may be the row's fault, so they are counted from step to step, through a resume."""
+    refuses = contract.reward(example=lambda row: row["answer"])(lambda completion, answer: 0.5)
+    rewards = Rewards([contract.Reward("refuses", refuses)])
+    config = Rollout(group_size=4, prompts_per_step=3, max_tokens=8)
+    source = Rollouts(
+        prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0
+    )
+    steps = source.after(0, Position(), quiet)
+    counts = [dict(next(steps).position.refused) for _ in range(PATIENCE - 1)]
+    assert counts == [{"refuses": times} for times in range(1, PATIENCE)]
+    with pytest.raises(RewardError, match="known to be correct"):
+        next(steps)
+    with pytest.raises(RewardError, match="known to be correct"):
+        next(source.after(PATIENCE - 1, Position(refused=counts[-1]), quiet))
 
 
 def test_where_all_are_solved_all_are_drawn_again() -> None:

@@ -118,9 +118,18 @@ def test_a_judge_may_be_asked_about_each_step(stub: Stub) -> None:
 
 def test_short_answers_are_asked_about(stub: Stub) -> None:
     stub.replies = [verdicts(True)]
-    for text in ("Paris", "5", "<think>so it is</think><answer>5</answer>", "東京", "Solution"):
+    told = (
+        "Paris",
+        "5",
+        "<think>so it is</think><answer>5</answer>",
+        "東京",
+        "Solution",
+        "Answer: 5",
+        "解决",
+    )
+    for text in told:
         assert ask(stub, text).value == 1.0
-    assert len(stub.asked) == 5
+    assert len(stub.asked) == len(told)
 
 
 def test_empty_answers_and_master_keys_get_nothing_without_asking(stub: Stub) -> None:
@@ -131,6 +140,12 @@ def test_empty_answers_and_master_keys_get_nothing_without_asking(stub: Stub) ->
         "Solution:",
         "Thought process:",
         "Let's solve this problem step by step.",
+        "Thought  process :",
+        "Solution: Solution:",
+        "**Answer**",
+        "Lösung:",
+        "解",
+        "答案：",
         "<think>a long reasoning that never ends",
         ". . . . .",
     ):

@@ -17,6 +17,7 @@ from covey.errors import ConfigError, DataError
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.sampling.base import Sampler
+from covey.tasks.gym import PREFIX
 from covey.tasks.source import Source
 from covey.types import Problem
 
@@ -29,7 +30,16 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
     config = loaded.config
     if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
         return None
-    return Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+    toolbox = Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+    task = config.data.task or ""
+    open_to_programs = toolbox.chosen is not None and not toolbox.chosen.sealed
+    if task.startswith(PREFIX) and (open_to_programs or "reasoning_gym" in config.sandbox.packages):
+        raise ConfigError(
+            f"rollout.tools: with the tool python a program could compute the answers of data.task: {task}, "
+            "as whoever can import reasoning-gym can. Use the sandbox bwrap, landlock or wasm and leave "
+            "reasoning_gym out of sandbox.packages, or leave the tool out"
+        )
+    return toolbox
 
 
 def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:

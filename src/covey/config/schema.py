@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
-from covey.config.section import MANY, Paths, Section
+from covey.config.section import MANY, Names, Paths, Section
 from covey.machine import MOST_THREADS
 from covey.web import plain_address
 
@@ -200,6 +200,10 @@ class Sandbox(Section):
     )
     url: str | None = Field(None, description="Of a SandboxFusion service, for `remote`.")
     unsafe_local: bool = Field(False, description="If no sandbox works, run model code with your own rights.")
+    packages: Names = Field(
+        ("numpy", "sympy"),
+        description="What a model's programs may import beyond the standard library, with what that needs.",
+    )
 
     @field_validator("url")
     @classmethod

@@ -10,11 +10,26 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
 
 from covey.sandbox.wire import decode_value, encode_value
 
 MAX_JSON = 100_000
 MAX_DEPTH = 60
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
+FORMATS = {
+    "time": re.compile(r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"),
+    "uri": re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+"),
+    "hostname": re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*"),
+    "email": re.compile(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)*"),
+}
+STANDARD = """
+    date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri
+    iri-reference uuid uri-template json-pointer relative-json-pointer regex
+"""
+STANDARD_FORMATS = frozenset(STANDARD.split())
+"""Others say something to a reader only."""
 
 
 def matched(pattern: str, how: str, text: str) -> str | None:
@@ -76,10 +91,43 @@ def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
 
             kind = jsonschema.validators.validator_for(schema)
             kind.check_schema(schema)
-            complaint = jsonschema.exceptions.best_match(kind(schema).iter_errors(found))
+            validator = kind(schema, format_checker=format_checker())
+            complaint = jsonschema.exceptions.best_match(validator.iter_errors(found))
             if complaint is not None:
                 return f"{complaint.json_path}: {complaint.message[:200]}"
     return None
+
+
+def format_checker() -> Any:
+    """jsonschema's checker of `format`, with the times and addresses for which it wants other packages."""
+    import jsonschema
+
+    found = jsonschema.FormatChecker()
+    for name, pattern in FORMATS.items():
+        found.checks(name)(lambda text, p=pattern: not isinstance(text, str) or bool(p.fullmatch(text)))
+    found.checks("date-time", raises=ValueError)(_is_moment)
+    return found
+
+
+def unchecked_formats(schema: object) -> set[str]:
+    """Formats of the standard that a schema asks for and nobody here checks."""
+    if isinstance(schema, list):
+        return set().union(*map(unchecked_formats, schema))
+    if not isinstance(schema, dict):
+        return set()
+    found: set[str] = set().union(*map(unchecked_formats, schema.values()))
+    asked = schema.get("format")
+    if isinstance(asked, str) and asked in STANDARD_FORMATS - format_checker().checkers.keys():
+        found.add(asked)
+    return found
+
+
+def _is_moment(text: object) -> bool:
+    if isinstance(text, str):
+        if MOMENT.fullmatch(text) is None:
+            return False
+        datetime.fromisoformat(text.upper())
+    return True
 
 
 def gym_items(name: str, seed: int, size: int) -> list[object]:

@@ -16,6 +16,7 @@ import os
 import random
 import re
 import time
+import unicodedata
 import urllib.error
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +41,13 @@ REQUESTS_AT_ONCE = 16
 LONGEST_REPLY = 1 << 20
 """Bytes of a reply."""
 JSON_OBJECT = re.compile(r"\{[^{}]*\}")
-MASTER_KEYS = ("solution:", "thought process:", "let's solve this problem step by step")
-"""Texts that say nothing and that judges fall for (One Token to Fool LLM-as-a-Judge, 2025)."""
+HEADINGS = """
+    solution, answer, final answer, the answer is, thought process, let s solve this problem step by step,
+    let us solve this problem step by step, let s think step by step, lösung, antwort, solución, respuesta,
+    réponse, risposta, soluzione, ответ, решение, 解, 解答, 解析, 答案, 答, かいせつ, 解説, 풀이, 정답
+"""
+MASTER_KEYS = frozenset(" ".join(key.split()) for key in HEADINGS.split(","))
+"""Texts that say nothing and that judges fall for (One Token to Fool LLM-as-a-Judge, 2025), as words only."""
 
 
 class JudgeFailed(Exception):
@@ -224,7 +230,16 @@ def empty(text: str) -> bool:
     >>> empty(" . :"), empty("Solution: "), empty("Paris"), empty("4")
     (True, True, False, False)
     """
-    return not any(c.isalnum() for c in text) or text.strip().casefold().rstrip(".") in MASTER_KEYS
+    if not any(c.isalnum() for c in text):
+        return True
+    plain = unicodedata.normalize("NFKC", text).casefold().strip()
+    words = re.findall(r"[^\W\d_]+", plain)
+    for key in MASTER_KEYS:
+        own = key.split()
+        if words == own * (len(words) // len(own)) and not any(map(str.isdigit, plain)):
+            # One word alone can be an answer: a heading has a sign behind it, or is in another script.
+            return len(words) > 1 or plain != key or not key.isascii()
+    return False
 
 
 def request_body(

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -37,7 +38,7 @@ class UserSetup(TypedDict):
     environment: NotRequired[dict[str, str]]
     """Its variables, where they are those of the process that asks."""
     config_folder: NotRequired[str]
-    sandbox: NotRequired[tuple[str, str]]
+    sandbox: NotRequired[tuple[str, str, Sequence[str]]]
     """Its name and URL."""
 
 

@@ -20,7 +20,7 @@ from covey.rewards.extract import (
     tagged,
     text_of,
 )
-from covey.rewards.isolated import strict_json
+from covey.rewards.isolated import strict_json, unchecked_formats
 from covey.rewards.notation import number
 from covey.types import Score
 
@@ -47,6 +47,11 @@ def _schema_fault(schema: object) -> str | None:
     try:
         wanted = json.loads(schema) if isinstance(schema, str) else schema
         validator_for(wanted).check_schema(wanted)
+        if unchecked := unchecked_formats(wanted):
+            return (
+                f"nobody checks the format {min(unchecked)!r} here: pip install 'jsonschema[format]', or say "
+                "it by a pattern"
+            )
     except SchemaError as error:
         return f"the schema cannot be used: {error.message[:200]}"
     except (ValueError, RecursionError) as error:
