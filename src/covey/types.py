@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -23,6 +23,21 @@ Credit = Literal["completion", "component", "step", "token"]
 
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 """A chat: ``[{"role": "user", "content": "..."}, ...]``."""
+
+
+class Thoughts(NamedTuple):
+    """How a model's chat template marks its thoughts, and whether a prompt has opened some."""
+
+    open: str = "<think>"
+    close: str = "</think>"
+    answer: tuple[str, ...] = ()
+    """What it writes before an answer, of templates that mark these too, as gpt-oss's channels."""
+    begun: bool = False
+    """Whether the prompt ends within thoughts, so that the model begins inside of them."""
+
+
+TAGS = Thoughts()
+"""As most models mark them; none are open."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,8 @@ class Problem:
     """Whether the messages are made of a text, by `data.chat` or `data.system`: its rewards get texts."""
     sampled: SampledTokens | None = None
     """Its tokens, where a stage of covey has sampled the row; None where its texts have to be encoded."""
+    thoughts: Thoughts = TAGS
+    """How its model marks thoughts, and whether the prompt opens them; known once it is encoded."""
 
     def ends_with(self, text: str) -> bool:
         """Whether the last thing that the model is told ends so."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ def read(policy: Policy, template: str, turn: str) -> list[tuple[str, dict[str, 
     return [(c.name, dict(c.arguments), bool(c.wrong)) for c in reader_of(policy, [SCHEMA])(ids, ids[:0])]
 
 
-XML, GLM, MISTRAL, LLAMA = CALL_FORMS
+XML, GLM, MISTRAL, LLAMA, GEMMA, LFM2, HARMONY, DEEPSEEK, MUSE = CALL_FORMS
 ONE = ("look_up", {"word": "covey"}, False)
 WRONG = ("", {}, True)
 
@@ -204,6 +205,63 @@ WRITTEN = {
         "<tool_call><function=look_up><parameter=most>\n1e999\n</parameter></function></tool_call>",
         [("look_up", {"most": "1e999"}, False)],
     ),
+    "Gemma 4": (
+        GEMMA,
+        '<|tool_call>call:look_up{all:true,most:7,word:<|"|>a, b: {"c"}<|"|>}<tool_call|><|tool_response>',
+        [("look_up", {"word": 'a, b: {"c"}', "most": 7, "all": True}, False)],
+    ),
+    "Gemma 4, broken": (GEMMA, "<|tool_call>call:look_up{word:}<tool_call|>", [("", {}, True)]),
+    "Gemma 4, an answer after it": (GEMMA, "<|tool_call>call:look_up{}<tool_call|> It is 3.", []),
+    "Python": (
+        LFM2,
+        "<|tool_call_start|>[look_up(word='covey'), look_up(most=-7, all=true)]<|tool_call_end|>I look.",
+        [ONE, ("look_up", {"most": -7, "all": True}, False)],
+    ),
+    "Python, a place": (LFM2, "<|tool_call_start|>[look_up('covey')]<|tool_call_end|>", [("", {}, True)]),
+    "Python, code": (
+        LFM2,
+        "<|tool_call_start|>[look_up(word=open('x').read())]<|tool_call_end|>",
+        [("", {}, True)],
+    ),
+    "Python, infinite": (LFM2, "<|tool_call_start|>[look_up(most=1e999)]<|tool_call_end|>", [("", {}, True)]),
+    "a channel": (
+        HARMONY,
+        ' to=functions.look_up<|channel|>commentary json<|message|>{"word": "covey"}<|call|>',
+        [ONE],
+    ),
+    "a channel after thoughts": (
+        HARMONY,
+        (
+            "<|channel|>analysis<|message|>I look it up in to=functions.f<|end|><|start|>assistant<|channel|>"
+            'commentary to=functions.look_up <|constrain|>json<|message|>{"word": "covey"}<|call|>'
+        ),
+        [ONE],
+    ),
+    "a final channel": (HARMONY, "<|channel|>final<|message|>It is 3.", []),
+    "DeepSeek": (
+        DEEPSEEK,
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n"
+            '{"word": "covey"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        ),
+        [ONE],
+    ),
+    "DeepSeek, bare": (
+        DEEPSEEK,
+        (
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"word": "covey"}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        [ONE],
+    ),
+    "elements": (
+        MUSE,
+        (
+            '<atem:function_calls>\n<atem:invoke name="look_up">\n<atem:parameter name="word">covey'
+            "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>"
+        ),
+        [ONE],
+    ),
 }
 
 
@@ -233,11 +291,28 @@ def test_any_text_arrives_as_it_was_written(text: str) -> None:
 PIECES = [*'{}[]<>/=":, \n', '"name"', '"parameters"', "arg_key", "[ARGS]", "<function=f>", "</tool_call>"]
 
 
+def wrapped(text: str) -> list[str]:
+    """In the marks of single families."""
+    return [
+        f"<|tool_call>call:f{{{text}}}<tool_call|>",
+        f"<|tool_call_start|>{text}<|tool_call_end|>",
+        f"to=functions.f<|message|>{text}",
+        f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{text}<｜tool▁call▁end｜>",
+        f'<atem:invoke name="f">{text}</atem:invoke></atem:function_calls>',
+    ]
+
+
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 def test_no_text_breaks_a_reader(text: str) -> None:
     types = {"look_up": {"word": "string"}}
     for form in CALL_FORMS.values():
-        for turn in (text, f"<tool_call>{text}</tool_call>", f"[TOOL_CALLS]{text}", "{" + text):
+        for turn in (
+            text,
+            f"<tool_call>{text}</tool_call>",
+            f"[TOOL_CALLS]{text}",
+            "{" + text,
+            *wrapped(text),
+        ):
             assert all(isinstance(call, ToolCall) for call in form(turn, types))
 
 
@@ -313,9 +388,53 @@ def test_templates_get_calls_as_they_take_them(template: str, policy: Policy) ->
 
 def test_a_template_without_a_place_for_results_is_refused(policy: Policy) -> None:
     policy.tokenizer.chat_template = named(results="")
-    source, toolbox = SimpleNamespace(train=[CHAT], test=[]), SimpleNamespace(functions={"look_up": None})
+    source, toolbox = (
+        SimpleNamespace(train=[CHAT], test=[]),
+        SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA]),
+    )
     with pytest.raises(ConfigError, match="no place for what a tool says"):
         list(untold(policy, source, toolbox))
+
+
+OWN_FORM = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<|call|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} "
+    "{% endfor %})]<|endcall|>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def untold_of(policy: Policy, template: str) -> list[str]:
+    policy.tokenizer.chat_template = template
+    source = SimpleNamespace(train=[CHAT], test=[])
+    toolbox: Any = SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA])
+    return list(untold(policy, source, toolbox))
+
+
+def test_calls_that_would_not_be_read_are_refused_with_their_text(policy: Policy) -> None:
+    """A run whose tools can never be called."""
+    with pytest.raises(ConfigError, match=r"as '<\|call\|>\[look_up\(word=covey .*cannot read"):
+        untold_of(policy, OWN_FORM)
+    assert untold_of(policy, CHAT_TEMPLATE) == []
+
+
+def test_a_template_that_shows_no_calls_is_named(policy: Policy) -> None:
+    (note,) = untold_of(policy, "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    assert "does not show the calls" in note
+
+
+def test_a_call_that_is_only_thought_of_is_none(policy: Policy) -> None:
+    policy.tokenizer.chat_template = CHAT_TEMPLATE.replace(
+        "assistant\n{% endif", "assistant\n<think>\n{% endif"
+    )
+    call = '<tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>'
+    prompt = np.array(chat_tokens(policy.tokenizer, CHAT.prompt, {}))
+
+    def read_behind(text: str) -> int:
+        turn = np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return len(reader_of(policy, [SCHEMA])(turn, prompt))
+
+    assert [read_behind(text) for text in (call, f"so</think>{call}", f"{call}</think>It is 3.")] == [0, 1, 0]
 
 
 def test_answers_are_learned_where_the_last_message_is_written_otherwise(policy: Policy) -> None:

@@ -7,7 +7,8 @@
     [TOOL_CALLS][{"name": "look_up", "arguments": {"word": "covey"}}]                  Mistral, or
     [TOOL_CALLS]look_up[ARGS]{"word": "covey"}
 
-A tokenizer that has a `response_template` says itself how its model's calls are read.
+Families with words of their own are in `families.py`. A tokenizer that has a `response_template` says itself
+how its model's calls are read.
 """
 
 from __future__ import annotations
@@ -15,19 +16,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from covey.calling.calls import NO_JSON, ToolCall, as_message, call_of, calls_in, calls_of
+from covey.calling.families import deepseek_calls, gemma_calls, harmony_calls, muse_calls, python_calls
 from covey.errors import ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
-from covey.rewards.contract import CallReader
+from covey.models.template import HEADER, begun_in, template_facts, without_thoughts
 from covey.rewards.extract import THINK_CLOSE
 from covey.rewards.isolated import after_blanks, strict_json, strict_json_at
+from covey.rewards.reading import CallReader
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.types import Completion, Problem
+
+
+class Speaker(Protocol):
+    """A policy, or what is known of one without its weights."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """Tokens that end a completion."""
+
 
 Reader = Callable[[np.ndarray, np.ndarray], list[ToolCall]]
 """Tokens of a turn, and of all before it -> the calls that it ends with."""
@@ -77,7 +92,7 @@ TOOL_CALLS = "[TOOL_CALLS]"
 MISTRAL_MARKS = re.compile(r"\[TOOL_CALLS\]|\[/THINK\]")
 
 
-def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader:
+def reader_of(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Reader:
     """How to read the calls in a model's chats. Raises ConfigError where its tokenizer says it wrongly."""
     tokenizer = policy.tokenizer
     if given := getattr(tokenizer, "response_template", None):
@@ -92,7 +107,15 @@ def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader
     template = tokenizer.get_chat_template(tools=schemas) if tokenizer.chat_template else ""
     read = next((form for mark, form in CALL_FORMS.items() if mark in template), _as_json)
     types = _types(schemas)
-    return lambda turn, _: read(turn_text(policy, turn), types)
+    marks = template_facts(tokenizer).marks
+
+    def reader(turn: np.ndarray, prompt: np.ndarray) -> list[ToolCall]:
+        header = tokenizer.decode(prompt[-HEADER:].tolist()).rstrip()
+        opened = begun_in(header, marks) if header.endswith(marks.open) else marks._replace(begun=False)
+        said = without_thoughts(turn_text(policy, turn), opened)
+        return [] if said is None else read(said, types)
+
+    return reader
 
 
 def calls_by(policy: Policy) -> CallReader:
@@ -103,7 +126,8 @@ def calls_by(policy: Policy) -> CallReader:
         if isinstance(problem.prompt, str) or not (policy.tokenizer.chat_template and len(completion.tokens)):
             return list(map(as_message, calls_in(completion.text)))
         prompt = completion.tokens[:0]
-        if getattr(policy.tokenizer, "response_template", None):  # whose reader begins with the prompt
+        # A response template's reader begins with the prompt; others ask it whether thoughts are open.
+        if problem.thoughts.begun or getattr(policy.tokenizer, "response_template", None):
             prompt = np.array(chat_tokens(policy.tokenizer, problem.prompt, problem.template), np.int64)
         reader = reader_of(policy, told if isinstance(told, Sequence) else ())
         return list(map(as_message, reader(completion.tokens, prompt)))
@@ -118,14 +142,14 @@ def text_calls(text: str) -> list[dict[str, object]]:
     return list(map(as_message, read(text, {})))
 
 
-def turn_text(policy: Policy, turn: np.ndarray) -> str:
+def turn_text(policy: Speaker, turn: np.ndarray) -> str:
     """A turn's text with the control tokens that calls may have, but for its end."""
     kept = len(turn) - (int(turn[-1]) in policy.end_ids)
     return policy.tokenizer.decode(turn[:kept].tolist(), skip_special_tokens=False)
 
 
 def _by_response_template(
-    policy: Policy, schemas: Sequence[Mapping[str, object]], turn: np.ndarray, prompt: np.ndarray
+    policy: Speaker, schemas: Sequence[Mapping[str, object]], turn: np.ndarray, prompt: np.ndarray
 ) -> list[ToolCall]:
     """What the tokenizer makes of a turn; what it cannot read is no call."""
     whole, before = (policy.tokenizer.decode(ids.tolist()) for ids in (turn, prompt))
@@ -234,11 +258,20 @@ def _behind_mark(turn: str, place: int) -> tuple[list[ToolCall], int]:
     return calls_of(found), end
 
 
+def _as_elements(turn: str, types: Types) -> list[ToolCall]:
+    return [_typed(name, dict(given), types) for name, given in muse_calls(turn)]
+
+
 CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
     "<function=": _as_functions,
     "<arg_key>": _as_pairs,
     TOOL_CALLS: _after_mark,
     '{"name": function name, "parameters"': _bare,
+    "<|tool_call>call:": lambda turn, _: gemma_calls(turn),
+    "<|tool_call_start|>": lambda turn, _: python_calls(turn),
+    "<|channel|>commentary": lambda turn, _: harmony_calls(turn),
+    "<｜tool▁call▁begin｜>": lambda turn, _: deepseek_calls(turn),
+    "<atem:invoke": _as_elements,
 }
 """What stands in the chat templates that teach a form, and its reader; others have JSON between tags."""
 

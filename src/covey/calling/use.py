@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from covey.calling.calls import ToolCall
 from covey.calling.inserted import answer_tokens
+from covey.calling.readable import prove_readable
 from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.load import Loaded
@@ -133,6 +134,7 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: Meth
                 "rollout.tools: the model's chat template has no place for what a tool says (messages of the "
                 "role tool). Use a model whose template has one, or prompts in plain text"
             )
+        yield from prove_readable(policy, problem, toolbox.schemas)
     in_text = [p for p in problems if not p.chat]
     if in_text and method in COLLECTS:
         raise ConfigError(

@@ -180,34 +180,6 @@ def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as
     return 0
 
 
-@app.command(name="check")
-def command_check(
-    config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
-) -> int:
-    """Prove on your own model and data that a training step is right; takes one batch.
-
-    Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
-    completion at a time, from what was recorded.
-
-    :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
-    :param steps: How many steps of a run are repeated.
-    """
-    loaded = _load(config, settings, as_json, trained=True, trust=trust, names_only=False)
-    _tell(as_json, [f"checking {config}: loading ..."])
-    from covey.console import RunConsole
-    from covey.proof.check import check as measure
-    from covey.proof.check_run import check_run
-
-    console = RunConsole(quiet=as_json)
-    findings = [
-        *(check_run(config, steps, console, trust) if config.is_dir() else ()),
-        *measure(loaded, console),
-    ]
-    lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
-    _print(as_json, [vars(f) for f in findings], lines)
-    return 0 if all(f.holds for f in findings) else 1
-
-
 @app.command(name="explain")
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Say what went wrong in a run and which line mends it; or what a setting, metric or finding means.

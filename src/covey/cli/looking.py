@@ -272,3 +272,38 @@ def command_report(
     write_report(run, output)
     _print(as_json, {"report": str(output)}, [f"report  {output}"])
     return 0
+
+
+@app.command(name="check")
+def command_check(
+    config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
+) -> int:
+    """Prove on your own model and data that a training step is right; or say what a chat template does.
+
+    Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
+    completion at a time, from what was recorded.
+
+    :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`. Of a
+        model's folder the chat template is tried on made-up conversations; no weights are loaded.
+    :param steps: How many steps of a run are repeated.
+    """
+    if (config / "tokenizer_config.json").is_file():
+        from covey.proof.check_template import check_template
+
+        report = check_template(config)
+        _print(as_json, report.record(), report.lines())
+        return 0
+    loaded = _load(config, settings, as_json, trained=True, trust=trust, names_only=False)
+    _tell(as_json, [f"checking {config}: loading ..."])
+    from covey.console import RunConsole
+    from covey.proof.check import check as measure
+    from covey.proof.check_run import check_run
+
+    console = RunConsole(quiet=as_json)
+    findings = [
+        *(check_run(config, steps, console, trust) if config.is_dir() else ()),
+        *measure(loaded, console),
+    ]
+    lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
+    _print(as_json, [vars(f) for f in findings], lines)
+    return 0 if all(f.holds for f in findings) else 1

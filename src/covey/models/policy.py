@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from covey.errors import CheckpointError, ConfigError
-from covey.models.chat import chat_tokens, turn_end
+from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import (
     LOGITS_CAP,
@@ -38,6 +38,7 @@ from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
+from covey.models.template import template_facts
 from covey.models.text import FaithfulText
 from covey.models.written import check_folder
 from covey.types import Messages
@@ -79,7 +80,7 @@ class Policy:
         self.rounds = False
         if rounds:
             self.round_products()
-        self.turn_end = turn_end(tokenizer)
+        self.turn_end = template_facts(tokenizer).turn_end
         self.end_ids = end_ids(model, tokenizer, self.turn_end)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
@@ -147,7 +148,7 @@ class Policy:
         and one that begins as the tokenizer begins every text is not begun twice.
         """
         if not isinstance(prompt, str):
-            return chat_tokens(self.tokenizer, prompt, template or {})
+            return self.conversation(prompt, template or {}, begin=True)
         ids = list(self.tokenizer(prompt)["input_ids"])
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
             ids = ids[1:]  # a prompt that a template was applied to has one already
@@ -155,6 +156,14 @@ class Policy:
             plain = list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
             return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
         return ids
+
+    def conversation(self, messages: Messages, template: Mapping[str, object], begin: bool) -> list[int]:
+        """Token ids of messages, with ``begin`` up to where the assistant begins.
+
+        No content can forge the template's own words: there they are encoded as letters.
+        """
+        controls = template_facts(self.tokenizer, template).controls
+        return chat_tokens(self.tokenizer, messages, template, begin, controls)
 
     @property
     def end_id(self) -> int:

@@ -27,6 +27,7 @@ import numpy as np
 
 from covey.errors import ConfigError, RewardError
 from covey.rewards.ends import drawn_ends, spans_of
+from covey.rewards.reading import CallReader, Said, Tagged, said_in_tags, turns_of
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
@@ -35,7 +36,8 @@ from covey.types import Completion, Positive, Problem, Score, Status, StepReward
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
 GROUP_ARGUMENTS = {
-    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", *FROM_TRAINER
+    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
+    *FROM_TRAINER,
 }  # fmt: skip
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "environment", "solution_str", "ground_truth", "data_source",
@@ -57,8 +59,6 @@ LONGEST_EXTRA = 2_000
 """Characters of a text that a function logs of a completion."""
 FULL = 1.0 - 1e-9
 """A score from here on pays in full."""
-CallReader = Callable[[Problem, Completion], Sequence[Mapping[str, object]]]
-"""The calls that a completion of one turn ends with, as messages have them."""
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -247,7 +247,12 @@ class Reward:
         if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
             asked = str(asked[-1]["content"])
         in_text = isinstance(asked, str)
-        texts = [c.text if in_text else [{"role": "assistant", "content": c.text}] for c in completions]
+        read = [
+            said_in_tags(c, problem.thoughts, context.decode) if self.ours else Said(Tagged(c.text))
+            for c in completions
+        ]
+        said = [r.whole.text for r in read]
+        texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
         if self.per_sample:
             row = problem.columns
             available = {
@@ -267,7 +272,7 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
-        available |= self._made_of(problem, completions, context, available)
+        available |= self._made_of(problem, completions, read, context, available)
         if self.ours:  # a column that happens to be called points, or percent, is no setting
             available = {n: v for n, v in available.items() if n not in self.set_only}
         if not self.takes_all:
@@ -279,19 +284,22 @@ class Reward:
         self,
         problem: Problem,
         completions: Sequence[Completion],
+        read: Sequence[Said],
         context: Context,
         columns: Container[str],
     ) -> dict[str, object]:
         """What is made of each completion only where the signature asks for it."""
-        made: dict[str, Callable[[Completion], object]] = {
-            "sampled_ids": lambda c: c.tokens[c.drawn].tolist(),
-            "token_ends": lambda c: drawn_ends(c, context.decode),
-            "turns": lambda c: turns_of(c, problem, context.calls),
+        made: dict[str, Callable[[Completion, Said], object]] = {
+            "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
+            "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
+            "turns": lambda c, r: r.turns or turns_of(c, r.whole.text, problem, context.calls),
+            "thought_marks": lambda *_: problem.thoughts,
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
-            made[state] = lambda c: None if c.environment is None else Attributes(**c.environment)
-        asked = {n: [make(c) for c in completions] for n, make in made.items() if n in self.parameters}
+            made[state] = lambda c, _: None if c.environment is None else Attributes(**c.environment)
+        pairs = list(zip(completions, read, strict=True))
+        asked = {n: [make(*pair) for pair in pairs] for n, make in made.items() if n in self.parameters}
         return {n: found[0] if self.per_sample else found for n, found in asked.items()}
 
     def scores(self, problem: Problem, returned: Any, count: int) -> list[Score]:
@@ -346,14 +354,6 @@ class Reward:
     def broken(self, problem: Problem, what: str) -> RewardError:
         """An error that names the function and the problem."""
         return RewardError(f"reward {self.name} on problem {problem.id}: {what}")
-
-
-def turns_of(completion: Completion, problem: Problem, read: CallReader) -> list[dict[str, object]]:
-    """What the model wrote and what tools said to it, one after another, as messages with their calls."""
-    if completion.turns:
-        return [dict(turn) for turn in completion.turns]
-    calls = list(read(problem, completion))
-    return [{"role": "assistant", "content": completion.text, **({"tool_calls": calls} if calls else {})}]
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from covey.errors import CoveyError
-from covey.rewards.contract import CallReader, Context, Reward, described, trace_of, verdict_of
+from covey.rewards.contract import Context, Reward, described, trace_of, verdict_of
 from covey.rewards.groups import assemble
 from covey.rewards.judge import JudgeFailed
+from covey.rewards.reading import CallReader
 from covey.rewards.serving import UserSetup
 from covey.rewards.threads import SHARED_SIZE, Call, Executor
 from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent

@@ -10,11 +10,24 @@ from covey.runs.compatibility import refuse_foreign
 from covey.runs.folder import RESULT, STREAMS, RunFolder
 from covey.runs.inputs import INPUTS
 from covey.runs.kept import PENDING
+from covey.runs.origin import MARKS
 from covey.runs.reader import stages_in
 from covey.tasks.source import EXAMPLES
 from covey.trackers import IDENTITY
 
-FILES = (*STREAMS, IDENTITY, "config.yaml", "env.json", "curve.svg", START, RECORD, RESULT, INPUTS, EXAMPLES)
+FILES = (
+    *STREAMS,
+    IDENTITY,
+    MARKS,
+    "config.yaml",
+    "env.json",
+    "curve.svg",
+    START,
+    RECORD,
+    RESULT,
+    INPUTS,
+    EXAMPLES,
+)
 FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING)
 
 

@@ -23,6 +23,7 @@ from covey.integrity import sealed
 from covey.learned import forget, rewards_of
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
+from covey.models.chat import rendered_at
 from covey.models.load import load_policy, speed_notes
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
@@ -226,6 +227,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     now = {
         **environment(loaded),
         "rounds_products": policy.rounds,
+        "rendered": rendered_at().isoformat(),
         "rounded": rounded_so_far(folder.path, policy, bool(folder.checkpoints())),
         "sandbox": run.rewards.sandbox,
         "tokenizer": policy.vocabulary_hash,
