@@ -53,7 +53,25 @@ class Mutant(NamedTuple):
 
 MATHEMATICS = ["tests/objective", "tests/batching"]
 PROOF = ["tests/proof/test_axes.py", "tests/proof/test_shadow.py"]
+SEAMS = ["tests/train/test_seams.py"]
 NEAR = (
+    ("learner/objectives", ["tests/proof/test_axes.py::test_a_critic_of_either_kind_is_trained_alike"]),
+    ("models/load", SEAMS),
+    ("models/reward_model", [*SEAMS, "tests/train/test_reward_models.py", "tests/models/test_reward.py"]),
+    (
+        "models/reference",
+        [
+            "tests/proof/test_axes.py::test_adapters_are_trained_alike",
+            "tests/proof/test_axes.py::test_the_kl_coefficient_and_the_reference_are_steered_alike",
+        ],
+    ),
+    ("models/value_head", ["tests/train/test_critic.py"]),
+    ("ahead", ["tests/test_ahead.py"]),
+    (
+        "continuations",
+        ["tests/test_rollout.py"],
+    ),
+    ("training/reward_model", [*SEAMS, "tests/train/test_reward_models.py"]),
     ("objective", MATHEMATICS),
     ("batching", [*MATHEMATICS, *PROOF]),
     ("models", ["tests/models", *MATHEMATICS]),
@@ -74,12 +92,12 @@ NEAR = (
     ("runs/rollouts", ["tests/train/test_runs.py::test_rejected_groups_are_logged_and_marked"]),
     ("advantage", [*MATHEMATICS, *PROOF]),
     ("learner/old_logprobs", ["tests/train/test_old_logprobs.py", *PROOF]),
-    ("learner/learner", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
+    ("learner/learner", [*SEAMS, "tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
     ("learner", ["tests/train/test_optimizer.py", *PROOF]),
     ("training/guards", ["tests/train/test_guards.py"]),
     ("training/run", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
     ("training/given", ["tests/train/test_supervised.py"]),
-    ("training/preference", ["tests/train/test_preferences.py"]),
+    ("training/preference", [*SEAMS, "tests/train/test_preferences.py"]),
     ("prompts", ["tests/train/test_supervised.py", "tests/calling/test_forms.py"]),
     ("training", PROOF),
 )
@@ -429,6 +447,81 @@ MUTANTS = [
         ("mean over the micro-batch", "micro.totals.tokens", "len(scores.logprobs)"),
         ("overlapping rows", "range(step * size, (step + 1) * size)", "range(step, step + size)"),
         ("rows in one order", 'key(seed, "order", epoch)', 'key(seed, "order")'),
+    ),
+    *of(
+        "learner/objectives.py",
+        ("value loss a mean over the micro-batch", "each.where(mask, 0.0).sum() / micro.totals.tokens", "each.where(mask, 0.0).sum() / mask.sum()"),
+        ("value loss on the padding", "each.where(mask, 0.0).sum()", "each.sum()"),
+        ("a critic is never clipped", "clip_value=self.critic.clip", "clip_value=None"),
+        ("a head on the policy learns nothing", "if self.values is not None:", "if self.values is not None and not self:"),
+    ),
+    *of(
+        "learner/optimizer.py",
+        ("a head learns at the policy's rate", 'group["lr"] = lr * pace', 'group["lr"] = lr'),
+    ),
+    *of(
+        "learner/learner.py",
+        ("a piece that keeps counts equal has a gradient", "(loss * 0.0 if seen is None else loss).backward()", "loss.backward()"),
+        ("a piece that keeps counts equal is counted", "yield loss, seen if piece.counts else None", "yield loss, seen"),
+    ),
+    *of(
+        "training/rl.py",
+        ("a critic's warm-up is a step too long", "step < critic.warmup", "step <= critic.warmup"),
+        ("a waiting policy is pulled by its critic", "head.pull = 0.0 if waits else critic.pull", "head.pull = critic.pull"),
+        ("values of the policy's own trunk", "values=(critic or learner).score(batch, temperature).values", "values=torch.zeros_like(batch.mask, dtype=torch.float32)"),
+        ("only correct completions' groups are imitated", "*(g.correct for g in groups)", "*(~g.correct for g in groups)"),
+    ),
+    *of(
+        "training/preference.py",
+        ("KTO's reference point with the wrong sign", "(summed(run.learner, batch) - batch.ref_sums).mean()", "(batch.ref_sums - summed(run.learner, batch)).mean()"),
+        ("KTO's reference point from the answers themselves", "batch = batch_of(rows, first=len(examples))", "batch = batch_of(rows)"),
+        ("answers to the same prompt for others'", "if not np.array_equal(e.tokens, example.tokens)", "if np.array_equal(e.tokens, example.tokens)"),
+        ("ORPO's prompt is not trained", "np.full(len(rest), chosen)", "np.full(len(rest), False)"),
+    ),
+    *of(
+        "training/reward_model.py",
+        ("labels upside down", "torch.where(good, values, -values)", "torch.where(good, -values, values)"),
+        ("a text is judged one token early", "[len(tokens) - shared], [label]", "[len(tokens) - shared - 1], [label]"),
+        ("a step is judged one token early", "[end + 1 - len(first) for end in ends]", "[end - len(first) for end in ends]"),
+        ("chosen and rejected swapped", "chosen_scores=chosen, rejected_scores=rejected", "chosen_scores=rejected, rejected_scores=chosen"),
+    ),
+    *of(
+        "models/reward_model.py",
+        ("only the second output is trained", "values[..., 1] - values[..., 0]", "values[..., 1]"),
+        ("the last padding is read", "while ids and ids[-1] == tokenizer.pad_token_id:", "while not ids:"),
+        ("a step ends behind its separator", "ends.append(len(ids) - 1)", "ends.append(len(ids))"),
+    ),
+    *of(
+        "models/load.py",
+        ("alpha is the rank", "lora_alpha=lora.alpha", "lora_alpha=lora.rank"),
+        ("the rank is another", "LoraConfig(r=lora.rank,", "LoraConfig(r=lora.rank + 1,"),
+    ),
+    *of(
+        "models/reference.py",
+        ("the reference has the adapter on", "off = self._adapter.disable_adapter() if self._adapter is not None else nullcontext()", "off = nullcontext()"),
+        ("a refresh takes all of the policy", "lerp_(own(new), mix)", "lerp_(own(new), 1.0)"),
+    ),
+    *of(
+        "models/value_head.py",
+        ("a critic begins with a random head", "0.0 * made.head.weight if head is None", "1.0 * made.head.weight if head is None"),
+        ("a critic's own head is forgotten", "made.head.weight if head is None else head.weight", "made.head.weight if head is None else 0 * head.weight"),
+    ),
+    *of(
+        "ahead.py",
+        ("groups are taken as they end", "[self._ready.pop(t) for t in tickets]", "[self._ready.pop(t) for t in list(self._ready)[: len(tickets)]]"),
+        ("an earlier process' completions take another's place", "sample=missing[sampled.sample]", "sample=sampled.sample"),
+        ("what is missing is drawn by others' keys", "[requests[n].streams[s] for s in missing]", "requests[n].streams[: len(missing)]"),
+        ("finished completions are not kept", "        keeps.add(tickets[number], requests[number], params, done)\n", ""),
+    ),
+    *of(
+        "rollout.py",
+        ("one step more is begun ahead", "self._certain(step) * wanted", "(self._certain(step) + 1) * wanted"),
+    ),
+    *of(
+        "continuations.py",
+        ("a continuation begins one token early", "whole.tokens[: cut.end + 1]])", "whole.tokens[: cut.end]])"),
+        ("all continuations of a cut are one", "[stream(cut, n) for n in range", "[stream(cut, 0) for n in range"),
+        ("the unjudged count as 0", "float(group.rewards[group.scorable].mean())", "float(np.nan_to_num(group.rewards).mean())"),
     ),
     *of(
         "runs/folder.py",

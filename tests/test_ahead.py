@@ -105,7 +105,7 @@ def test_a_step_takes_the_groups_that_it_would_take_without(staleness: int, algo
 def test_no_token_is_older_than_the_bound(staleness: int, rounds: int, odd: int) -> None:
     sampler = Versioned(lambda p, x: str(p[0] - 1) if x % 2 and p[0] % odd == 0 else "wrong")
     for step, batch in enumerate(
-        trained(rollouts(sampler, staleness, max_resampling_rounds=rounds), sampler, 8)
+        trained(rollouts(sampler, staleness, steps=8, max_resampling_rounds=rounds), sampler, 8)
     ):
         tokens = [c.versions for g in (*batch.groups, *batch.filtered) for c in g.completions]
         behind = step - np.concatenate(tokens)

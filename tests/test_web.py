@@ -6,10 +6,14 @@ import io
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 
+from covey.config.load import load_config
+from covey.errors import CoveyError
+from covey.rewards.base import load_rewards
 from covey.web import MOST_SAID, ask
 
 
@@ -59,3 +63,29 @@ def test_what_is_no_json_or_too_long_is_refused(address: str) -> None:
         ask(f"{address}/text", largest=5000)
     with pytest.raises(ValueError, match="no http address"):
         ask("file:///etc/passwd")
+
+
+SECRET = "http://me:geheim@127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rewards": [{"judge": {"url": SECRET, "model": "m"}}]},
+        {"rollout": {"sampler": {"url": SECRET}}},
+        {"rollout": {"sampler": {"url": ["http://127.0.0.1:8", SECRET]}}},
+        {"sandbox": {"backend": "remote", "url": SECRET}},
+    ],
+    ids=str,
+)
+def test_a_password_in_an_address_is_refused_and_not_repeated(values: dict, tmp_path: Path) -> None:
+    with pytest.raises(CoveyError, match="environment variables") as caught:
+        loaded = load_config(values={"model": "tiny", "data": {"task": "last_digit"}, **values})
+        load_rewards(loaded.config.rewards, tmp_path)
+    assert "geheim" not in str(caught.value)
+
+
+def test_a_password_in_an_address_is_not_asked_with() -> None:
+    with pytest.raises(ValueError, match="environment variables") as caught:
+        ask(SECRET)
+    assert "geheim" not in str(caught.value)

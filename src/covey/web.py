@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 
@@ -24,6 +26,30 @@ MOST_SAID = 400
 """Bytes that are kept of what a server says beside a status."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """This machine, which no proxy stands in front of."""
+
+
+def plain_address(url: str) -> str:
+    """The same. Raises ValueError, without the address, for one that holds a user name or password."""
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise ValueError(
+            "an address with a user name or password would be printed and written down; keys "
+            "are read from environment variables"
+        )
+    return url
+
+
+def without_password(text: str) -> str:
+    """A text in which addresses have no user names and passwords.
+
+    >>> without_password("see http://me:secret@there:80/v1")
+    'see http://***@there:80/v1'
+    """
+    return re.sub(r"(://)[^/\s'\"]*@", r"\1***@", text)
+
+
+def two_lengths(headers: Mapping[str, str]) -> bool:
+    """Whether a message says in two ways how long it is; a proxy may read it differently."""
+    return "content-length" in headers and "transfer-encoding" in headers
 
 
 def _kept(error: urllib.error.HTTPError) -> urllib.error.HTTPError:
@@ -44,6 +70,7 @@ def ask(
     urllib.error.HTTPError for a status that is not 2xx, OSError or http.client.HTTPException where nobody
     answers, and ValueError for a reply that is no JSON or over a bound.
     """
+    plain_address(url)
     if urlsplit(url).scheme not in ("http", "https"):
         raise ValueError(f"{url} is no http address")
     headers = {"Accept": "application/json"}
@@ -60,8 +87,10 @@ def ask(
         with opener.open(request, timeout=timeout) as reply:
             while part := reply.read1(1 << 16):
                 received += part
-                if len(received) > largest or time.monotonic() > ends:
-                    raise ValueError(f"a reply of more than {largest} bytes, or {timeout:g} s")
+                if len(received) > largest:
+                    raise ValueError(f"a reply of more than {largest} bytes")
+                if time.monotonic() > ends:
+                    raise TimeoutError(f"no whole reply within {timeout:g} s")
     except urllib.error.HTTPError as error:
         with error:  # here, because whoever catches it may forget to close its connection
             raise _kept(error) from None

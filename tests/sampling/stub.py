@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from covey.models.policy import Policy
-from covey.rng import key
+from covey.rng import key, uniforms
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.types import Completion
 
 Reply = dict | list | bytes
+Alters = Callable[[Tensor, Tensor], Tensor]
+"""(V,) logits and the (T,) ids before them -> other logits."""
 
 
 @dataclass
@@ -35,6 +39,12 @@ class Stub:
     """Changes what is answered to a request for completions."""
     before: Callable[[], object] = lambda: None
     """Done before such a request is answered; a number it returns is the status instead."""
+    alters: Alters | None = None
+    """What it does to logits before it draws; log-probs stay the model's."""
+    names_requests: bool = True
+    """Whether its replies say which request they answer."""
+    bodies: list[dict] = field(default_factory=list)
+    """Requests for completions."""
     asked: list[str] = field(default_factory=list)
     weight_version: str = "default"
     """What SGLang calls the weights that it sampled with."""
@@ -44,8 +54,34 @@ class Stub:
     def sample(self, prompt: Sequence[int], n: int, seed: int, params: SamplingParams) -> list[Completion]:
         request = Request(np.array(prompt, dtype=np.int64), [key(seed, i) for i in range(n)])
         with self.lock:
+            if self.alters is not None:
+                first = self.policy.model(torch.tensor([list(prompt)])).logits[0, -1].detach()
+                return [self.altered(prompt, s, params, self.alters, first) for s in request.streams]
+            self.policy.draw_from_all()  # as servers do
             found = {x.sample: x.completion for x in LocalSampler(self.policy).sample([request], params)}
         return [found[i] for i in range(n)]
+
+    @torch.no_grad()
+    def altered(
+        self, prompt: Sequence[int], stream: int, params: SamplingParams, alters: Alters, logits: Tensor
+    ) -> Completion:
+        """A completion drawn from other logits than its log-probs are of."""
+        ids, logprobs, draws = list(prompt), [], uniforms(stream, params.max_tokens)
+        while len(logprobs) < params.max_tokens:
+            if logprobs:
+                logits = self.policy.model(torch.tensor([ids])).logits[0, -1]
+            other = alters(logits.clone(), torch.tensor(ids))
+            if params.temperature == 0:
+                token = int(other.argmax())
+            else:
+                cdf = (other / params.temperature).softmax(-1).cumsum(-1)
+                token = int((cdf <= draws[len(logprobs)] * cdf[-1]).sum())
+            logprobs.append(float((logits / (params.temperature or 1.0)).log_softmax(-1)[token]))
+            ids.append(token)
+            if token in self.policy.end_ids:
+                break
+        finish = "stop" if ids[-1] in self.policy.end_ids else "length"
+        return Completion(np.array(ids[len(prompt) :]), np.array(logprobs, np.float32), "", finish)
 
     def answer(self, path: str, body: dict) -> tuple[int, Reply]:
         path = path.partition("?")[0]
@@ -58,6 +94,7 @@ class Stub:
         return handler(body)
 
     def completions(self, body: dict, *, n: int, seed: int, prompt: list[int], params: SamplingParams):
+        self.bodies.append(body)
         status = self.before()
         if isinstance(status, int):
             return status, {"error": "not now"}
@@ -70,6 +107,9 @@ class Stub:
             with self.lock:
                 self.policy.load_weights(Path(folder))
         return 200, {"success": True, "message": "done"}
+
+    def named(self, body: dict, field_name: str) -> str:
+        return f"cmpl-{body[field_name]}" if self.names_requests else "x"
 
     # vLLM
 
@@ -106,7 +146,9 @@ class Stub:
             }
             for i, c in enumerate(found)
         ]
-        return 200, self.spoil({"id": "x", "object": "text_completion", "choices": choices})
+        return 200, self.spoil(
+            {"id": self.named(body, "request_id"), "object": "text_completion", "choices": choices}
+        )
 
     # SGLang
 
@@ -132,6 +174,7 @@ class Stub:
             {
                 "text": c.text,
                 "meta_info": {
+                    "id": self.named(body, "rid") if n == 1 else f"other-{i}",
                     "weight_version": self.weight_version,
                     "finish_reason": {"type": c.finish},
                     "output_token_logprobs": [
@@ -139,7 +182,7 @@ class Stub:
                     ],
                 },
             }
-            for c in found
+            for i, c in enumerate(found)
         ]
         return 200, self.spoil(several if n > 1 else several[0])
 

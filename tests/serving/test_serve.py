@@ -315,26 +315,26 @@ def test_what_waits_is_bounded(policy: Policy) -> None:
     release = threading.Event()
     held = shared.between(lambda: release.wait(20))
     time.sleep(0.1)
-    first = shared.ask(asked(1)[0], SamplingParams(3))
+    first = shared.ask(lambda: asked(1)[0], 3, SamplingParams(3))
     with pytest.raises(TooBusy):
-        shared.ask(asked(1)[0], SamplingParams(3))
+        shared.ask(lambda: asked(1)[0], 3, SamplingParams(3))
     release.set()
     held.result(20)
-    assert len(first.result(20)[1]) == 3
+    assert len(first.result(20).completions) == 3
     shared.close()
 
 
 def test_work_between_passes_keeps_its_place(policy: Policy) -> None:
     shared, seen = SharedModel(copied(policy), 8), []
-    before = shared.ask(asked(1)[0], SamplingParams(3))
+    before = shared.ask(lambda: asked(1)[0], 3, SamplingParams(3))
 
     def later() -> None:
         seen.append(before.done())
         shared.version = 5
 
     shared.between(later)
-    after = shared.ask(asked(1)[0], SamplingParams(3))
-    assert (before.result(20)[0], after.result(20)[0]) == (0, 5)
+    after = shared.ask(lambda: asked(1)[0], 3, SamplingParams(3))
+    assert (before.result(20).version, after.result(20).version) == (0, 5)
     assert seen == [True]
     shared.close()
 
@@ -349,13 +349,13 @@ def test_what_differs_only_in_length_shares_a_pass(policy: Policy, monkeypatch: 
 
     monkeypatch.setattr(shared._sampler, "sample", counted)
     lengths = [3, 7, 5]
-    alone = [shared.ask(asked(1)[0], SamplingParams(n)).result(20)[1] for n in lengths]
+    alone = [shared.ask(lambda: asked(1)[0], 3, SamplingParams(n)).result(20).completions for n in lengths]
     release = threading.Event()
     shared.between(lambda: release.wait(20))
-    waiting = [shared.ask(asked(1)[0], SamplingParams(n)) for n in lengths]
+    waiting = [shared.ask(lambda: asked(1)[0], 3, SamplingParams(n)) for n in lengths]
     release.set()
     for mine, future in zip(alone, waiting, strict=True):
-        for one, other in zip(mine, future.result(20)[1], strict=True):
+        for one, other in zip(mine, future.result(20).completions, strict=True):
             assert (one.tokens.tolist(), one.finish) == (other.tokens.tolist(), other.finish)
             assert one.logprobs.tolist() == other.logprobs.tolist()
     assert passes == [1, 1, 1, 3]

@@ -17,7 +17,7 @@ from covey.config.load import load_config, resolved_yaml
 from covey.runs.atomic import write_file
 from covey.runs.folder import RunFolder
 from covey.types import Group, Problem
-from covey.ui.server import TokenGate, build_site
+from covey.ui.server import PromptProtocol, TokenGate, build_site
 from tests.fakes import completion
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -103,6 +103,7 @@ class serving:  # noqa: N801 - reads as a verb
             log_level="critical",
             timeout_graceful_shutdown=1,
             lifespan="off",
+            http=PromptProtocol,
         )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -15,20 +16,25 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import covey
+from covey.ui import server
 from covey.ui.records import Runs, listed_runs, run_page, run_state
 from covey.ui.server import STATIC
-from tests.ui.conftest import TOKEN
+from covey.ui.thinning import MOST, Curve
+from tests.fakes import as_stream, rewrite_rollouts, rows_of
+from tests.ui.conftest import TOKEN, made_run
 
 
-def asked(url: str, path: str, host: str | None = None, cookie: str = TOKEN, method: str = "GET"):
+def asked(url: str, path: str, host: str | None = None, token: str = TOKEN, method: str = "GET"):
     port = urlsplit(url).port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{port}")
-    if cookie:
-        connection.putheader("Cookie", f"covey_{port}={cookie}")
+    if token:
+        connection.putheader("x-covey-token", token)
     connection.endheaders()
     try:
         response = connection.getresponse()
@@ -38,13 +44,33 @@ def asked(url: str, path: str, host: str | None = None, cookie: str = TOKEN, met
 
 
 def test_only_the_holder_of_the_token_is_let_in(site) -> None:
-    assert asked(site.url, "/api/runs", cookie="")[0].status == 403
-    assert asked(site.url, "/api/runs", cookie="wrong")[0].status == 403
-    assert asked(site.url, "/static/main.js", cookie="")[0].status == 403
+    for path in ("/api/runs", "/api/run?run=one", "/api/live?run=one", "/api/lab/group"):
+        assert asked(site.url, path, token="")[0].status == 403
+        assert asked(site.url, path, token="wrong")[0].status == 403
     assert asked(site.url, "/api/runs")[0].status == 200
-    response, _ = asked(site.url, f"/?token={TOKEN}", cookie="")
-    assert response.status == 303 and response.headers["location"] == "/"
-    assert "httponly" in response.headers["set-cookie"].lower()
+    assert asked(site.url, f"/api/runs?token={TOKEN}", token="")[0].status == 200
+    # What is the same for everybody needs none: the page reads the token from its own address.
+    assert asked(site.url, "/", token="")[0].status == 200
+    assert asked(site.url, "/static/main.js", token="")[0].status == 200
+
+
+def test_no_cookie_carries_the_token_to_other_ports(site) -> None:
+    assert "set-cookie" not in asked(site.url, f"/?token={TOKEN}", token="")[0].headers
+
+
+def test_a_connection_that_asks_nothing_is_closed(site, monkeypatch) -> None:
+    monkeypatch.setattr(server, "HEADERS_WITHIN", 0.2)
+    port = urlsplit(site.url).port
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as half:
+        half.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        assert half.recv(1) == b""
+    assert asked(site.url, "/api/runs")[0].status == 200
+
+
+def test_the_browser_is_not_told_the_token_on_its_command_line(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:1/?token=secret#/"
+    page = server._doorway(tmp_path, url)
+    assert "secret" not in page.as_uri() and url in page.read_text()
 
 
 def test_other_hosts_and_other_methods_are_refused(site) -> None:
@@ -113,7 +139,7 @@ def test_what_is_not_finite_becomes_null(site) -> None:
     with np.load(log) as archive:
         arrays = dict(archive)
     arrays["ratios"][:] = np.nan
-    np.savez(log, **arrays)
+    rewrite_rollouts(site.root / "one", 0, rows_of(log.with_suffix(".jsonl")), arrays)
     values = json.loads(asked(site.url, "/api/tokens?run=one&step=0&group=0&sample=0")[1])["values"]
     assert set(values["ratio"]) == {None}
     assert values["value"][0] == 0.5  # half of the siblings are correct
@@ -174,3 +200,62 @@ def test_the_wheel_carries_the_pages(tmp_path) -> None:
     assert {p.name for p in STATIC.iterdir()} >= {"index.html", "main.js", "style.css", "vendor"}
     assert (STATIC / "vendor" / "uPlot.LICENSE").read_text().startswith("The MIT License")
     assert STATIC.is_relative_to(root) and not zipfile.is_zipfile(root)
+
+
+def test_a_long_run_is_shown_in_few_points_and_no_spike_is_lost(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "long", train={"steps": 5000})
+    for step in range(5000):
+        spike = {2345: 99.0, 4100: -7.0}.get(step, step / 5000)
+        folder.append("metrics.jsonl", {"step": step, "reward/mean": spike, "accuracy": 1 / 3})
+    folder.close()
+    found = run_page("long", tmp_path / "long")
+    metrics = found["metrics"]
+    assert len(metrics) <= 2 * MOST + 2
+    rewards = [m["reward/mean"] for m in metrics]
+    assert (max(rewards), min(rewards)) == (99.0, -7.0)
+    assert (metrics[0]["step"], metrics[-1]["step"]) == (0, 4999)
+    assert [m["step"] for m in metrics] == sorted(m["step"] for m in metrics)
+    assert len(json.dumps(found)) < 200_000
+
+
+def test_a_page_that_is_opened_again_reads_only_what_is_new(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", train={"steps": 9})
+    folder.append("metrics.jsonl", {"step": 0, "loss": 1.0})
+    assert [m["step"] for m in run_page("run", tmp_path / "run")["metrics"]] == [0]
+    folder.append("metrics.jsonl", {"step": 1, "loss": 2.0})
+    found = run_page("run", tmp_path / "run")
+    assert [m["loss"] for m in found["metrics"]] == [1.0, 2.0]
+    assert found["at"]["metrics"] == (tmp_path / "run/metrics.jsonl").stat().st_size
+    # A resume takes records back: the page begins again.
+    (tmp_path / "run/metrics.jsonl").write_text(as_stream([{"step": 0, "loss": 3.0}]))
+    assert [m["loss"] for m in run_page("run", tmp_path / "run")["metrics"]] == [3.0]
+    folder.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 2500), parts=st.integers(1, 5))
+def test_a_curve_has_the_extremes_of_its_stream(seed: int, count: int, parts: int) -> None:
+    values = np.random.default_rng(seed).normal(size=count).tolist()
+    curve = Curve()
+    records = [{"step": step, "x": value} for step, value in enumerate(values)]
+    for part in np.array_split(np.arange(len(records)), parts):
+        curve.add(records[i] for i in part)
+    shown = curve.records()
+    assert len(shown) <= 2 * MOST + 2
+    steps = [r["step"] for r in shown]
+    assert steps == sorted(set(steps)) and (steps[0], steps[-1]) == (0, len(values) - 1)
+    assert max(r["x"] for r in shown) == pytest.approx(max(values), rel=1e-5)
+    assert min(r["x"] for r in shown) == pytest.approx(min(values), rel=1e-5)
+    assert (shown[0]["x"], shown[-1]["x"]) == pytest.approx((values[0], values[-1]), rel=1e-5)
+
+
+def test_a_message_with_two_lengths_is_refused_and_nothing_of_it_is_another_one(site) -> None:
+    place = urlsplit(site.url)
+    with socket.create_connection((place.hostname, place.port), timeout=20) as connection:
+        connection.sendall(
+            f"GET / HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n"
+            f"\r\n0\r\n\r\nGET / HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode()
+        )
+        reply = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1

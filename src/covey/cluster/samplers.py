@@ -54,7 +54,7 @@ class SamplerHost:
             "method": "GET" if body is None else "POST",
             "path": path,
             "query_string": b"",
-            "headers": [(b"host", b"localhost")],
+            "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         }
         status, parts = HTTPStatus.INTERNAL_SERVER_ERROR.value, list[bytes]()
 

@@ -24,13 +24,13 @@ from covey.runs.reader import last_stage, load_recorded, read_environment
 from covey.tasks.source import load_source
 
 
-def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
+def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False) -> list[Claim]:
     """Repeat the first steps of a recorded stage in float64, and compare what was written down.
 
     Raises ConfigError for a run that the shadow trainer cannot repeat.
     """
     stage = last_stage(folder)
-    loaded = load_recorded(stage)
+    loaded = load_recorded(stage, trust=trust)
     console.doing(f"repeating {steps} steps of {stage} in float64, one completion at a time")
     with caller_restored():
         set_process(loaded.config)  # the first adapters of a LoRA run are random

@@ -41,8 +41,8 @@ class ShadowConfig:
     seed: int
     rounded: bool = False
     """Whether the model computes with bfloat16 copies of float32 weights."""
-    product: Product = exactly
-    """How it multiplies."""
+    product: Product = exactly  # how it multiplies
+    known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
 
 
 @dataclass
@@ -89,7 +89,7 @@ def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
     """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
     every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
-    scaled = every[len(row.prompt) - 1 :][row.drawn] / setting.temperature
+    scaled = every[len(row.prompt) - 1 :, : setting.known][row.drawn] / setting.temperature
     if row.kept is not None:
         left = torch.full_like(scaled, -math.inf)
         for t, place in enumerate(row.drawn):

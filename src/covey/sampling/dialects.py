@@ -1,11 +1,14 @@
 """What inference servers understand: the same request in the words of covey, vLLM and SGLang.
 
-Routes as of vLLM 0.33 and SGLang 0.5.23. A reply is read strictly: what does not fit is no completion.
+Routes and fields as of vLLM 0.33 and SGLang 0.5.23. A request names every field that changes what is drawn:
+servers fill in what is left out from the model's generation_config.json, or from their own command line. A
+reply is read strictly: what does not fit is no completion.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +26,8 @@ from covey.types import SamplingMask
 AskServer = Callable[..., object]
 """(path, body or None) -> JSON, of one server."""
 Body = dict[str, object]
+QUESTION = re.compile(r"question-[0-9a-f]{16}")
+"""What a request is called, so that its reply can be told from those to others."""
 
 
 class Misbehaved(Exception):
@@ -36,6 +41,10 @@ class Answer(NamedTuple):
     logprobs: list[float]
     finish: Literal["stop", "length"]
     sampling_mask: SamplingMask | None = None
+
+
+def _reply_id(reply: object) -> list[object]:
+    return [reply.get("id")] if isinstance(reply, Mapping) else []
 
 
 @dataclass(frozen=True)
@@ -53,8 +62,15 @@ class Dialect:
     """Take the weights of a folder as a version. Raises Misbehaved."""
     stamp: Callable[[object], object] = lambda _: None
     """Reply -> what tells this start of the server, with these weights, from others; None: nothing does."""
+    ids: Callable[[object], Sequence[object]] = lambda reply: (
+        [reply.get("id")] if isinstance(reply, dict) else []
+    )
+    """Reply -> what it says of the request that it answers."""
+    key_field: str = "request_id"
+    """Of a body: what the request is called."""
     streams: bool = False
-    """Whether it draws with the given random streams, and says which tokens could be drawn."""
+    """Whether it draws with the given random streams, says which tokens could be drawn, and always what the
+    request is called that it answers."""
 
 
 class _Mask(BaseModel):
@@ -121,8 +137,55 @@ def _common(params: SamplingParams) -> Body:
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
-        **({"stop": list(params.stop)} if params.stop else {}),
+        "stop": list(params.stop),
     }
+
+
+VLLM_NEUTRAL: Body = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_p": 0.0,
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "watermarking": False,
+    "thinking_token_budget": None,
+    "repetition_detection": None,
+    "structured_outputs": None,
+    "response_format": None,
+    "truncate_prompt_tokens": None,
+    "skip_special_tokens": False,  # as all others here it decides where a stop string is found
+    "spaces_between_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "echo": False,
+    "suffix": None,
+    "stream": False,
+}
+"""Fields that covey has no setting for, with values that change nothing; null where vLLM fills in none."""
+SGLANG_NEUTRAL: Body = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_p": 0.0,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+    "logit_bias": None,
+    "stop_regex": None,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "custom_params": None,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "no_stop_trim": True,
+}
+"""The same; null here takes the place of what --preferred-sampling-params says."""
 
 
 def _seed(request: Request) -> int:
@@ -144,8 +207,8 @@ def _vllm_body(request: Request, params: SamplingParams, model: str, ends: Seque
         "n": len(request.streams),
         "seed": _seed(request) >> 2,  # it takes 63 bits, and adds the number of the completion
         **_common(params),
+        **VLLM_NEUTRAL,
         "stop_token_ids": list(ends),
-        "include_stop_str_in_output": True,
         "logprobs": 0,
         "return_token_ids": True,
     }
@@ -169,16 +232,15 @@ def _vllm_load(ask: AskServer, folder: str, version: int) -> None:
 
 def _sglang_body(request: Request, params: SamplingParams, _: str, ends: Sequence[int]) -> Body:
     sampling = {
+        **SGLANG_NEUTRAL,
         "n": len(request.streams),
         "max_new_tokens": params.max_tokens,
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k or -1,
+        "stop": list(params.stop) or None,
         "stop_token_ids": list(ends),
-        "no_stop_trim": True,
-        "skip_special_tokens": False,
         "sampling_seed": _seed(request) >> 33,  # 31 bits
-        **({"stop": list(params.stop)} if params.stop else {}),
     }
     return {"input_ids": request.prompt.tolist(), "sampling_params": sampling, "return_logprob": True}
 
@@ -188,6 +250,7 @@ class _Finish(BaseModel):
 
 
 class _Meta(BaseModel):
+    id: str = ""
     weight_version: str = ""
     finish_reason: _Finish
     output_token_logprobs: list[tuple[float, int, object]] = Field(min_length=1)
@@ -204,6 +267,10 @@ def _generated(reply: object) -> list[_Meta]:
 
 def _sglang_stamp(reply: object) -> object:
     return {meta.weight_version for meta in _generated(reply)}
+
+
+def _sglang_ids(reply: object) -> list[object]:
+    return [meta.id for meta in _generated(reply)]
 
 
 def _read_generated(reply: object) -> list[Answer]:
@@ -225,9 +292,13 @@ def _sglang_load(ask: AskServer, folder: str, version: int) -> None:
         raise Misbehaved(f"/update_weights_from_disk answers {str(reply)[:200]}")
 
 
-COVEY = Dialect("covey", "/v1/completions", _covey_body, _read_choices, _covey_load, _covey_stamp, True)
+COVEY = Dialect(
+    "covey", "/v1/completions", _covey_body, _read_choices, _covey_load, _covey_stamp, streams=True
+)
 VLLM = Dialect("vLLM", "/v1/completions", _vllm_body, _read_choices, _vllm_load)
-SGLANG = Dialect("SGLang", "/generate", _sglang_body, _read_generated, _sglang_load, _sglang_stamp)
+SGLANG = Dialect(
+    "SGLang", "/generate", _sglang_body, _read_generated, _sglang_load, _sglang_stamp, _sglang_ids, "rid"
+)
 
 
 def recognize(ask: AskServer, follows: bool) -> tuple[Dialect, str]:
@@ -282,6 +353,21 @@ def answers(
     for one in found:
         _check(one, params, vocabulary, ends)
     return found
+
+
+def new_question() -> str:
+    """A name that no other request has, the same one asked again included."""
+    return f"question-{secrets.token_hex(8)}"
+
+
+def check_question(dialect: Dialect, reply: object, question: str) -> None:
+    """Whether a reply is one to this request, and not to another of ours. Raises Misbehaved.
+
+    vLLM behind a proxy that names requests itself, and SGLang for several completions, say nothing of it.
+    """
+    named = QUESTION.findall(" ".join(map(str, dialect.ids(reply))))
+    if set(named) - {question} or (dialect.streams and not named):
+        raise Misbehaved("its reply is one to another request: is there a proxy or a cache in between?")
 
 
 def _check(one: Answer, params: SamplingParams, vocabulary: int, ends: Sequence[int]) -> None:

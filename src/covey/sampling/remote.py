@@ -1,8 +1,9 @@
 """The sampler over HTTP: groups go to servers that have room, and no answer is taken on trust.
 
-After every change of weights each server samples a few completions whose log-probs are compared with the
-trained policy's. A server that does not answer, or whose numbers do not fit, is left out: what it was asked
-is asked again of the others, with the same random streams. It takes part again once it proves itself.
+After every change of weights each server samples a few completions: their log-probs are compared with the
+trained policy's, and so are the tokens that it draws at all (``probes``). A server that does not answer, or
+whose numbers do not fit, is left out: what it was asked is asked again of the others, with the same random
+streams. It takes part again once it proves itself.
 
 Where weights may change meanwhile (``lags``), each completion is asked for in segments: a server that has new
 weights to take ends its segments first, and what is unfinished continues from its tokens, here or elsewhere.
@@ -23,18 +24,26 @@ from pathlib import Path
 from urllib.error import HTTPError
 
 import numpy as np
-import torch
 
 from covey.config.sampling import Servers
 from covey.errors import ConfigError, SamplersLost
-from covey.models.packing import pack
 from covey.models.policy import Policy, copy_trained, save_policy
 from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
-from covey.sampling.dialects import Answer, Misbehaved, answers, recognize
+from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
+from covey.sampling.probes import alters_draws, mean_difference, sample_probes
 from covey.sampling.restart import restart
-from covey.sampling.servers import FAILURES, TRY_AGAIN, Asking, Piece, RemoteServer, WorkList, same_complaint
+from covey.sampling.servers import (
+    FAILURES,
+    TRY_AGAIN,
+    Asking,
+    Piece,
+    RemoteServer,
+    WorkList,
+    same_complaint,
+    timed_out,
+)
 from covey.types import Completion
 from covey.web import ask, reason_of
 
@@ -46,8 +55,8 @@ QUICK = 20.0
 """Seconds for a question that is no sampling."""
 SEGMENT = 256
 """Tokens that are asked for at a time where weights may change meanwhile."""
-PROBES, PROBE_TOKENS = 4, 32
-"""Completions, and tokens of each at most, whose log-probs are compared."""
+PROBES = 4
+"""Prompts on which a server is compared with the policy."""
 FLOAT32, BFLOAT16 = 1e-4, 0.03
 """Nats: mean difference of log-probs that rounding explains, by whether the policy's numbers are rounded."""
 FINEST, AGAIN = 1e-5, 10
@@ -89,7 +98,8 @@ class RemoteSampler:
         self.waiting: Callable[[], None] = lambda: None
         """Called once a second while nothing comes; may raise to stop."""
         self._probes = [p for p in probes[:PROBES] if len(p)]
-        self._vocabulary = policy.model.get_input_embeddings().num_embeddings
+        self._vocabulary = policy.embedded
+        policy.draw_from_all()
         self._exact: bool | None = None
         self._written: int | None = None
         """Version of the weights in ``folder``."""
@@ -145,25 +155,34 @@ class RemoteSampler:
                 self.waiting()
                 self._return()
                 self._join(work)
-                if all(s.lost for s in self.servers) and time.monotonic() - since > self.settings.patience:
+                if not all(s.lost for s in self.servers):
+                    since = time.monotonic()
+                elif time.monotonic() - since > self._patience:
                     raise self._nobody()
         finally:
             with work.changed:
                 work.over = True
                 work.changed.notify_all()
 
-    def _completion(self, begun: Completion | None, one: Answer, version: int) -> Completion:
+    def _completion(self, begun: Completion | None, one: Answer, version: int, url: str) -> Completion:
         """What there is of a completion with the segment that was added to it."""
         tokens = np.array(one.tokens, dtype=np.int64)
         logprobs = np.array(one.logprobs, dtype=np.float32)
         versions = np.full(len(tokens), version) if self.lags else None
-        own = Completion(tokens, logprobs, "", one.finish, version, one.sampling_mask, versions=versions)
+        mask = one.sampling_mask
+        own = Completion(tokens, logprobs, "", one.finish, version, mask, versions=versions, server=url)
         whole = own if begun is None else begun.then(own)
         # The text is the tokens', whatever the server's own detokenizer made of them.
         return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
 
     def _present(self) -> list[RemoteServer]:
         return [s for s in self.servers if not s.lost and s.version == self.version]
+
+    @property
+    def _patience(self) -> float:
+        """Seconds without any server: for one that only hangs, and may answer again, two tries more."""
+        more = 2 * (self.settings.timeout + TRY_AGAIN) if any(s.hangs for s in self.servers) else 0.0
+        return self.settings.patience + more
 
     def _nobody(self) -> SamplersLost:
         reasons = "; ".join(f"{s.url}: {s.lost}" for s in self.servers)
@@ -204,7 +223,7 @@ class RemoteSampler:
             if failure is not None or (self.lags and server.version != version):
                 work.again(piece)
                 break
-            done = [self._completion(piece.begun, one, version) for one in found]
+            done = [self._completion(piece.begun, one, version, server.url) for one in found]
             most = work.requests[piece.request].most(work.params)
             if done[0].finish == "length" and done[0].length < most:
                 work.again(replace(piece, begun=done[0]))
@@ -249,8 +268,10 @@ class RemoteSampler:
         held = server.stamp  # of the weights that it had proven: it may prove others before it answers
         pause = 0.1
         while True:
+            question = new_question()
+            named = {**body, server.dialect.key_field: question}
             try:
-                reply = self._ask(server, server.dialect.path, body, max(1.0, until - time.monotonic()))
+                reply = self._ask(server, server.dialect.path, named, max(1.0, until - time.monotonic()))
             except HTTPError as error:
                 busy = error.code in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
                 if not busy or time.monotonic() + pause > until:
@@ -260,6 +281,7 @@ class RemoteSampler:
             else:
                 ends = self.policy.end_ids
                 found = answers(server.dialect, reply, request, params, self._vocabulary, ends)
+                check_question(server.dialect, reply, question)
                 for one in found if params.stop else ():
                     self._check_stop(one, params.stop)
                 self._same(server, held, server.dialect.stamp(reply))
@@ -269,7 +291,7 @@ class RemoteSampler:
         """A completion ends with the first stop string in its text, as this run's tokenizer reads it."""
         if any(s in self.policy.decode(one.tokens[:-1]) for s in stop):
             raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
-        whole = self.policy.tokenizer.decode(one.tokens)
+        whole = self.policy.decode(one.tokens)
         if (
             one.finish == "stop"
             and one.tokens[-1] not in self.policy.end_ids
@@ -296,6 +318,7 @@ class RemoteSampler:
         if server.lost:
             return
         server.lost, server.version, server.tried = reason_of(error), None, time.monotonic()
+        server.hangs = timed_out(error)
         self.say(f"{server.url} is left out: {server.lost}")
 
     # Weights
@@ -307,7 +330,7 @@ class RemoteSampler:
             self._return(now=True)
             if self._present():
                 break
-            if all(s.lost for s in self.servers) and time.monotonic() - begun > self.settings.patience:
+            if all(s.lost for s in self.servers) and time.monotonic() - begun > self._patience:
                 raise self._nobody()
             self.waiting()
             time.sleep(0.2)
@@ -333,10 +356,11 @@ class RemoteSampler:
                     self._bring(server)
                 except FAILURES as error:
                     server.lost, server.version = reason_of(error), None
+                    server.hangs = server.arrivals > 0 and timed_out(error)
                     if not same_complaint(server.lost, was):
                         self.say(f"{server.url} is left out: {server.lost}")
                     continue
-                server.lost, server.arrivals = "", server.arrivals + 1
+                server.lost, server.hangs, server.arrivals = "", False, server.arrivals + 1
             if was:
                 self.say(f"{server.url} takes part again, from version {self.version} on")
 
@@ -349,25 +373,26 @@ class RemoteSampler:
                 server.version = self.version
                 return
         assert server.dialect is not None, "it has been recognized"
-        folder, wrong = self._saved(), ""
+        folder, wrong, cause = self._saved(), "", None
         try:
             patient = partial(self._ask, server, timeout=self.settings.timeout)
             server.dialect.load(patient, str(folder), self.version)
             wrong = self._wrong(server)
         except FAILURES as error:
-            wrong = reason_of(error)
+            wrong, cause = reason_of(error), error
         if wrong and self.settings.restart:
             self.say(f"{server.url}: {wrong}; restarting it")
             restart(self.settings.restart, server.url, folder, self.settings.timeout)
             self._recognize(server)
-            wrong = self._wrong(server)
+            wrong, cause = self._wrong(server), None
         if wrong:
-            raise Misbehaved(wrong)
+            raise Misbehaved(wrong) from cause
         server.version = self.version
 
     def _recognize(self, server: RemoteServer) -> None:
         follows = not self.settings.restart
         server.dialect, server.model = recognize(partial(self._ask, server), follows)
+        server.compared = False
 
     def _allowed(self, server: RemoteServer) -> float:
         """Largest mean difference of log-probs, nats."""
@@ -379,39 +404,27 @@ class RemoteSampler:
         return bound if server.spread is None else min(bound, max(FINEST, AGAIN * server.spread))
 
     def _wrong(self, server: RemoteServer) -> str:
-        """What is wrong with a server's log-probs; empty: nothing."""
-        allowed = self._allowed(server)
-        off, at_one = self._off(server), 0.0
+        """What is wrong with a server's log-probs or draws; empty: nothing."""
+        server.stamp = None  # the first reply says what is to be proven
+        ask, stream = partial(self._ask_for, server), partial(key, self.version, server.url)
+        probes = sample_probes(ask, self._probes, self.temperature, stream)
+        allowed, temperature = self._allowed(server), self.temperature or 1.0
+        off = mean_difference(self.policy, probes, temperature)
         if off <= allowed:
             server.spread = off if server.spread is None else server.spread
-            return ""
-        if self.temperature not in (0.0, 1.0):
-            at_one = self._off(server, scored_at=1.0)
-            if at_one <= allowed:
-                return (
-                    "its log-probs are those before the temperature; for vLLM add --logprobs-mode "
-                    "processed_logprobs"
-                )
+            wrong = alters_draws(self.policy, ask, probes, self.temperature, allowed, stream, server.compared)
+            server.compared = server.compared or not wrong
+            return wrong
+        if temperature != 1.0 and mean_difference(self.policy, probes, 1.0) <= allowed:
+            return (
+                "its log-probs are those before the temperature; for vLLM add --logprobs-mode "
+                "processed_logprobs"
+            )
         return (
             f"its log-probs are {off:.2g} nats off those of version {self.version}, on average, and "
             f"{allowed:.2g} are allowed (rollout.sampler.tolerance): it has not taken the weights, or "
             "computes in another dtype or precision"
         )
-
-    def _off(self, server: RemoteServer, scored_at: float | None = None) -> float:
-        """Mean difference between a server's log-probs and the policy's, nats, over some completions."""
-        params, server.stamp = SamplingParams(PROBE_TOKENS, self.temperature), None
-        prompts, tokens, theirs = [], [], list[float]()
-        for i, prompt in enumerate(self._probes):
-            stream = key(self.version, "probe", server.url, i)
-            (one,) = self._ask_for(server, Request(prompt, [stream]), params)
-            prompts.append(prompt)
-            tokens.append([np.array(one.tokens, dtype=np.int64)])
-            theirs += one.logprobs
-        with torch.no_grad():
-            packed = pack(prompts, tokens).to(self.policy.device)
-            ours = self.policy.score(packed, scored_at or self.temperature or 1.0).logprobs.cpu()
-        return float((ours.double() - torch.tensor(theirs, dtype=torch.float64)).abs().mean())
 
     def _saved(self) -> Path:
         """The folder with the present weights, written once; others go, those of an earlier process

@@ -39,6 +39,10 @@ class RemoteServer:
     """Why it is left out; empty: it takes part."""
     tried: float = -TRY_AGAIN
     """When it was last looked for, on the monotonic clock."""
+    hangs: bool = False
+    """Whether it was lost because it did not answer in time, after it had proven itself before."""
+    compared: bool = False
+    """Whether the frequencies of its draws have been, since it was last recognized."""
     spread: float | None = None
     """Mean difference of log-probs when it came with the right weights, nats: its rounding."""
     busy: int = 0
@@ -75,6 +79,15 @@ class WorkList:
         with self.changed:
             self.todo.appendleft(piece)
             self.changed.notify_all()
+
+
+def timed_out(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is that of a server that did not answer in time."""
+    while error is not None:
+        if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
+            return True
+        error = error.__cause__
+    return False
 
 
 def same_complaint(now: str, before: str) -> bool:

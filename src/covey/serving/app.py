@@ -1,6 +1,7 @@
 """The routes of `covey serve`: OpenAI's completions with token ids and log-probs, and weights by version.
 
-Nothing of a request is ever run. Bodies, counts and waiting are bounded; weights come from one folder only.
+Nothing of a request is ever run. Bodies, prompts, counts and waiting are bounded; weights come from one
+folder only. A page that a browser shows is answered only if this server sent it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from http import HTTPStatus
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -23,16 +28,19 @@ from starlette.routing import Route
 from covey.errors import ConfigError, CoveyError, DataError
 from covey.rng import key
 from covey.sampling.base import Request, SamplingParams
-from covey.serving.shared import SharedModel, TooBusy, new_instance
+from covey.serving.shared import Answered, SharedModel, TooBusy, new_instance
 from covey.tasks.examples import messages_of
 from covey.types import VERSION, Completion
-from covey.web import LOOPBACK
+from covey.web import LOOPBACK, two_lengths
 
 LARGEST_BODY = 16 << 20
 """Bytes of a request's body."""
 BODY_SECONDS = 30.0
 """For a body to arrive."""
 Handler = Callable[[HttpRequest], Awaitable[JSONResponse]]
+
+
+StopText = Annotated[str, MinLen(1)]
 
 
 class Refused(CoveyError):
@@ -55,12 +63,14 @@ class Wanted(BaseModel):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)
     n: int = Field(1, ge=1, le=4096)
-    stop: str | list[str] | None = Field(None, max_length=1000)
+    stop: StopText | list[StopText] | None = Field(None, max_length=1000)
     seed: int | None = None
     streams: list[int] | None = Field(None, max_length=4096)
     """Instead of ``seed``: a key for each of the ``n`` completions."""
     begun: int = Field(0, ge=0, le=2**32)
     """How many tokens at the end of the prompt were drawn from these streams before."""
+    request_id: str = Field("", max_length=200)
+    """What the reply is called."""
 
     def params(self) -> SamplingParams:
         """How to draw."""
@@ -130,7 +140,8 @@ class Service:
                 self._check(request)
                 return await handler(request)
             except Refused as error:
-                return _error(error.status, str(error))
+                # What is left of the message is not read as another one.
+                return _error(error.status, str(error), {"Connection": "close"})
             except ValidationError as error:
                 first = error.errors(include_url=False, include_context=False)[0]
                 return _error(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
@@ -140,11 +151,15 @@ class Service:
                 return _error(400, str(error))
             except CoveyError as error:
                 return _error(503, str(error))
+            except asyncio.CancelledError:
+                return _error(503, "the server was told to end")
 
         return answer
 
     def _check(self, request: HttpRequest) -> None:
         """Whether this caller may ask at all."""
+        if two_lengths(request.headers):
+            raise Refused(400, "Content-Length and Transfer-Encoding: a message has one of them")
         if self.token:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self.token.encode()):
@@ -152,6 +167,10 @@ class Service:
         elif request.url.hostname not in LOOPBACK:
             # A page of another site can make a browser ask here under its own name (DNS rebinding).
             raise Refused(403, "without a token only 127.0.0.1 and localhost are answered")
+        elif _foreign(request):
+            raise Refused(
+                403, "without a token pages of other sites are not answered (Origin, Sec-Fetch-Site)"
+            )
 
     async def health(self, _: HttpRequest) -> JSONResponse:
         """Whether it is there."""
@@ -182,26 +201,31 @@ class Service:
         """Completions of a text or of token ids."""
         wanted = Text.model_validate_json(await _body(request))
         prompt = wanted.prompt
-        tokens = self.model.policy.encode(prompt) if isinstance(prompt, str) else prompt
-        version, found = await self._sampled(wanted, tokens)
+        if isinstance(prompt, str):
+            self._bound(prompt)
+            answered = await self._answered(wanted, partial(self.model.policy.encode, prompt))
+        else:
+            answered = await self._answered(wanted, lambda: prompt)
         choices = [
             {"index": i, "text": c.text, "finish_reason": c.finish, **_details(c, wanted)}
-            for i, c in enumerate(found)
+            for i, c in enumerate(answered.completions)
         ]
-        return self._reply("text_completion", version, tokens, found, choices)
+        return self._reply("text_completion", wanted, answered, choices)
 
     async def chat(self, request: HttpRequest) -> JSONResponse:
         """Answers to messages, through the model's chat template."""
         wanted = Chat.model_validate_json(await _body(request))
-        if (messages := messages_of(list(wanted.messages))) is None:
+        self._bound([wanted.messages, wanted.chat_template_kwargs])
+        messages = messages_of(list(wanted.messages))
+        if messages is None:
             raise Refused(400, "messages: each has a role, and a content that is a text or parts of text")
-        tokens = self.model.policy.encode(messages, wanted.chat_template_kwargs)
-        version, found = await self._sampled(wanted, tokens)
+        encode = partial(self.model.policy.encode, messages, wanted.chat_template_kwargs)
+        answered = await self._answered(wanted, encode)
         choices = [
             {"index": i, "message": {"role": "assistant", "content": c.text}, "finish_reason": c.finish}
-            for i, c in enumerate(found)
+            for i, c in enumerate(answered.completions)
         ]
-        return self._reply("chat.completion", version, tokens, found, choices)
+        return self._reply("chat.completion", wanted, answered, choices)
 
     async def load(self, request: HttpRequest) -> JSONResponse:
         """Take new weights, between what was asked before and what is asked later."""
@@ -223,47 +247,79 @@ class Service:
         await asyncio.wrap_future(self.model.between(take))
         return JSONResponse({"version": wanted.version})
 
-    async def _sampled(self, wanted: Wanted, tokens: Sequence[int]) -> tuple[int, list[Completion]]:
-        policy, size = self.model.policy, len(tokens)
-        vocabulary = policy.model.get_input_embeddings().num_embeddings
-        if not size or not all(0 <= t < vocabulary for t in tokens):
-            raise Refused(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
+    @cached_property
+    def most_characters(self) -> int:
+        """Of a prompt: more are certainly more tokens than the context has."""
+        policy = self.model.policy
+        return policy.context * max(map(len, policy.tokenizer.get_vocab()))
+
+    def _bound(self, prompt: object) -> None:
+        """Refuse what cannot fit before it is encoded, which may take a minute. Raises Refused."""
+        if _characters(prompt) > self.most_characters:
+            raise Refused(
+                400, f"prompt: it is longer than the context of {self.model.policy.context} tokens can hold"
+            )
+
+    async def _answered(self, wanted: Wanted, encode: Callable[[], Sequence[int]]) -> Answered:
+        if wanted.model not in ("", self.name):
+            raise Refused(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
+        make = partial(self._request, wanted, wanted.keys(), encode)
+        return await asyncio.wrap_future(self.model.ask(make, wanted.n, wanted.params()))
+
+    def _request(self, wanted: Wanted, keys: list[int], encode: Callable[[], Sequence[int]]) -> Request:
+        """Raises Refused."""
+        policy, tokens = self.model.policy, encode()
+        size, vocabulary = len(tokens), policy.embedded
         if size + wanted.max_tokens > policy.context:
             raise Refused(
                 400,
                 f"{size} tokens of prompt and max_tokens {wanted.max_tokens} are more than the context of "
                 f"{policy.context}",
             )
-        if wanted.model not in ("", self.name):
-            raise Refused(404, f"model: {wanted.model!r} is not served here, {self.name!r} is")
-        asked = Request(np.array(tokens, dtype=np.int64), wanted.keys(), wanted.begun)
-        return await asyncio.wrap_future(self.model.ask(asked, wanted.params()))
+        if not size or not all(0 <= t < vocabulary for t in tokens):
+            raise Refused(400, f"prompt: one token at least, ids from 0 to {vocabulary - 1}")
+        return Request(np.array(tokens, dtype=np.int64), keys, wanted.begun)
 
     def _reply(
-        self,
-        kind: str,
-        version: int,
-        prompt: Sequence[int],
-        found: Sequence[Completion],
-        choices: Sequence[Mapping[str, object]],
+        self, kind: str, wanted: Wanted, answered: Answered, choices: Sequence[Mapping[str, object]]
     ) -> JSONResponse:
-        count = sum(len(c.tokens) for c in found)
-        usage = {
-            "prompt_tokens": len(prompt),
-            "completion_tokens": count,
-            "total_tokens": len(prompt) + count,
-        }
-        body = {"id": f"covey-{secrets.token_hex(8)}", "object": kind, "created": int(time.time())}
+        size, count = len(answered.prompt), sum(len(c.tokens) for c in answered.completions)
         return JSONResponse(
             {
-                **body,
+                "id": wanted.request_id or f"covey-{secrets.token_hex(8)}",
+                "object": kind,
+                "created": int(time.time()),
                 "model": self.name,
                 "instance": self.model.instance,
-                "version": version,
+                "version": answered.version,
                 "choices": choices,
-                "usage": usage,
+                "usage": {
+                    "prompt_tokens": size,
+                    "completion_tokens": count,
+                    "total_tokens": size + count,
+                },
             }
         )
+
+
+def _foreign(request: HttpRequest) -> bool:
+    """Whether a browser asks for a page that this server did not send."""
+    origin = request.headers.get("origin")
+    own = (None, f"{request.url.scheme}://{request.headers.get('host', '')}")
+    return origin not in own or request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def _characters(value: object) -> int:
+    """Of all texts in a value; each message or other object counts at least as one.
+
+    >>> _characters([{"role": "user", "content": "1+2="}])
+    19
+    """
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return 1 + sum(_characters(x) for pair in value.items() for x in pair)
+    return sum(map(_characters, value)) if isinstance(value, list) else 1
 
 
 def _details(completion: Completion, wanted: Text) -> dict[str, object]:
@@ -280,6 +336,10 @@ def _details(completion: Completion, wanted: Text) -> dict[str, object]:
 
 
 async def _body(request: HttpRequest) -> bytes:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # which no form of another site can send
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        raise Refused(status, "send JSON, and say so: Content-Type: application/json")
     received = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from covey.console import say_aside
 from covey.errors import ConfigError
 from covey.machine import available_threads
 from covey.models.load import load_policy
+from covey.parent import ended
 from covey.runs.arithmetic import follow_run, run_around, run_behind, unfollowed
 from covey.sampling.remote import TOKEN
 from covey.serving.app import Service
@@ -26,7 +28,7 @@ from covey.web import LOOPBACK
 def serve_http(
     model: str, host: str, port: int, weights: Path | None, name: str, settings: Sequence[str] = ()
 ) -> None:
-    """Answer until the process is told to end. ``port`` 0 takes a free one, which is printed.
+    """Answer until the process is told to end, which it does. ``port`` 0 takes a free one, which is printed.
 
     Raises ConfigError for an address that others reach without a token, or that is taken.
     """
@@ -42,12 +44,17 @@ def serve_http(
         service = service_of(model, weights, name or Path(model).name, settings, token)
         shown = f"[{host}]" if ":" in host else host
         server = uvicorn.Server(
-            uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
+            uvicorn.Config(service.app(), log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
         )
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn would give them back in the end, as an error
             signal.signal(number, server.handle_exit)
         print(f"{service.name} at http://{shown}:{listener.getsockname()[1]}/v1", flush=True)
         server.run([listener])
+        # The model's thread may be in the middle of a pass or a long prompt: nothing ends it but this.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ended(0)
+        os._exit(0)
 
 
 def service_of(

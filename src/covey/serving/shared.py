@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from covey.errors import CoveyError
 from covey.models.policy import Policy
@@ -31,13 +33,27 @@ class TooBusy(CoveyError):
     """More is waiting than the server may hold."""
 
 
+class Answered(NamedTuple):
+    """The answer to a request."""
+
+    version: int
+    """Of the weights that sampled."""
+    prompt: np.ndarray
+    """(P,) int64."""
+    completions: list[Completion]
+    """One a stream."""
+
+
 @dataclass
 class _Asked:
     """One caller's request and its answer to be."""
 
-    request: Request
+    request: Callable[[], Request]
+    """Makes it, in the model's thread: to encode a long prompt takes a while."""
+    count: int
+    """Completions."""
     params: SamplingParams
-    answer: Future[tuple[int, list[Completion]]] = field(default_factory=Future)
+    answer: Future[Answered] = field(default_factory=Future)
 
 
 @dataclass
@@ -56,6 +72,7 @@ class SharedModel:
     def __init__(self, policy: Policy, max_running: int, most_waiting: int = 65_536) -> None:
         """``most_waiting`` is in completions. Raises ConfigError for a model that cannot be sampled from."""
         self.policy = policy
+        policy.draw_from_all()
         self.version = 0
         self.instance = new_instance()
         """Tells these weights, since they were taken, from all others: those of another start, and those that
@@ -70,13 +87,13 @@ class SharedModel:
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
-    def ask(self, request: Request, params: SamplingParams) -> Future[tuple[int, list[Completion]]]:
-        """The version that sampled and the completions, one a stream. Raises TooBusy."""
+    def ask(self, request: Callable[[], Request], count: int, params: SamplingParams) -> Future[Answered]:
+        """Answer a request of ``count`` completions; it is made in the model's thread. Raises TooBusy."""
         with self._lock:
-            if self._waiting + len(request.streams) > self._most:
+            if self._waiting + count > self._most:
                 raise TooBusy(f"{self._waiting} completions are waiting; ask again later")
-            self._waiting += len(request.streams)
-        asked = _Asked(request, params)
+            self._waiting += count
+        asked = _Asked(request, count, params)
         self._queue.put(asked)
         return asked.answer
 
@@ -121,24 +138,37 @@ class SharedModel:
 
     def _sample(self, together: list[_Asked]) -> None:
         with self._lock:
-            self._waiting -= sum(len(x.request.streams) for x in together)
-        open_ = [x for x in together if x.answer.set_running_or_notify_cancel()]
-        found: list[dict[int, Completion]] = [{} for _ in open_]
+            self._waiting -= sum(x.count for x in together)
+        made = [(x, _made(x)) for x in together]
+        open_ = [(x, request) for x, request in made if request is not None]
         if not open_:
             return
-        requests = [replace(x.request, room=x.params.max_tokens) for x in open_]
-        longest = max(x.params.max_tokens for x in open_)
+        found: list[dict[int, Completion]] = [{} for _ in open_]
+        requests = [replace(request, room=x.params.max_tokens) for x, request in open_]
+        longest = max(x.params.max_tokens for x, _ in open_)
+        params = replace(open_[0][0].params, max_tokens=longest)
         try:
-            for sampled in self._sampler.sample(requests, replace(open_[0].params, max_tokens=longest)):
-                mine = found[sampled.request]
+            for sampled in self._sampler.sample(requests, params):
+                (asked, request), mine = open_[sampled.request], found[sampled.request]
                 mine[sampled.sample] = sampled.completion
-                if len(mine) == len(open_[sampled.request].request.streams):
+                if len(mine) == asked.count:
                     in_order = [mine[i] for i in range(len(mine))]
-                    open_[sampled.request].answer.set_result((self.version, in_order))
+                    asked.answer.set_result(Answered(self.version, request.prompt, in_order))
         except Exception as error:
-            for asked in open_:
+            for asked, _ in open_:
                 if not asked.answer.done():
                     asked.answer.set_exception(error)
+
+
+def _made(asked: _Asked) -> Request | None:
+    """The request; None where nobody waits for it any more, or it cannot be made and its caller knows why."""
+    if not asked.answer.set_running_or_notify_cancel():
+        return None
+    try:
+        return asked.request()
+    except Exception as error:
+        asked.answer.set_exception(error)
+        return None
 
 
 def _but_length(params: SamplingParams) -> SamplingParams:

@@ -27,6 +27,7 @@ from covey.rng import key, permutation, uniforms
 from covey.rollout import RolloutBatch, Rollouts
 from covey.runs.kept import Kept
 from covey.training.run import AnyLearner, Run
+from covey.training.strangers import note_strangers, strangers
 from covey.types import Group
 
 
@@ -48,6 +49,7 @@ def train(run: Run) -> None:
             run.sampler.sync(run.learner)
             run.advance(step + 1, rollout.position)
             metrics = step_metrics(step, rollout, batch, done, algorithm, now, config.train) | run.moved()
+            note_strangers(journal, step, strangers(rollout.groups, done.stats, before))
             report_step(journal, step, rollout, batch, done.stats, metrics, config, algorithm)
             run.follow(step, metrics, [*rollout.groups, *rollout.filtered], bool(batch.advantages.any()))
             refresh(run.learner, algorithm, before)

@@ -9,7 +9,7 @@ import numpy as np
 
 from covey.insight.difference import changed, changed_files, held_out_change
 from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.ui.records import Record, news, tails
+from covey.ui.records import Record, news, reading
 
 LATEST = 20
 """Steps of each run whose problems are compared, the last ones."""
@@ -19,7 +19,7 @@ MOST = 100
 
 def compared(a: Path, b: Path) -> Record:
     """What differs between two runs, from a to b."""
-    read = [{name: tail.read() for name, tail in tails(run).items()} for run in (a, b)]
+    read = [reading(run).streams() for run in (a, b)]
     found, why_not = held_out_change(a, b)
     first, second = _problems(a), _problems(b)
     both = [p for p in first if p in second]
@@ -27,8 +27,8 @@ def compared(a: Path, b: Path) -> Record:
     settings = [(k, *(json.dumps(v, default=str) for v in pair)) for k, pair in changed(a, b).items()]
     settings += [(name, "", what) for name, what in changed_files(a, b).items()]
     return {
-        "a": news(a, read[0]),
-        "b": news(b, read[1]),
+        "a": news(read[0]),
+        "b": news(read[1]),
         "settings": [{"setting": k, "a": old, "b": new} for k, old, new in settings],
         "held_out": [{"name": name, **vars(estimate)} for name, estimate in found.items()],
         "why_not": why_not,

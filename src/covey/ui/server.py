@@ -10,19 +10,23 @@ import signal
 import socket
 import sys
 import webbrowser
+from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import parse_qs, urlencode
+from tempfile import TemporaryDirectory
+from urllib.parse import parse_qs
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from covey.console import finite
 from covey.errors import ConfigError, CoveyError
@@ -34,6 +38,7 @@ from covey.ui.records import (
     Runs,
     group_page,
     listed_runs,
+    newly_logged,
     news,
     run_page,
     run_state,
@@ -41,9 +46,14 @@ from covey.ui.records import (
     tails,
 )
 from covey.ui.tokens import token_page
+from covey.web import two_lengths
 
 STATIC = Path(str(files("covey") / "ui" / "static"))
 ADDRESS = "127.0.0.1"
+ASKED_WITH = "x-covey-token"
+"""Header that carries the token."""
+HEADERS_WITHIN = 10.0
+"""Seconds in which a connection has to bring its first request."""
 LOOK = 0.5
 """Seconds between looks at the files of a run that writes."""
 HEADERS = {
@@ -57,10 +67,14 @@ HEADERS = {
 
 
 class TokenGate:
-    """Lets in who asks by GET, for this host, with the token; adds the headers to every answer."""
+    """Lets in who asks by GET and for this host; to runs, with the token. Adds headers to every answer.
+
+    The page keeps the token where only pages of this address read it, its port included. A cookie would be
+    sent to every port of the machine.
+    """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        self.app, self.token, self.cookie = app, token, f"covey_{port}"
+        self.app, self.token = app, token
         self.hosts = {f"{host}:{port}" for host in (ADDRESS, "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,18 +94,30 @@ class TokenGate:
     def _refusal(self, request: Request) -> Response | None:
         if request.headers.get("host") not in self.hosts:
             return Response("this page answers to 127.0.0.1 only", 421)
+        if two_lengths(request.headers):
+            return Response("a message has Content-Length or Transfer-Encoding", 400, {"connection": "close"})
         if request.method not in ("GET", "HEAD"):
             return Response("only GET", 405, {"allow": "GET, HEAD"})
-        given = request.query_params.get("token")
-        if given is not None and secrets.compare_digest(given.encode(), self.token.encode()):
-            rest = {k: v for k, v in request.query_params.items() if k != "token"}
-            response = RedirectResponse(request.url.path + (f"?{urlencode(rest)}" if rest else ""), 303)
-            response.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
-            return response
-        known = request.cookies.get(self.cookie, "")
-        if not secrets.compare_digest(known.encode(), self.token.encode()):
+        if request.url.path == "/" or request.url.path.startswith("/static/"):
+            return None  # the same for everybody: nothing of any run
+        # An EventSource cannot send a header.
+        given = request.headers.get(ASKED_WITH) or request.query_params.get("token", "")
+        if not secrets.compare_digest(given.encode(), self.token.encode()):
             return Response("open the address that covey printed: it carries the token of this page", 403)
         return None
+
+
+class PromptProtocol(H11Protocol):
+    """HTTP that hangs up on who connects and does not ask: each half-sent request would hold a file open."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A connection is open."""
+        super().connection_made(transport)
+        self.loop.call_later(HEADERS_WITHIN, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.close()
 
 
 def json_answer(value: object, status: int = 200) -> Response:
@@ -128,7 +154,8 @@ def build_site(root: Path | None) -> Starlette:
         return endpoint
 
     def live(request: Request) -> Response:
-        at = {name: number(request, name) for name in request.query_params if name != "run"}
+        names = set(request.query_params) - {"run", "token"}
+        at = {name: number(request, name) for name in names}
         try:
             return StreamingResponse(live_events(folder(request), at), media_type="text/event-stream")
         except CoveyError as error:
@@ -164,13 +191,17 @@ async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
     streams, before = tails(folder, at), ""
     while True:
         try:
-            read = {name: tail.read() for name, tail in streams.items()}
-        except (EOFError, OSError):
+            read = await to_thread(lambda: {name: tail.read() for name, tail in streams.items()})
+        except (EOFError, OSError, CoveyError):
             yield "event: reset\ndata: {}\n\n"
             return
         now = run_state(folder)
         if any(read.values()) or now != before:
-            message: Record = {"state": now, **news(folder, read)}
+            message: Record = {
+                "state": now,
+                **news(read),
+                "logged": newly_logged(folder, read["metrics"]),
+            }
             yield f"data: {json.dumps(finite(message), allow_nan=False)}\n\n"
         before = now
         await asyncio.sleep(LOOK)
@@ -203,15 +234,24 @@ def serve_pages(root: Path | None, port: int, open_browser: bool, fragment: str,
             log_level="critical",
             timeout_graceful_shutdown=1,
             lifespan="off",
+            http=PromptProtocol,
         )
         server = PageServer(settings)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, server.handle_exit)
         said = json.dumps({"url": url}) if as_json else f"{url}\nCtrl-C ends it"
         print(said, flush=True)
-        if open_browser and _has_display():
-            webbrowser.open(url)
-        server.run(sockets=[place])
+        with TemporaryDirectory(prefix="covey-") as private:  # only its owner can look into it
+            if open_browser and _has_display():
+                webbrowser.open(_doorway(Path(private), url).as_uri())
+            server.run(sockets=[place])
+
+
+def _doorway(folder: Path, url: str) -> Path:
+    """A file that leads a browser to an address: a command's arguments are read by everybody on a machine."""
+    page = folder / "covey.html"
+    page.write_text(f'<meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">')
+    return page
 
 
 def _has_display() -> bool:

@@ -86,6 +86,21 @@ let stored = null;
 export const keyOf = (path, query = {}) =>
   `${path}?${Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => `${k}=${v}`).sort().join("&")}`;
 
+// The address that covey prints carries the token once. It is kept where only pages of this address, its port
+// included, can read it, and leaves the address bar.
+let token = "";
+function keepToken() {
+  if (typeof location === "undefined" || isStatic()) return;
+  const given = new URLSearchParams(location.search).get("token");
+  try {
+    if (given) localStorage.setItem("covey-token", given);
+    token = given ?? localStorage.getItem("covey-token") ?? "";
+  } catch { token = given ?? token; /* a private window: for this tab only */ }
+  if (given) history.replaceState(null, "", location.pathname + location.hash);
+}
+keepToken();
+export const withToken = (query) => new URLSearchParams({ ...query, token });
+
 export async function ask(path, query = {}) {
   if (isStatic()) {
     stored ??= JSON.parse(answers().textContent);
@@ -94,7 +109,7 @@ export async function ask(path, query = {}) {
     return found;
   }
   const kept = Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== "");
-  const response = await fetch(`api/${path}?${new URLSearchParams(kept)}`, { headers: { accept: "application/json" } });
+  const response = await fetch(`api/${path}?${new URLSearchParams(kept)}`, { headers: { accept: "application/json", "x-covey-token": token } });
   const body = response.headers.get("content-type")?.startsWith("application/json") ? await response.json() : { error: await response.text() };
   if (!response.ok) throw new Error(body.error ?? response.statusText);
   return body;

@@ -1,6 +1,6 @@
 // One run: what it came to, what stands out, its curves while it writes, and the way into its steps.
 
-import { ask, at, crumbs, fmt, h, link, num, percent, written } from "./dom.js";
+import { ask, at, crumbs, fmt, h, link, num, percent, withToken, written } from "./dom.js";
 import { curves } from "./curves.js";
 import { statePill, verdictPill } from "./runs.js";
 
@@ -42,12 +42,12 @@ export async function runPage(name) {
 }
 
 function follow(run, name, redraw) {
-  const source = new EventSource(`api/live?${new URLSearchParams({ run: name, ...run.at })}`);
+  const source = new EventSource(`api/live?${withToken({ run: name, ...run.at })}`);
   source.onmessage = (event) => {
     const news = JSON.parse(event.data);
     run.state = news.state;
     for (const stream of ["metrics", "timings", "evals", "events", "findings"]) run[stream].push(...news[stream]);
-    run.logged = news.logged;
+    run.logged.push(...news.logged);
     redraw();
   };
   source.addEventListener("reset", () => { source.close(); window.dispatchEvent(new Event("hashchange")); });

@@ -1,0 +1,200 @@
+"""What a server's completions say of it: whether it has the weights, and draws from their distribution.
+
+Log-probs tell the weights. They cannot tell a penalty, a min_p or a bias that a server applies before it
+draws, for servers report what the model said before. What is drawn tells these: the likeliest tokens, and how
+often each comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.models.packing import Packed, pack
+from covey.models.policy import Policy
+from covey.sampling.base import Request, SamplingParams
+from covey.sampling.dialects import Answer
+
+AskFor = Callable[[Request, SamplingParams], Sequence[Answer]]
+"""Completions of a request, from the server that is probed."""
+PROBE_TOKENS = 32
+"""Tokens of a probe at most."""
+DRAWS = 512
+"""First tokens drawn of each prompt whose frequencies are compared."""
+RARE = 1e-6
+"""Frequencies that a right server shows more rarely than this are not those of the policy."""
+EXPECTED = 5.0
+"""Draws that are expected in a class at least, so that the chi-square distribution holds."""
+TIE = 0.01
+"""Nats: tokens as near to the likeliest tie with it, or ten times the rounding where that is more."""
+ALTERED = (
+    "it alters the distribution before it draws: a penalty, min_p, top_k, a bias, a temperature of its own. "
+    "See to its command line, and to what stands between; for vLLM add --generation-config vllm"
+)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A completion that a server was asked for."""
+
+    prompt: np.ndarray
+    """(P,) int64."""
+    tokens: np.ndarray
+    """(T,) int64."""
+    logprobs: Sequence[float]
+    """(T,) nats, as the server says."""
+
+
+def sample_probes(
+    ask: AskFor, prompts: Sequence[np.ndarray], temperature: float, stream: Callable[..., int]
+) -> list[Probe]:
+    """A completion of each prompt. ``stream`` makes the key of a draw."""
+    params = SamplingParams(PROBE_TOKENS, temperature)
+    return [_probe(ask, Request(prompt, [stream("probe", i)]), params) for i, prompt in enumerate(prompts)]
+
+
+def _probe(ask: AskFor, request: Request, params: SamplingParams) -> Probe:
+    (one,) = ask(request, params)
+    return Probe(request.prompt, np.array(one.tokens, dtype=np.int64), one.logprobs)
+
+
+def alters_draws(
+    policy: Policy,
+    ask: AskFor,
+    probes: Sequence[Probe],
+    temperature: float,
+    rounding: float,
+    stream: Callable[..., int],
+    known: bool,
+) -> str:
+    """How a server draws from another distribution than it reports; empty: it does not, as far as is seen.
+
+    ``rounding`` in nats. Of one whose frequencies were compared since it started (``known``) one greedy
+    completion is asked for: what alters draws is its command line's, and does not come with new weights.
+    """
+    greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
+    for one in probes[:1] if known else probes:
+        behind = below_likeliest(policy, _probe(ask, Request(one.prompt, [0]), greedy))
+        if behind > max(TIE, 10 * rounding):
+            return f"at temperature 0 it takes a token {behind:.2g} nats behind the likeliest: {ALTERED}"
+    if known or not temperature:
+        return ""
+    prompts = telling_places(policy, probes, temperature)
+    probabilities = first_probabilities(policy, prompts, temperature)
+    counts = np.zeros_like(probabilities)
+    for i, prompt in enumerate(prompts):
+        streams = [stream("frequencies", i, n) for n in range(DRAWS)]
+        found = ask(Request(prompt, streams), SamplingParams(1, temperature))
+        np.add.at(counts[i], [one.tokens[0] for one in found], 1.0)
+    chance = rarity(probabilities, counts)
+    if chance >= RARE:
+        return ""
+    return (
+        f"of {DRAWS} tokens after each of {len(prompts)} prompts some came too often and others too rarely "
+        f"(chance: {chance:.0e}), though its log-probs are right: {ALTERED}"
+    )
+
+
+def mean_difference(policy: Policy, probes: Sequence[Probe], temperature: float) -> float:
+    """Mean difference between a server's log-probs and the policy's, nats."""
+    with torch.no_grad():
+        ours = policy.score(_packed(policy, probes), temperature).logprobs.cpu()
+    theirs = torch.tensor([x for p in probes for x in p.logprobs], dtype=torch.float64)
+    return float((ours.double() - theirs).abs().mean())
+
+
+def telling_places(policy: Policy, probes: Sequence[Probe], temperature: float) -> list[np.ndarray]:
+    """Each probe's prompt and completion up to where draws say the most: (P + t,) each.
+
+    That is where log-probs vary the most. There another temperature moves the most probability, where the
+    policy is certain or indifferent none.
+    """
+    logprobs = (_logits(policy, probes) / temperature).log_softmax(-1)
+    mean = (logprobs.exp() * logprobs).sum(-1, keepdim=True)
+    varied = (logprobs.exp() * (logprobs - mean) ** 2).sum(-1)
+    places = _packed(policy, probes).unpack(varied).argmax(-1).tolist()
+    return [np.concatenate([p.prompt, p.tokens[:t]]) for p, t in zip(probes, places, strict=True)]
+
+
+def below_likeliest(policy: Policy, probe: Probe) -> float:
+    """By how many nats the least likely token of a greedy completion is behind the likeliest of its place."""
+    logits = _logits(policy, [probe])
+    chosen = logits.gather(1, torch.from_numpy(probe.tokens).to(logits.device)[:, None])[:, 0]
+    return float((logits.amax(-1) - chosen).max())
+
+
+def first_probabilities(policy: Policy, prompts: Sequence[np.ndarray], temperature: float) -> np.ndarray:
+    """(N, V) float64: of the first token after each of N prompts."""
+    one = np.zeros(1, np.int64)
+    logits = _logits(policy, [Probe(prompt, one, ()) for prompt in prompts])
+    return (logits.double() / temperature).softmax(-1).cpu().numpy()
+
+
+def rarity(probabilities: np.ndarray, counts: np.ndarray) -> float:
+    """How rarely draws from (N, V) probabilities are as far from them as these (N, V) counts, or further.
+
+    The smallest p-value of three tests over all N. Chi-square of single tokens shows a bias, the number of
+    unlikely ones an end that was cut off or a token from nowhere, and the mean log-prob of what was drawn
+    another temperature.
+    """
+    pairs = list(zip(probabilities, counts, strict=True))
+    statistic, freedom, expected, seen = torch.tensor([_by_token(*pair) for pair in pairs]).double().sum(0)
+    found = [
+        torch.special.gammaincc(freedom / 2, statistic / 2) if freedom else 1.0,
+        torch.special.gammaincc(seen + 1, expected),  # of a Poisson number: so few
+        torch.special.gammainc(seen, expected) if seen else 1.0,  # or so many
+        _by_logprob(pairs),
+    ]
+    return min(map(float, found))
+
+
+def _by_token(own: np.ndarray, drawn: np.ndarray) -> tuple[float, float, float, float]:
+    """Chi-square of classes of tokens, its degrees of freedom; how many unlikely ones were expected and seen.
+
+    A likely token is a class, and unlikely ones that are about as likely make one together.
+    """
+    order = np.argsort(-own, kind="stable")
+    expected, seen = own[order] * drawn.sum(), drawn[order]
+    unlikely = expected < EXPECTED
+    others = float(expected[unlikely].sum()), float(seen[unlikely].sum())
+    classes = ((np.cumsum(expected) - expected) / EXPECTED).astype(np.int64)
+    expected, seen = np.bincount(classes, expected), np.bincount(classes, seen)
+    into = np.maximum(
+        np.cumsum(expected >= EXPECTED) - 1, 0
+    )  # what is still too small goes with the one before
+    expected, seen = np.bincount(into, expected), np.bincount(into, seen)
+    return float(((seen - expected) ** 2 / expected).sum()), len(expected) - 1, *others
+
+
+def _by_logprob(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Bernstein's bound on how often log-probs of what was drawn are as far from what is expected.
+
+    Log-probs more than three standard deviations from their mean count as that far, since a bound needs one.
+    """
+    off, variance, widest = 0.0, 0.0, 0.0
+    for own, drawn in pairs:
+        values = np.log(np.maximum(own, np.finfo(own.dtype).tiny))
+        mean = float(own @ values)
+        width = 3 * float(own @ (values - mean) ** 2) ** 0.5
+        values = np.clip(values - mean, -width, width)
+        values -= own @ values
+        off += float(drawn @ values)
+        variance += float(drawn.sum() * (own @ values**2))
+        widest = max(widest, 2 * width)
+    if not variance:
+        return 1.0
+    return min(1.0, 2 * float(np.exp(-(off**2) / 2 / (variance + widest * abs(off) / 3))))
+
+
+def _packed(policy: Policy, probes: Sequence[Probe]) -> Packed:
+    return pack([p.prompt for p in probes], [[p.tokens] for p in probes]).to(policy.device)
+
+
+def _logits(policy: Policy, probes: Sequence[Probe]) -> Tensor:
+    """(M, V) float32, of the places where the probes' tokens were drawn."""
+    with torch.no_grad():
+        return policy.head(policy.hidden(_packed(policy, probes))).float()

@@ -1,0 +1,101 @@
+"""Answers to other questions than were asked, and servers that only hang for a while."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from covey.errors import SamplersLost
+from covey.models.policy import Policy
+from covey.sampling import remote
+from covey.sampling.dialects import COVEY, Misbehaved, check_question, new_question
+from tests.conftest import policy_of
+from tests.sampling.stub import Reply, Stub, copied, running
+from tests.sampling.test_remote import PARAMS, asked, sampler, together
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return policy_of("qwen3")
+
+
+class Stale:
+    """A proxy that gives the first request, once it is armed, the reply to the one before of its size."""
+
+    def __init__(self) -> None:
+        self.armed, self.before, self.lock = False, dict[int, Reply](), threading.Lock()
+
+    def __call__(self, reply: Reply) -> Reply:
+        size = len(reply["choices"]) if "choices" in reply else 1
+        with self.lock:
+            before = self.before.get(size, reply)
+            self.before[size] = copy.deepcopy(reply)
+            if not self.armed:
+                return reply
+            self.armed = False
+            return before
+
+
+@pytest.mark.parametrize(("speaks", "size"), [("vllm", 3), ("sglang", 1)])
+def test_a_reply_to_another_request_is_not_taken(
+    policy: Policy, tmp_path: Path, speaks: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "TRY_AGAIN", 0.0)
+    stale = Stale()
+    with running(Stub(copied(policy), speaks, spoil=stale)) as stub:
+        made = sampler(policy, [stub], tmp_path, patience=20.0)
+        expected = together(list(made.sample(asked(8, size), PARAMS)))
+        stale.armed = True
+        found = together(list(made.sample(asked(8, size), PARAMS)))
+        assert all((found[k] == v).all() for k, v in expected.items())
+        assert "reply is one to another request" in made.said[0]
+        assert "takes part again" in made.said[1]
+
+
+def test_covey_serve_always_says_which_request_it_answers() -> None:
+    question = new_question()
+    check_question(COVEY, {"id": question}, question)
+    for other in ({"id": new_question()}, {"id": "covey-12"}, {}):
+        with pytest.raises(Misbehaved, match="another request"):
+            check_question(COVEY, other, question)
+
+
+def test_a_server_that_names_no_requests_takes_part(policy: Policy, tmp_path: Path) -> None:
+    """As vLLM behind a proxy that sets X-Request-Id."""
+    with running(Stub(copied(policy), names_requests=False)) as stub:
+        made = sampler(policy, [stub], tmp_path)
+        assert len(list(made.sample(asked(2), PARAMS))) == 6
+        assert made.said == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_server_that_hangs_past_its_time_and_answers_again_does_not_end_the_run(
+    policy: Policy, tmp_path: Path, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "TRY_AGAIN", 0.3)
+    with running(Stub(copied(policy))) as stub:
+        made = sampler(policy, [stub], tmp_path, timeout=4.0, patience=0.0)
+        expected = together(list(made.sample(asked(2), PARAMS)))
+        hangs = iter([5.0] * times)
+        stub.before = lambda: time.sleep(next(hangs, 0.0))
+        found = together(list(made.sample(asked(2), PARAMS)))
+        assert all((found[k] == v).all() for k, v in expected.items())
+        assert "takes part again" in made.said[-1]
+
+
+def test_a_server_that_hangs_for_good_ends_the_run(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "TRY_AGAIN", 0.1)
+    release = threading.Event()
+    with running(Stub(copied(policy))) as stub:
+        made = sampler(policy, [stub], tmp_path, timeout=1.0, patience=0.0)
+        list(made.sample(asked(1), PARAMS))
+        stub.before = lambda: release.wait(30)
+        with pytest.raises(SamplersLost, match="timed out"):
+            list(made.sample(asked(1), PARAMS))
+        release.set()
