@@ -307,7 +307,7 @@ def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) 
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
-    tokens = [*encoded_apart(policy.tokenizer, words), end]
+    tokens = [*encoded_apart(policy.tokenizer, words, behind=True), end]
     return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
 
 

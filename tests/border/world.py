@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from covey.models.policy import Policy
@@ -180,7 +189,9 @@ def _tokenizer(dice: random.Random, marks: list[str], ends: list[str]) -> tuple[
         if form == "special":
             tokenizer.add_special_tokens([mark])
         elif form == "added":
-            tokenizer.add_tokens([mark])
+            # Where a space is put before every text, a token that is normalized has it within.
+            normalized = kind != "llama" and dice.random() < 0.5
+            tokenizer.add_tokens([AddedToken(mark, special=False, normalized=normalized)])
     begins, stops = dice.random() < 0.4, dice.random() < 0.1
     if begins or stops:
         around = f"{bos + ' ' if begins else ''}$A{' ' + ends[-1] if stops else ''}"

@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from covey.errors import ConfigError, DataError
+from covey.models.text import ids_behind
 from covey.types import Messages
 
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
@@ -67,10 +68,13 @@ def spelled_out(text: str, controls: Sequence[str]) -> str:
     return re.sub(pattern, lambda m: f"{m[0][0]}{SEAM}{m[0][1:]}", text)
 
 
-def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of a text, what is on either side of a seam by itself."""
-    parts = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in text.split(SEAM))
-    return [token for ids in parts for token in ids]
+def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, behind: bool = False) -> list[int]:
+    """Token ids of a text, what is on either side of a seam by itself; ``behind``: it follows a prompt."""
+    first, *others = text.split(SEAM)
+    begun = (
+        ids_behind(tokenizer, first) if behind else tokenizer(first, add_special_tokens=False)["input_ids"]
+    )
+    return [*begun, *(token for part in others for token in ids_behind(tokenizer, part))]
 
 
 def chat_text(

@@ -29,6 +29,10 @@ KNOWN = (
 )
 """Marks of templates that do not show thoughts given apart from an answer."""
 MARK = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")
+XML_TAG, BRACKETS = re.compile(r"<(/?)([A-Za-z][\w-]*)>$"), re.compile(r"\[(/?)([A-Z][A-Z_]*)\]$")
+"""A tag at the end of a text."""
+NO_THOUGHTS = ("answer", "final", "response", "output", "solution", "assistant", "inst")
+"""Names of tags that hold something else."""
 HEADER = 16
 """Tokens before a turn that hold the marks of thoughts with which its header may end."""
 ROLES = ("system", "developer", "tool")
@@ -207,7 +211,8 @@ def _marks(template: _Template, begins: str, plain: str) -> Thoughts | None:
     between, answered, _ = after.partition(ANSWER)
     if not (found and answered and between.strip()):
         texts = (begins, plain, template.source)
-        return next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
+        known = next((k for k in KNOWN if any(k.open in t and k.close in t for t in texts)), None)
+        return known or _prompted_marks(begins, plain)
     known = next((k for k in KNOWN if k.open in before and k.close in between), None)
     if known is not None:
         return known
@@ -225,6 +230,26 @@ def _marks(template: _Template, begins: str, plain: str) -> Thoughts | None:
     # Answers have a mark of their own, a channel's say, and thoughts end as any message does.
     close = (MARK.search(between) or [between.strip()])[0]
     return Thoughts(opening, close, (between.partition(close)[2].strip(), lead))
+
+
+def _prompted_marks(begins: str, plain: str) -> Thoughts | None:
+    """The tag that the prompt opens, or opens and closes; answers do not all begin behind it."""
+    tail = begins.rstrip()
+    header = plain.partition(ANSWER)[0].rstrip()
+    known = next((k for k in KNOWN if tail.endswith(k.open) and not header.endswith(k.open)), None)
+    if known is not None:
+        return known
+    for pattern, write in ((XML_TAG, "<{}>"), (BRACKETS, "[{}]")):
+        found = pattern.search(tail)
+        if found is None or found[2].lower() in NO_THOUGHTS:
+            continue
+        marks = Thoughts(write.format(found[2]), write.format(f"/{found[2]}"))
+        if not found[1] and not header.endswith(marks.open):
+            return marks
+        _, opened, inside = tail.rpartition(marks.open)
+        if found[1] and opened and not inside.removesuffix(marks.close).strip():
+            return marks
+    return None
 
 
 def _shared(one: str, other: str) -> str:
