@@ -84,7 +84,10 @@ class Turns:
         cut = f"{cut} | trim" if self.trims else cut
         last = "loop.last" if self.drops == "earlier" else "false"
         said = content if self.drops == "none" else f"({content}) if {last} else ({cut})"
-        empty = f"{{% if {open_!r} not in m['content'] and {close!r} not in m['content'] %}}{self.empty}{{% endif %}}"
+        thoughtless = f"{open_!r} not in m['content'] and {close!r} not in m['content']"
+        empty = f"{{% if {thoughtless} %}}{self.empty}{{% endif %}}" if self.empty else ""
+        ours = f"{empty}{{{{ {said} }}}}"
+        begun = f"{self.begin}assistant\n{{{{ {self.opening!r} }}}}"
         roles = {
             "shown": "",
             "refused": "{% if m['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}",
@@ -98,12 +101,10 @@ class Turns:
             roles,
             skip,
             f"{self.begin}{{{{ m['role'] }}}}\n",
-            f"{{% if m['role'] == 'assistant' %}}{empty if self.empty else ''}{{{{ {said} }}}}"
-            f"{{% else %}}{{{{ {content} }}}}{{% endif %}}",
+            f"{{% if m['role'] == 'assistant' %}}{ours}{{% else %}}{{{{ {content} }}}}{{% endif %}}",
             f"{self.end}{{{{ {self.between!r} }}}}",
             "{% endif %}{% endfor %}",
-            f"{{% if add_generation_prompt %}}{self.begin}assistant\n{{{{ {self.opening!r} }}}}"
-            f"{{% else %}}{self.finale}{{% endif %}}",
+            f"{{% if add_generation_prompt %}}{begun}{{% else %}}{self.finale}{{% endif %}}",
         ]
         return "".join(parts)
 
@@ -258,7 +259,7 @@ def _model(tokenizer: PreTrainedTokenizerFast, padding: int, seed: int) -> Qwen3
 
 
 def words(dice: random.Random, mark: str, most: int = 8) -> str:
-    """A text with ``mark`` once in it, so that one can see where it ends up; odd spaces and letters around."""
+    """A text with ``mark`` once in it, to see where it ends up; odd spaces and letters around."""
     parts = [dice.choice(WORDS) for _ in range(dice.randint(0, most))]
     parts.insert(dice.randint(0, len(parts)), mark)
     text = parts[0]

@@ -112,7 +112,7 @@ def pairs_of(
             if best - worst <= keep.margin or chosen.completion == rejected.completion:
                 continue
             answers = {"chosen": chosen, "rejected": rejected}
-            row = {**_row(answers), "margin": best - worst, **_columns(chosen, columns)}
+            row = {**example_row(answers), "margin": best - worst, **_columns(chosen, columns)}
             identity = [row[name] for name in ("prompt", "chosen", "rejected")]
             rows.setdefault(json.dumps(identity, ensure_ascii=False), row)
     return list(rows.values())
@@ -132,7 +132,7 @@ def kept_of(
             continue
         texts = kept.setdefault(sampled.problem, {})
         if len(texts) < keep.per_problem:
-            row = {**_row({"completion": sampled}), **_columns(sampled, columns)}
+            row = {**example_row({"completion": sampled}), **_columns(sampled, columns)}
             texts.setdefault(" ".join(sampled.completion.split()), row)
     return [row for texts in kept.values() for row in texts.values()]
 
@@ -149,7 +149,7 @@ def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
     )
 
 
-def _row(answers: Mapping[str, LoggedSample]) -> ExampleRow:
+def example_row(answers: Mapping[str, LoggedSample]) -> ExampleRow:
     """Answers to one prompt: as texts for people and other programs, as tokens for the next stage."""
     one = next(iter(answers.values()))
     row: ExampleRow = {"prompt": one.prompt, **{name: _said(a) for name, a in answers.items()}}
