@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # A file's tests stay in one process, for they share what they have trained.
 IN_PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test test-all check fix docs bench bench-quick mutants clean
+.PHONY: demo test test-all check fix docs bench bench-quick fuzz mutants clean
 
 demo: $(READY)  ## watch a small model learn, in a few minutes
 	$(BIN)/covey demo
@@ -44,6 +44,9 @@ bench: $(READY)  ## beside TRL and generate, then the demo over ten seeds, in ab
 bench-quick: $(READY)  ## this machine beside those of docs/performance.md, in two minutes
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/speed --quick
+
+fuzz: $(READY)  ## an hour of made-up tokenizers, templates and rows: is what is trained what was meant?
+	$(BIN)/python benchmarks/border.py --minutes 60
 
 mutants: $(READY)  ## would the tests notice? mistakes in the mathematics and the wiring, one at a time
 	$(BIN)/python benchmarks/mutants.py --write

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from covey.integrity import sealed_line, sealed_text, unsealed_line, unsealed_text
 from covey.prompts import Prompted
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, Group, Problem
@@ -50,3 +54,34 @@ class ScriptedSampler:
                 self.streams.append(stream)
                 self.greedy = requests[r].greedy
                 yield Sampled(r, s, completion(self.answer(requests[r].prompt, stream)))
+
+
+def as_stream(records: Iterable[Mapping[str, object]]) -> str:
+    """Records as the logs of a run hold them."""
+    return "".join(map(sealed_line, records))
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The records of such a file, without their seals."""
+    return [unsealed_line(line) for line in path.read_bytes().splitlines()]
+
+
+def rewrite_rollouts(
+    folder: Path,
+    step: int,
+    rows: Sequence[Mapping[str, object]],
+    arrays: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """Let a step of a run's log hold other rows, or arrays, and seal them: as somebody else can."""
+    path = folder / "rollouts" / f"step_{step:06d}.npz"
+    if arrays is not None:
+        np.savez(path, **arrays)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_suffix(".jsonl").write_text(as_stream({**row, "arrays": digest} for row in rows))
+
+
+def rewrite_config(path: Path, old: str, new: str) -> None:
+    """Change a recorded config, and seal it again."""
+    text = unsealed_text(path.read_bytes()).decode()
+    assert old in text
+    path.write_text(sealed_text(text.replace(old, new)))

@@ -17,7 +17,7 @@ import yaml
 from covey.config.load import load_config
 from covey.estimates import Evaluation
 from covey.rewards.base import load_rewards
-from tests.fakes import group
+from tests.fakes import as_stream, group
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 BENCH, PATHOLOGIES, ORDERS = map(importlib.import_module, ("presets", "pathologies", "curriculum"))
@@ -100,7 +100,7 @@ def test_a_case_is_told_by_its_records(tmp_path: Path, monkeypatch: pytest.Monke
     steps = [{**r, "length/truncated": 0.6} for r in steps]
     evals = [{"step": s, **accurate(share).record()} for s, share in ((0, 0.3), (10, 0.5))]
     for name, records in (("metrics", steps), ("evals", evals)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+        (tmp_path / f"{name}.jsonl").write_text(as_stream(records))
     monkeypatch.setattr(PATHOLOGIES, "cold_start", lambda *_: tmp_path)
     monkeypatch.setattr(PATHOLOGIES, "trained", lambda *_: tmp_path)
     section, panel = PATHOLOGIES.run_case("noise", 1, 10)
@@ -155,7 +155,7 @@ def test_a_runs_curve_counts_its_stages_its_prepass_and_continuations(tmp_path: 
         (tmp_path / stage).mkdir()
         evals = [{"step": s, **accurate(0.5).record()} for s in (0, 2)]
         for name, records in (("metrics", [step] * 2), ("evals", evals)):
-            (tmp_path / stage / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+            (tmp_path / stage / f"{name}.jsonl").write_text(as_stream(records))
     found = ORDERS.curve(tmp_path, group=4, before=5)
     assert found.steps == [0, 2, 2, 4]
     assert found.completions == [5, 21, 21, 37]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -144,15 +146,54 @@ def test_the_panel_says_what_happens_now(tmp_path: Path) -> None:
     train = {"steps": 2, "save_every": 1}
     words = told(tmp_path / "rl", train=train)
     step = ["sampling", "updating", "step, exactly", ""]
-    assert words == ["evaluating", *step, "saving", *step, "saving", "evaluating"]
+    assert words == ["loading", "evaluating", *step, "saving", *step, "saving", "evaluating"]
     step = ["updating", "step, at most", ""]
     words = told(
         tmp_path / "sft", method="sft", train={**train, "stop_at": 1.0}, eval={**FAST["eval"], "every": 1}
     )
     assert words == [
+        "loading",
         "evaluating",
         *step,
         "evaluating",
         "saving",
         "evaluating",
     ]  # every answer is right for `varied`: it stops
+
+
+def spoken(monkeypatch, *acts: tuple[float, str]) -> list[str]:
+    """The lines of a console in a pipe whose activities begin at these seconds."""
+    clock = [0.0]
+    monkeypatch.setattr("covey.console.time.monotonic", lambda: clock[0])
+    console, stream = RunConsole(), io.StringIO()
+    console.console = Console(file=stream, highlight=False)
+    console.begin("run (rl)", 100)
+    for at, activity in acts:
+        clock[0] = at
+        done, _, total = activity.partition("/")
+        console.sampling(int(done), int(total)) if total else console.doing(activity)
+    return stream.getvalue().splitlines()
+
+
+def test_a_pipe_hears_now_and_then_what_is_being_done(monkeypatch) -> None:
+    """There was no line for minutes, and nobody said beforehand that the settings take hours."""
+    assert spoken(monkeypatch, (1, "saving"), (2, "updating"), (9, "saving")) == []
+    assert spoken(monkeypatch, (1, "a"), (11, "b"), (12, "c"), (22, "d")) == ["run (rl) b", "run (rl) d"]
+    late = [(float(second), "updating") for second in range(100, 400, 5)]
+    assert len(spoken(monkeypatch, *late)) == 5, "one a minute"
+    begun = spoken(monkeypatch, (0, "0/128"), (12, "16/128"))
+    assert begun == ["run (rl) sampling 16/128, 2 h 40 min for the sampling of all steps at this pace"]
+
+
+def test_what_loads_for_long_is_said_before_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    RunConsole().loading("loading the model x")
+    assert capsys.readouterr().out == "loading the model x ...\n"
+    RunConsole(quiet=True).loading("loading the model x")
+    assert capsys.readouterr().out == ""
+
+
+def test_the_first_signal_is_answered_with_what_happens_next(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignal(then="stopping: the state is saved").listening() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.reason == "stopped by SIGTERM"
+    assert capfd.readouterr().err == "\nstopping: the state is saved. A second SIGTERM ends it at once\n"

@@ -115,6 +115,7 @@ def test_greedy_is_greedy_and_problems_have_their_own_luck() -> None:
     found = evaluate(prompted(3), sampler, rewards, SamplingParams(), 4, 0, lambda *_: None)
     assert found.greedy.tolist() == [True, True, True]
     assert found.correct.tolist() == [0, 0, 0]
+    assert found.reward.tolist() == [0, 0, 0], "what is trained is what is sampled"
     assert len(set(sampler.streams)) == 3 * 4
 
 

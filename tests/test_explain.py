@@ -12,7 +12,7 @@ from covey.cli import main
 from covey.cli.settings import settings, show
 from covey.config import trl
 from covey.config.algorithm import algorithm_keys, algorithm_settings
-from covey.config.effects import AXES_IN_WORDS, EFFECTS, USUAL, effect
+from covey.config.effects import AXES_IN_WORDS, EFFECTS, LOSS_EFFECTS, USUAL, effect
 from covey.config.sources import key_paths
 from covey.insight.rules import RULES
 from covey.objective.algorithms import PRESETS
@@ -45,7 +45,7 @@ def test_every_key_of_the_algorithm_is_explained(key: str, capsys: pytest.Captur
 
 def test_there_is_an_effect_for_every_setting_of_the_algorithm_and_for_no_other() -> None:
     known = {(function, p.name) for _, function, p in algorithm_settings()}
-    assert all(effect(function, name) for function, name in known)
+    assert [f"{function}.{name}" for function, name in known if not effect(function, name)] == []
     assert {e for e in EFFECTS if "." in e} <= {f"{function}.{name}" for function, name in known}
     assert set(USUAL) <= {*key_paths(), *algorithm_keys()}
     assert set(AXES_IN_WORDS) == {k.split(".")[1] for k in algorithm_keys() if k.count(".") == 1} - {
@@ -118,6 +118,16 @@ def test_numbers_have_usual_values() -> None:
 WITHOUT = {
     *("rollout.stop", "rollout.curriculum", "rollout.adapt_group_size", "rollout.mask_truncated"),
     *("rollout.max_running", "train.optimizer", "train.schedule", "train.recompute_layers", "train.keep"),
-    *("train.tokens_per_micro_batch", "train.batch_size", "train.save_every", "train.betas"),
+    *("train.tokens_per_micro_batch", "train.final", "train.batch_size", "train.save_every", "train.betas"),
 }
 """Switches, and what does not change the result."""
+
+
+def test_a_setting_that_nobody_has_described_is_listed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(EFFECTS, "constant_length.length")
+    monkeypatch.delitem(LOSS_EFFECTS, "beta")
+    assert main(["explain", "algorithm.reduce"]) == 0
+    assert main(["explain", "loss.beta"]) == 0
+    assert "nothing is said of it yet" in capsys.readouterr().out

@@ -32,6 +32,7 @@ from covey.insight.rules import RULES, explain, no_signal
 from covey.insight.watch import Watch
 from covey.runs.folder import RunFolder
 from tests.docs.test_algorithm_pages import logged
+from tests.fakes import as_stream
 
 DOCS = Path(__file__).parents[1] / "docs"
 BY_NAME = {rule.id: rule for rule in RULES}
@@ -235,7 +236,7 @@ def test_several_rewards_that_grade_are_learned_though_nothing_is_ever_correct(t
 
     assert said(0.4, 0.4, held_out(0.0, 0.0, reward=0.5)) == said(0.4, 0.4, []) == set()
     assert said(0.4, 0.4, held_out(0.0, 0.0)), "held-out problems earn as little as before"
-    assert said(0.1, 0.9, held_out(0.0, 0.0, reward=0.5)) == {"farmed"}, "what says what is correct pays less"
+    assert "farmed" in said(0.1, 0.9, held_out(0.0, 0.0, reward=0.5)), "what says what is correct pays less"
     assert said(0.2, 0.1, []) == {"kl_growth"}
 
 
@@ -250,7 +251,7 @@ def test_a_temperature_is_too_high_where_most_of_what_is_known_is_lost_in_noise(
     evaluation = Evaluation(known, drawn.astype(int), drawn, drawn.astype(float), 1, "answer")
     setting = run_with(tmp_path, f"rollout: {{temperature: {temperature}}}\nrewards: [math_answer]")
     found = explain(run_of(flat(), flat(), 4), [{"step": 0, **evaluation.record()}], setting)
-    assert [f.id for f in found] == ["too_hot"] * said
+    assert [f.id for f in found if f.id != "other_problems"] == ["too_hot"] * said
 
 
 def test_a_policy_is_worse_where_two_evaluations_say_so_and_not_where_one_of_many_does() -> None:
@@ -264,6 +265,7 @@ def test_a_policy_is_worse_where_two_evaluations_say_so_and_not_where_one_of_man
 def test_what_is_paid_more_while_held_out_answers_get_worse_is_farmed(tmp_path: Path) -> None:
     setting = run_with(tmp_path, "rewards: [math_answer, {answer_format: 5.0}]")
     metrics = run_of({"reward/form/mean": 0.4}, flat(**{"reward/form/mean": 0.46}))
+    metrics = [{**m, "accuracy": 0.5, "reward/answer/mean": 0.5} for m in metrics]
     (first, *_) = explain(metrics, held_out(0.5, 0.3, reward=3.0), setting)
     assert first.id == "farmed"
     assert first.sentence.startswith("form went from 0.41 to 0.45 and held-out answers 50 % -> 30 % [")
@@ -414,7 +416,7 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     loaded = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
     (stage / "config.yaml").write_text(resolved_yaml(loaded))
     metrics = run_of(flat(), flat(**{"length/truncated": 0.5}))
-    lines = "".join(json.dumps(m) + "\n" for m in metrics)
+    lines = as_stream(metrics)
     (stage / "metrics.jsonl").write_text(lines + '{"step": 40, "half')
     assert main(["explain", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -423,9 +425,7 @@ def test_a_run_is_explained_at_the_command_line(tmp_path: Path, capsys: pytest.C
     assert main(["explain", str(tmp_path), "--json"]) == 0
     (finding, *_) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["id"] == "truncated"
-    (stage / "findings.jsonl").write_text(
-        json.dumps(Finding("worse", 3, "severe", "as recorded").record()) + "\n"
-    )
+    (stage / "findings.jsonl").write_text(as_stream([Finding("worse", 3, "severe", "as recorded").record()]))
     assert main(["explain", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "step 4: as recorded\n"
     assert main(["explain", str(tmp_path / "none")]) == 2
@@ -439,9 +439,9 @@ def test_a_damaged_finding_is_said_and_hides_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
     (tmp_path / "config.yaml").write_text(resolved_yaml(load_config(values={"model": "tiny"})))
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(run_of({}, {}, 2)[0]) + "\n")
+    (tmp_path / "metrics.jsonl").write_text(as_stream(run_of({}, {}, 2)[:1]))
     whole = Finding("worse", 3, "severe", "as recorded", evidence={"step": 3, "group": 1})
-    (tmp_path / "findings.jsonl").write_text(f"{json.dumps(whole.record())}\n{line}\n")
+    (tmp_path / "findings.jsonl").write_text(f"{as_stream([whole.record()])}{line}\n")
     for command in (["explain"], ["show"], ["report", "-o", str(tmp_path / "r.html")]):
         assert main([command[0], str(tmp_path), *command[1:]]) == 0
     said = capsys.readouterr().out

@@ -10,10 +10,14 @@ import pytest
 
 from covey.config.algorithm import build_algorithm
 from covey.config.sampling import Rollout
-from covey.errors import CoveyError, DataError
+from covey.errors import CoveyError, DataError, RewardError
+from covey.rewards import contract
+from covey.rewards.audit import PATIENCE
 from covey.rewards.base import load_rewards
-from covey.rollout import Position, RolloutBatch, Rollouts
+from covey.rewards.scorer import Rewards
+from covey.rollout import Position, RolloutBatch, Rollouts, _staleness
 from covey.tasks.difficulty import Difficulty
+from covey.types import Completion, Group, Problem
 from tests.fakes import ScriptedSampler, prompted
 
 
@@ -179,6 +183,45 @@ def test_problems_solved_often_enough_are_not_drawn_again() -> None:
     assert [g.problem.id for g in again.groups] == drawn[5]
 
 
+def test_the_frontier_does_not_draw_what_is_retired() -> None:
+    """Eight times right is solved; p2 to p5 are solved half of the time, and two problems a step suffice."""
+
+    def answer(prompt: np.ndarray, stream: int) -> str:
+        return str(prompt[0] - 1) if prompt[0] <= 2 else half_right(prompt, stream)
+
+    source = rollouts(
+        ScriptedSampler(answer),
+        prompted(6),
+        "grpo",
+        retire_after=1,
+        group_size=8,
+        prompts_per_step=4,
+        curriculum="frontier",
+    )
+    solved: set[str] = set()
+    for batch in islice(source.after(0, Position(), quiet), 12):
+        assert not solved & {g.problem.id for g in batch.groups}
+        solved |= {g.problem.id for g in batch.groups} & {"p0", "p1"}
+    assert solved == {"p0", "p1"}
+
+
+def test_a_reward_that_refuses_correct_answers_is_found_over_the_steps() -> None:
+    """One step's refusal may be the row's fault, so they are counted from step to step, through a resume."""
+    refuses = contract.reward(example=lambda row: row["answer"])(lambda completion, answer: 0.5)
+    rewards = Rewards([contract.Reward("refuses", refuses)])
+    config = Rollout(group_size=4, prompts_per_step=3, max_tokens=8)
+    source = Rollouts(
+        prompted(6), ScriptedSampler(half_right), rewards, config, build_algorithm("grpo"), seed=0
+    )
+    steps = source.after(0, Position(), quiet)
+    counts = [dict(next(steps).position.refused) for _ in range(PATIENCE - 1)]
+    assert counts == [{"refuses": times} for times in range(1, PATIENCE)]
+    with pytest.raises(RewardError, match="known to be correct"):
+        next(steps)
+    with pytest.raises(RewardError, match="known to be correct"):
+        next(source.after(PATIENCE - 1, Position(refused=counts[-1]), quiet))
+
+
 def test_where_all_are_solved_all_are_drawn_again() -> None:
     right = ScriptedSampler(lambda prompt, _: str(prompt[0] - 1))
     source = rollouts(right, prompted(3), "grpo", retire_after=1)
@@ -232,3 +275,14 @@ def test_continuations_from_cuts_give_values() -> None:
     assert batch.metrics["rollout/continued_tokens"] == 3 * 4 * 40 * 3  # each of three tokens
     again = first(source)
     assert [g.problem.id for g in again.groups] == [g.problem.id for g in batch.groups]
+
+
+def test_staleness_is_that_of_the_tokens_that_were_drawn() -> None:
+    """What a tool said has no weights that drew it."""
+    tokens = np.arange(4)
+    sampled = np.array([True, False, False, True])
+    one = Completion(
+        tokens, np.zeros(4, np.float32), "", "stop", sampled=sampled, versions=np.array([3, 0, 0, 5])
+    )
+    group = Group(Problem("p", "?"), tokens, (one,), np.zeros(1))
+    assert _staleness([group], 7) == {"staleness/mean": 3.0, "staleness/max": 4.0, "staleness/continued": 1.0}

@@ -54,3 +54,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'covey' has no attribute {name!r}")
     home = importlib.import_module(_HOMES.get(name, "covey.types"))
     return getattr(home, "VERSION" if name == "__version__" else name)
+
+
+def __dir__() -> list[str]:
+    return __all__

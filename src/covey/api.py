@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covey.config.given import GivenModel, with_given
 from covey.config.load import load_config
-from covey.config.start import Start, read_start
+from covey.config.start import Start
 from covey.config.usercode import refuse_while_importing
 from covey.errors import ConfigError
-from covey.processes import environment_rank, joined, started_together
+from covey.processes import by_first, environment_rank, joined, started_together
 
 if TYPE_CHECKING:
     from covey.estimates import Evaluation
+    from covey.insight.ending import Result
     from covey.insight.findings import Finding
-    from covey.training.pipeline import Result
 
 
-def train(config: str | Path | None = None, *, quiet: bool = False, **settings: object) -> Result:
+def train(
+    config: str | Path | None = None, *, quiet: bool = False, overwrite: bool = False, **settings: object
+) -> Result:
     """Train as a YAML file says, as keyword arguments say, or both (these win).
 
     Settings are the config's keys; sections are dicts. What a file names may be an object: a transformers
@@ -28,27 +31,36 @@ def train(config: str | Path | None = None, *, quiet: bool = False, **settings: 
         covey.train(model="tiny", data={"task": "sums"}, train={"steps": 50}, rewards=[mine])
         covey.train(model=model, tokenizer=tokenizer, data={"train": rows, "test": others}, rewards=[mine])
 
-    Resumes an interrupted run of the same output folder. Returns the last stage's result; its
-    `folder / "final"` is a Hugging Face model. Raises CoveyError.
+    Resumes an interrupted run of the same output folder, and gives the result of one that has ended. Where
+    functions or data are not those of that run it is refused, naming what differs; ``overwrite`` removes the
+    run and begins anew. Returns the last stage's result; its `folder / "final"` is a Hugging Face model.
+    Raises CoveyError.
     """
     file = Path(config) if config is not None else None
-    return _run(Start(file, (), with_given(settings)), None, quiet)
+    return _run(Start(file, (), with_given(settings)), None, quiet, overwrite=overwrite)
 
 
-def resume(run: str | Path, *, quiet: bool = False, strict: bool = False, **settings: object) -> Result:
+def resume(
+    run: str | Path, *, quiet: bool = False, strict: bool = False, trust: bool = False, **settings: object
+) -> Result:
     """Resume an interrupted run; settings given here are changed, as by `covey resume`.
 
     Objects that the run was given, functions aside that a file defines by name, are given again:
 
         covey.resume("runs/quick", rewards=[mine])
+
+    ``trust``: run the code that the run names although it was not begun here by you.
     """
-    return _run(read_start(Path(run)).changed(values=with_given(settings)), Path(run), quiet, strict)
+    from covey.runs.origin import start_of
+
+    return _run(start_of(Path(run), trust, values=with_given(settings)), Path(run), quiet, strict)
 
 
-def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluation:
+def evaluate(run: object, *, quiet: bool = False, trust: bool = False, **settings: object) -> Evaluation:
     """Held-out accuracy of a run's model, of a config's, or of a model with `data` and `rewards` given here.
 
     ``run`` is the folder of a run, a YAML file, a model's folder or hub id, or a model, with its `tokenizer`.
+    ``trust``: run rewards that a run names although it was not begun here by you.
     The result's `summary()` has greedy accuracy, pass@k and majority vote, each with its interval.
     """
     refuse_while_importing()
@@ -61,7 +73,7 @@ def evaluate(run: object, *, quiet: bool = False, **settings: object) -> Evaluat
     if path is not None and path.suffix in (".yaml", ".yml"):
         loaded = load_config(path, values=with_given(settings))
     elif path is not None and path.is_dir() and not (path / "config.json").is_file():
-        loaded = load_run(path, values=with_given(settings))
+        loaded = load_run(path, values=with_given(settings), trust=trust)
     else:
         loaded = load_config(values=with_given({"model": run, **settings}))
     with torch_as_new():
@@ -112,10 +124,13 @@ def sample(
         return sample_once(loaded, *asked, say)
 
 
-def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) -> Result:
+def _run(
+    start: Start, resumed: Path | None, quiet: bool, strict: bool = False, overwrite: bool = False
+) -> Result:
     refuse_while_importing()
     from covey.console import RunConsole
     from covey.learner.process import torch_as_new
+    from covey.runs.removal import remove_run
     from covey.signals import StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
@@ -129,11 +144,14 @@ def _run(start: Start, resumed: Path | None, quiet: bool, strict: bool = False) 
             f"launch.processes {loaded.config.launch.processes}: start this script by torchrun, or train by "
             "`covey train`"
         )
-    session = RunOptions(strict, resumed is not None, start.record(), loaded.config.output)
+    again = resumed is not None
+    session = RunOptions(strict, again, start.record(), loaded.config.output, same_inputs=not again)
     console = RunConsole(quiet or environment_rank() > 0)
     for note in loaded.notes:
         console.say(f"note: {note}")
     config = loaded.config
     joining = joined(config.guards.stall_minutes, config.device)
     with torch_as_new(), StopSignal().listening() as stop, joining:
+        if overwrite:
+            by_first(partial(remove_run, config.output))
         return run_in_folder(loaded, console, stop, session)[-1]

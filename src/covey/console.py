@@ -22,6 +22,8 @@ from covey.plot import beside, framed
 BARS = "▁▂▃▄▅▆▇█"
 LINES_PER_STAGE = 20
 CURVE_ROWS = 5
+SILENCE, LONG = 10.0, 60.0
+"""Seconds between two signs of life where there is no terminal, in the first minute and later."""
 TALL, WIDE = 18, 60
 """Lines and columns of a terminal that has room for curves and completions."""
 
@@ -178,6 +180,8 @@ class RunConsole:
         self.newest = ""
         self.activity = ""
         self.step_number = 0
+        self.made = self.spoke = time.monotonic()
+        self.sampling_since: float | None = None
 
     def say(self, text: str, style: str = "") -> None:
         """A line that stays: broken between words on a terminal, left whole in a file.
@@ -186,6 +190,7 @@ class RunConsole:
         """
         if style == "yellow":
             self.newest = text
+        self.spoke = time.monotonic()
         self.console.print(Text(inert(text), style=style), soft_wrap=not self.console.is_terminal)
 
     def lost_output(self) -> str:
@@ -221,7 +226,24 @@ class RunConsole:
         """Completions come in."""
         if self.by_completion:
             self.step_number = done
-        self.doing(f"{what} {done}/{total}")
+        if not done or self.sampling_since is None:
+            self.sampling_since = time.monotonic()
+        first = what == "sampling" and not self.by_completion and self.step_number == self.first
+        self.doing(f"{what} {done}/{total}{self._first_estimate(done, total) if first else ''}")
+
+    def _first_estimate(self, done: int, total: int) -> str:
+        """What all steps come to, by the pace of the first completions, before a step has been measured."""
+        elapsed = time.monotonic() - (self.sampling_since or 0.0)
+        if elapsed < SILENCE or not 0 < done <= total:
+            return ""
+        left = duration(elapsed / done * total * (self.steps - self.first))
+        return f", {left} for the sampling of all steps at this pace"
+
+    def loading(self, what: str) -> None:
+        """Something begins that says nothing until it ends, and may take minutes."""
+        self.doing(what)
+        if self.live is None and not self.console.is_terminal:
+            self.say(f"{what} ...")
 
     def fewer_running(self, running: int) -> None:
         """Sampling ran out of memory."""
@@ -231,6 +253,10 @@ class RunConsole:
         """What is happening now, in a word."""
         self.activity = activity
         self._refresh()
+        now = time.monotonic()
+        silence = SILENCE if now - self.made < LONG else LONG
+        if self.live is None and now - self.spoke > silence:
+            self.say(f"{self.title} {activity}".strip())
 
     def measured(self, step: int, accuracy: float) -> None:
         """Sampled accuracy on held-out problems."""

@@ -18,7 +18,7 @@ from covey.objective.algorithms import Algorithm
 from covey.objective.bound import setting_defaults
 from covey.objective.credit import Segments, segment_difference
 from covey.prompts import Prompted
-from covey.rewards.contract import token_ends
+from covey.rewards.ends import token_ends
 from covey.rewards.steps import split, token_spans
 from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weights
 from covey.types import Completion, Group, StepRewards

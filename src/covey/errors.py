@@ -106,6 +106,11 @@ def as_error(error: BaseException) -> CoveyError:
         return error
     if (system := system_error(error)) is not None:
         return disk_error(system)
+    if is_panic(error):
+        return CoveyError(
+            f"a library crashed on what it was given: {_first_line(error)}. If that is the tokenizer of a "
+            "model's folder, look at the patterns in its tokenizer.json"
+        )
     if out_of_memory(error):
         return OutOfRoom(
             f"out of memory: {_first_line(error)}. Lower rollout.max_running, rollout.max_tokens or "
@@ -117,6 +122,11 @@ def as_error(error: BaseException) -> CoveyError:
         f"a bug in covey, or in code it was given: {type(error).__name__}: {_first_line(error)} "
         f"({place.filename}:{place.lineno}). Please report it with the lines above"
     )
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust gave up: that is no Exception to Python."""
+    return type(error).__name__ == "PanicException"
 
 
 def system_error(error: BaseException) -> OSError | None:

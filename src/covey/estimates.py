@@ -169,11 +169,14 @@ def mean_interval(values: np.ndarray, share: bool = True) -> Estimate:
     return Estimate(mean, mean - half, mean + half, share)
 
 
-def gain(before: np.ndarray, after: np.ndarray, doubt: float = 1.0, share: bool = True) -> Estimate:
+def gain(
+    before: np.ndarray, after: np.ndarray, doubt: float = 1.0, share: bool = True, errors: float = Z95
+) -> Estimate:
     """Mean paired difference over the same problems, with its interval. (n,), (n,) -> Estimate.
 
-    One pseudo-observation of each sign, of size ``doubt``, keeps the interval honest when all problems
-    agree. A share cannot change by more than 1.
+    ``errors``: how many standard errors it has on either side; as it is, 95 % of all such intervals hold. One
+    pseudo-observation of each sign, of size ``doubt``, keeps the interval honest when all problems agree. A
+    share cannot change by more than 1.
     """
     difference = after.astype(float) - before.astype(float)
     difference = difference[~np.isnan(difference)]
@@ -181,7 +184,9 @@ def gain(before: np.ndarray, after: np.ndarray, doubt: float = 1.0, share: bool 
     if not len(difference):
         return Estimate(math.nan, -bound, bound, share)
     padded = np.concatenate((difference, [doubt, -doubt]))
-    student = Z95 + (Z95**3 + Z95) / (4 * (len(padded) - 1))  # its quantile to first order: few problems
+    student = errors + (errors**3 + errors) / (
+        4 * (len(padded) - 1)
+    )  # its quantile to first order: few problems
     half = student * float(padded.std(ddof=1)) / math.sqrt(len(padded))
     mean = float(difference.mean())
     return Estimate(mean, max(-bound, mean - half), min(bound, mean + half), share)
@@ -248,8 +253,10 @@ def _numbered(hashes: Sequence[str]) -> dict[tuple[str, int], int]:
     return found
 
 
-def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
+def gains(before: Evaluation, after: Evaluation, errors: float = Z95) -> dict[str, Estimate]:
     """What changed from one evaluation to the other: ``greedy``, ``sampled`` and ``reward``.
+
+    ``errors``: how many standard errors their intervals have on either side.
 
     The mean of k samples is as sure as sqrt(k) of them; the range of a reward is what was seen.
     """
@@ -258,9 +265,9 @@ def gains(before: Evaluation, after: Evaluation) -> dict[str, Estimate]:
     rewards = np.concatenate((before.reward, after.reward))
     spread = float(np.ptp(rewards[~np.isnan(rewards)])) if not np.isnan(rewards).all() else 0.0
     return {
-        "greedy": gain(before.greedy, after.greedy),
-        "sampled": gain(before.pass_rate, after.pass_rate, doubt),
-        "reward": gain(before.reward, after.reward, doubt * spread, share=False),
+        "greedy": gain(before.greedy, after.greedy, errors=errors),
+        "sampled": gain(before.pass_rate, after.pass_rate, doubt, errors=errors),
+        "reward": gain(before.reward, after.reward, doubt * spread, share=False, errors=errors),
     }
 
 

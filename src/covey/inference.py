@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from covey.calling.forms import calls_by
 from covey.calling.use import toolbox_of, untold, with_schemas, with_tools
 from covey.config.load import Loaded
 from covey.console import RunConsole
@@ -64,6 +65,7 @@ def evaluate_once(loaded: Loaded, console: RunConsole) -> Evaluation:
         unseen = unseen_by_model(policy, source.test, config)
         for note in (*speed_notes(policy, config), *unseen, *untold(policy, source, toolbox), *dropped):
             warn(note)
+        rewards.calls = calls_by(policy)
         sampler = LocalSampler(policy, config.rollout.max_running, on_fewer=console.fewer_running)
         console.begin("evaluating", 1)
         try:

@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from covey.errors import CheckpointError
+from covey.opening import RECORD_BYTES, digest_below, load_json, naming, read_below
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
 SEAL = "sha256"
 """Key of a record's checksum."""
+LINE_SEAL = f', "{SEAL}": "'.encode()
 
 
 def digest_of(path: Path) -> str:
     """sha256 of a file, read in chunks."""
-    with path.open("rb") as file:
+    with path.open("rb") as file, naming(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -35,13 +37,43 @@ def sealed(values: Mapping[str, object]) -> str:
 
 def unsealed(content: bytes) -> dict[str, object]:
     """The values of a record that ``sealed`` has written. Raises ValueError if they are not as they were."""
-    try:
-        values = json.loads(content)
-    except RecursionError:
-        values = None
+    values = load_json(content)
     if not isinstance(values, dict) or values.pop(SEAL, None) != _seal(values):
         raise ValueError("not as it was written")
     return values
+
+
+def sealed_line(record: Mapping[str, object]) -> str:
+    """A record as a line of JSON whose last field is the sha256 of the line without it."""
+    text = json.dumps(record, ensure_ascii=False)
+    return f'{text[:-1]}, "{SEAL}": "{hashlib.sha256(text.encode()).hexdigest()}"}}\n'
+
+
+def unsealed_line(line: bytes, parse_int: Callable[[str], object] | None = None) -> dict[str, Any]:
+    """The record of a line that ``sealed_line`` has written, without its end.
+
+    Raises ValueError if it is not, byte for byte, as it was written.
+    """
+    text, _, digest = line.rpartition(LINE_SEAL)
+    if digest != hashlib.sha256(text + b"}").hexdigest().encode() + b'"}':
+        raise ValueError("not as it was written")
+    record = load_json(text + b"}", parse_int)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - a line of another kind, as a damaged one
+    return record
+
+
+def sealed_text(text: str) -> str:
+    """A text whose last line is a comment with the sha256 of all before it."""
+    return f"{text}# {SEAL}: {hashlib.sha256(text.encode()).hexdigest()}\n"
+
+
+def unsealed_text(content: bytes) -> bytes:
+    """What ``sealed_text`` was given. Raises ValueError if that is not as it was."""
+    text, _, digest = content.rpartition(f"# {SEAL}: ".encode())
+    if digest != hashlib.sha256(text).hexdigest().encode() + b"\n":
+        raise ValueError("not as it was written")
+    return text
 
 
 def read_record(path: Path, schema: type[T], remedy: str) -> T:
@@ -50,12 +82,14 @@ def read_record(path: Path, schema: type[T], remedy: str) -> T:
     Raises CheckpointError naming the file if it is not as it was written.
     """
     try:
-        return TypeAdapter(schema).validate_python(unsealed(path.read_bytes()))
+        return TypeAdapter(schema).validate_python(unsealed(read_below(path.parent, path.name, RECORD_BYTES)))
     except ValidationError as error:
         first = error.errors()[0]
         problem = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     except FileNotFoundError:
         problem = "missing"
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {remedy}".removesuffix(" ")) from None
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
     except ValueError:
@@ -84,12 +118,20 @@ def damage(folder: Path, required: Collection[str] = ()) -> str | None:
     for name, expected in files.items():
         path = folder / name
         try:
-            fits = path.is_file() and (path.suffix == ".md" or _fingerprint(path) == expected)
+            fits = path.is_file() and (path.suffix == ".md" or _digest(folder, name) == expected["sha256"])
         except FileNotFoundError:  # removed between two looks
             fits = False
+        except CheckpointError as error:
+            return str(error)
         if not fits:
             return f"{path} is {'not as it was written' if path.is_file() else 'missing'}"
     return None
+
+
+def _digest(folder: Path, name: str) -> str:
+    """Of a file of the folder; in a hub's cache its files are links, and stay so."""
+    cached = folder.parent.name == "snapshots" and Path(name).name == name
+    return digest_of(folder / name) if cached else digest_below(folder, name)
 
 
 def _seal(values: Mapping[str, object]) -> str:

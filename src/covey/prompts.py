@@ -11,11 +11,13 @@ import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import ConfigError, DataError
-from covey.models.chat import chat_text, chat_tokens, ignored, leaves_out
+from covey.models.chat import chat_text, encoded_apart, ignored, leaves_out, spelled_out
 from covey.models.policy import Policy
-from covey.rewards.extract import THINK_OPEN
+from covey.models.template import template_facts, thoughts_of
+from covey.models.thoughts import behind_prompt, check_channels, pairs_fault
 from covey.sampling.base import Request
 from covey.tasks.examples import UNTRAINED, AnswerText, Example
+from covey.tasks.sampled import REMEDY
 from covey.tasks.source import Source
 from covey.types import Messages, Problem
 
@@ -71,6 +73,8 @@ def unseen_by_model(
     policy: Policy, problems: Sequence[Problem], config: Config, examples: Sequence[Example] = ()
 ) -> list[str]:
     """What the data gives the chat template and the model never reads, or not as meant; a sentence each."""
+    problems = [p for p in problems if p.sampled is None]
+    examples = [e for e in examples if e.problem.sampled is None]  # as tokens they went through a template
     answered = [(e.problem, [a for a in e.answers if not isinstance(a, str)]) for e in examples]
     everything = [*answered, *((problem, []) for problem in problems)]
     notes = [*_unread_roles(policy, everything), *_unread_keys(policy, everything)]
@@ -82,6 +86,7 @@ def unseen_by_model(
             f"{tools[0].id}: column tools does not reach the model: its prompt is plain text without a chat "
             "template; set data.chat: true"
         )
+    notes += _forging(policy, problems)
     chats = ((p, p.prompt) for p in problems if not isinstance(p.prompt, str))
     begun = [p for p, messages in chats if messages[-1]["role"] == "assistant"]
     if begun:
@@ -103,6 +108,21 @@ def unseen_by_model(
         ]
         checked |= set(problem.template)
     return notes
+
+
+def _forging(policy: Policy, problems: Sequence[Problem]) -> list[str]:
+    """Whose content has a word of the chat template's own; of the first row that has one."""
+    for problem in problems:
+        if isinstance(problem.prompt, str):
+            continue
+        controls = template_facts(policy.tokenizer, problem.template).controls
+        for message in problem.prompt:
+            if word := next((c for c in controls if c in str(message["content"])), None):
+                said = (
+                    f"{problem.id}: {word} is the chat template's own word, and {message['role']} writes it: "
+                )
+                return [said + "there it is encoded as letters, so that no turn is forged"]
+    return []
 
 
 def _unread_roles(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages]]]) -> list[str]:
@@ -145,7 +165,15 @@ def _unread_keys(policy: Policy, said: Iterable[tuple[Problem, Sequence[Messages
     return notes
 
 
-def _tokens(policy: Policy, problem: Problem) -> list[int]:
+def _tokens(policy: Policy, problem: Problem) -> Sequence[int]:
+    if problem.sampled is not None:
+        if problem.sampled.tokenizer != policy.vocabulary_hash:
+            raise DataError(
+                f"{problem.id}: its tokens were sampled with another tokenizer "
+                f"({problem.sampled.tokenizer[:8]}) than this model's ({policy.vocabulary_hash[:8]}). Train "
+                f"the model that it was sampled from, or one with the same tokenizer. {REMEDY}"
+            )
+        return problem.sampled.prompt
     return told_of(problem, lambda: policy.encode(problem.prompt, problem.template))
 
 
@@ -179,9 +207,15 @@ def encode(policy: Policy, problems: Sequence[Problem], config: Config) -> list[
 
 
 def _encoded(policy: Policy, problems: Iterable[Problem]) -> list[Prompted]:
-    encoded = [Prompted(p, np.array(_tokens(policy, p), dtype=np.int64)) for p in problems]
-    _same_model(policy, encoded)
+    encoded = [_prompted(policy, problem) for problem in problems]
+    same_model(policy, encoded)
     return encoded
+
+
+def _prompted(policy: Policy, problem: Problem) -> Prompted:
+    tokens = np.array(_tokens(policy, problem), dtype=np.int64)
+    thoughts = thoughts_of(policy.tokenizer, tokens.tolist(), problem.prompt, problem.template)
+    return Prompted(replace(problem, thoughts=thoughts), tokens)
 
 
 def dropped_rows(given: Sequence[object], kept: Sequence[object]) -> list[str]:
@@ -197,13 +231,16 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     """Examples as tokens. What is longer than the model's context is an error or left out."""
     found = []
     for prompted, example in zip(_encoded(policy, (e.problem for e in examples)), examples, strict=True):
-        answers = tuple(_answer(policy, prompted, text) for text in example.answers)
+        given = tuple(GivenAnswer(np.array(a.ids, np.int64), np.array(a.drawn)) for a in example.sampled)
+        judged = zip(example.answers, example.labels, strict=True)
+        answers = given or tuple(_answer(policy, prompted, text, label > 0) for text, label in judged)
         if example.kind == "pair" and np.array_equal(answers[0].tokens, answers[1].tokens):
             raise DataError(
                 f"{example.problem.id}: chosen and rejected are the same tokens to this model, so nothing is "
                 "preferred; remove this row"
             )
         found.append(replace(prompted, answers=answers, labels=example.labels))
+    same_model(policy, found)
     sizes = [len(p.tokens) + max(len(a.tokens) for a in p.answers) for p in found]
     long = [n for n, size in enumerate(sizes) if size > policy.context]
     if long and config.data.long_prompts == "error":
@@ -218,15 +255,17 @@ def encode_examples(policy: Policy, examples: Sequence[Example], config: Config)
     return kept
 
 
-def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnswer:
+def _answer(policy: Policy, prompted: Prompted, answer: AnswerText, good: bool) -> GivenAnswer:
     """An answer with its end, which is the chat template's where the prompt is a chat.
 
-    Of messages the assistant's are trained. A text is one message of the assistant.
+    Of messages the assistant's are trained. A text is one message of the assistant. Thoughts are opened and
+    closed once; only an answer that is no ``good`` example may end within them, as one that was truncated.
     """
     problem = prompted.problem
     if isinstance(problem.prompt, str):
         assert isinstance(answer, str), "an answer in messages has a prompt in messages"
-        return _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        plain = _in_words(policy, _words(policy, problem, answer), policy.end_id)
+        return _checked(policy, prompted, plain, good)
     given = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else list(answer)
     skipped = [n for n, message in enumerate(given) if UNTRAINED in message]
     said = [{name: value for name, value in m.items() if name != UNTRAINED} for m in given]
@@ -235,23 +274,40 @@ def _answer(policy: Policy, prompted: Prompted, answer: AnswerText) -> GivenAnsw
         for m in said
     ]
     messages = [*problem.prompt, *said]
+    check_channels(problem, said)
     _check_calls(policy, problem, said)
     shown = told_of(problem, lambda: chat_text(policy.tokenizer, messages, problem.template, False))
-    whole = list(policy.tokenizer(shown, add_special_tokens=False)["input_ids"])
+    whole = _conversation(policy, problem, messages, False)
     missing, start = _left_out(shown, said), len(prompted.tokens)
+    apart = bool({"tool_calls", *THOUGHTS} & set(said[0])) or len(said) > 1
     if missing is None and whole[:start] == prompted.tokens.tolist():
-        return _as_rendered(policy, problem, whole, start, said, skipped)
-    if {"tool_calls", *THOUGHTS} & set(said[0]) or len(said) > 1:
+        rendered = _as_rendered(policy, problem, whole, start, said, skipped)
+        # Some templates put an empty pair before thoughts that stand in the content.
+        if apart or _fault(policy, prompted, rendered, good) is None:
+            return _checked(policy, prompted, rendered, good)
+    elif apart:
         raise _anew(problem) if missing is None else _silent(problem, missing)
-    # Templates of reasoning models, DeepSeek R1's for one, leave the thoughts out of what has been said.
-    words = str(said[0]["content"])
-    if policy.tokenizer.decode(prompted.tokens).rstrip().endswith(THINK_OPEN):
-        words = words.removeprefix(f"{THINK_OPEN}\n").removeprefix(THINK_OPEN)
-    return _in_words(policy, words, policy.end_id if policy.turn_end is None else policy.turn_end)
+    # Templates of reasoning models, DeepSeek R1's for one, leave thoughts out of what has been said.
+    words = behind_prompt(policy.tokenizer, problem, str(said[0]["content"]))
+    words = spelled_out(words, template_facts(policy.tokenizer, problem.template).controls)
+    end = policy.end_id if policy.turn_end is None else policy.turn_end
+    return _checked(policy, prompted, _in_words(policy, words, end), good)
+
+
+def _checked(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> GivenAnswer:
+    """An answer in whose turns thoughts are opened and closed once at most. Raises DataError."""
+    if fault := _fault(policy, prompted, answer, good):
+        raise DataError(f"{prompted.problem.id}: {fault}")
+    return answer
+
+
+def _fault(policy: Policy, prompted: Prompted, answer: GivenAnswer, good: bool) -> str | None:
+    whole = np.concatenate([prompted.tokens, answer.tokens])
+    return pairs_fault(policy.tokenizer, prompted.problem, whole, answer.trained, good)
 
 
 def _in_words(policy: Policy, words: str, end: int) -> GivenAnswer:
-    tokens = [*policy.tokenizer(words, add_special_tokens=False)["input_ids"], end]
+    tokens = [*encoded_apart(policy.tokenizer, words, behind=True), end]
     return GivenAnswer(np.array(tokens, dtype=np.int64), np.ones(len(tokens), dtype=bool))
 
 
@@ -315,23 +371,22 @@ def _as_rendered(
         # What the template writes after the message's end, a line break say, is not the model's to write.
         # Where it writes none, as GLM's, the next turn's beginning may be one.
         over = stretch.stop + (whole[stretch.stop] in policy.end_ids)
-        said_by[start : ends[-1 if appended else 0] + 1 if ends else over] = n not in skipped
+        said_by[start : ends[0] + 1 if ends else over] = n not in skipped
     said_by[begins[-1] :] = ours[-1] not in skipped
     return GivenAnswer(np.array(whole[first:], dtype=np.int64), said_by[first:])
 
 
 def _ended(policy: Policy, tokens: list[int]) -> list[int]:
     """A last message up to its end; where the template writes none, sampling would not end either."""
-    own = [n for n, token in enumerate(tokens) if token == policy.turn_end]
-    if ends := own or [n for n, token in enumerate(tokens) if token in policy.end_ids]:
-        return tokens[: ends[-1] + 1]
+    if ends := [n for n, token in enumerate(tokens) if token in policy.end_ids]:
+        return tokens[: ends[0] + 1]
     while tokens and not policy.tokenizer.decode(tokens[-1:]).strip():
         tokens = tokens[:-1]
     return [*tokens, policy.end_id]
 
 
 def _conversation(policy: Policy, problem: Problem, messages: Messages, begin: bool) -> list[int]:
-    return told_of(problem, lambda: chat_tokens(policy.tokenizer, messages, problem.template, begin))
+    return told_of(problem, lambda: policy.conversation(messages, problem.template, begin))
 
 
 def _grown(policy: Policy, problem: Problem, whole: list[int], messages: Messages) -> int:
@@ -358,12 +413,19 @@ def _anew(problem: Problem) -> DataError:
     )
 
 
-def _same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
-    """Raise ConfigError if the tokenizer gives tokens that the model does not know."""
-    known = policy.model.get_input_embeddings().num_embeddings
-    largest = max((int(p.tokens.max(initial=0)) for p in encoded), default=0)
-    if largest >= known:
+def same_model(policy: Policy, encoded: Sequence[Prompted]) -> None:
+    """Raise ConfigError if prompts or answers have tokens that the model does not know."""
+    for prompted in encoded:
+        for what, tokens in (("prompt", prompted.tokens), *(("answer", a.tokens) for a in prompted.answers)):
+            check_known(policy, tokens, f"{prompted.problem.id}: the {what}")
+
+
+def check_known(policy: Policy, tokens: Sequence[int] | np.ndarray, what: str) -> None:
+    """Raise ConfigError where the model has no embedding of a token."""
+    largest = int(np.max(tokens, initial=0))
+    if largest >= policy.embedded:
         raise ConfigError(
-            f"model: the tokenizer gives tokens up to {largest}, and the model knows {known}: they are of "
-            "different models"
+            f"model: {what} has the token {largest} ({policy.tokenizer.convert_ids_to_tokens(largest)!r}), "
+            f"and the model knows {policy.embedded}: tokenizer and model are of different models, or the "
+            "token was added without model.resize_token_embeddings(len(tokenizer))"
         )

@@ -17,6 +17,7 @@ import torch
 
 from covey.ahead import Ahead, Keeps, kept_or_sampled
 from covey.calling.metrics import tool_metrics
+from covey.calling.turns import seconds_waited
 from covey.config.sampling import Rollout
 from covey.continuations import Cut, cutting_of, with_segments
 from covey.errors import CoveyError, DataError
@@ -69,6 +70,8 @@ class RolloutBatch:
     """What the reward functions took and logged."""
     metrics: Mapping[str, float]
     """What was counted on the way."""
+    tool_seconds: float | None = None
+    """For which tools were waited for while nothing was sampled, where there are any."""
 
 
 def sampling_params(rollout: Rollout) -> SamplingParams:
@@ -107,6 +110,7 @@ class Rollouts:
         self.steps, self.keeps = steps, keeps
         self.problems, self.sampler, self.rewards = problems, sampler, rewards
         self.rollout, self.algorithm, self.seed = rollout, algorithm, seed
+        self._waited = seconds_waited(sampler)
         self._order = lru_cache(2)(lambda epoch: permutation(key(seed, "order", epoch), len(problems)))
 
     @property
@@ -200,9 +204,11 @@ class Rollouts:
             **(difficulty.metrics() if self._remembers else {}),
             **(_staleness(kept, self.sampler.version) if ahead is not None else {}),
         }
+        self._waited, before = seconds_waited(self.sampler), self._waited
+        tool_seconds = self._waited - before if self.rollout.tools is not None else None
         remembered = difficulty.state() if self._remembers else {}
         after = Position(cursor + used, remembered, unjudged, refused, means)
-        return RolloutBatch(kept, filtered, after, self.sampler.version, stats, metrics)
+        return RolloutBatch(kept, filtered, after, self.sampler.version, stats, metrics, tool_seconds)
 
     def _choose(
         self, step: int, cursor: int, used: int, wanted: int, seen: Sequence[int], difficulty: Difficulty

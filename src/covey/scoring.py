@@ -5,29 +5,38 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from covey.config.load import load_config
+from covey.calling.texts import calls_by_text
+from covey.config.load import Loaded, load_config
 from covey.config.schema import Data
 from covey.errors import ConfigError, DataError
 from covey.learned import LEARNED, rewards_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
-from covey.runs.reader import last_stage, load_recorded
+from covey.runs.origin import is_own, refuse_others_code
+from covey.runs.reader import last_stage, look_at
 from covey.tasks.files import MISSING, in_our_names, read_problems, rows, value_at
-from covey.tasks.source import load_problems
+from covey.tasks.sampled import SAMPLED
+from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
 
+if TYPE_CHECKING:
+    from covey.calling.running import Toolbox
 
-def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+
+def score_file(
+    file: Path, words: Sequence[str], trust: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Each row with its rewards, statuses and extracted answers by name, and the mean of each reward.
 
     Raises DataError, RewardError.
     """
-    functions, data = _named(words)
+    functions, data = _named(words, trust)
+    functions.calls = calls_by_text
     scorer, begun = Scorer(functions), []
     for line, given in rows(file):
         row = in_our_names(given, data)
@@ -49,7 +58,7 @@ def score_file(file: Path, words: Sequence[str]) -> tuple[list[dict[str, Any]], 
 
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
     """A row's columns, with those that the config copies to the names that its rewards ask for."""
-    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt)}
+    found = {k: v for k, v in row.items() if k not in ("completion", "prompt", data.prompt, SAMPLED)}
     copied = {**data.columns, **({} if data.answer is None else {"answer": data.answer})}
     for name, source in copied.items():
         value = value_at(row, source)
@@ -60,15 +69,16 @@ def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, obj
     return found
 
 
-def named_rewards(words: Sequence[str]) -> Rewards:
+def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
     """Rewards as the command line names them: built-in names, module.py:function, a file with all its
     rewards, or a config or the folder of a run with weights, gates, `scoring` and `sandbox`, and settings
-    of it as --section.key value. Raises ConfigError.
+    of it as --section.key value. Raises ConfigError, without ``trust`` also where a run that is somebody
+    else's names code.
     """
-    return _named(words)[0]
+    return _named(words, trust)[0]
 
 
-def _named(words: Sequence[str]) -> tuple[Rewards, Data]:
+def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data]:
     """The rewards, and how the config that names them reads its data."""
     first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
     named, settings = list(words[:first]), words[first:]
@@ -83,7 +93,12 @@ def _named(words: Sequence[str]) -> tuple[Rewards, Data]:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
         return load_rewards(specs, Path.cwd(), learned=LEARNED), Data()
     place = configs[0]
-    loaded = load_recorded(last_stage(place), settings) if place.is_dir() else load_config(place, settings)
+    if place.is_dir():
+        run = last_stage(place)
+        loaded = look_at(run, settings)
+        refuse_others_code(loaded, run, trust or is_own(run), algorithm=False)
+    else:
+        loaded = load_config(place, settings)
     stage = next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
     return rewards_of(stage, stage.config.rewards or load_problems(stage).rewards), stage.config.data
 
@@ -119,15 +134,29 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     }
 
 
-def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards]:
-    """Problems and rewards of a config, or of a data file with rewards named on the command line."""
+def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards, Toolbox | None]:
+    """Problems, rewards and tools of a config, or of a data file with rewards named on the command line."""
+    toolbox = None
     if file.suffix in (".yaml", ".yml"):
-        loaded = load_config(file)
-        source = load_problems(loaded)
+        whole = load_config(file)
+        loaded = next((s for s in whole.stages() if s.config.method == "rl"), whole)
+        source, toolbox = _with_tools(loaded)
         problems, specs = source.train, names or loaded.config.rewards or source.rewards
         rewards = rewards_of(loaded, specs)
     else:
         problems = read_problems(file, Data())
         rewards = load_rewards(names, Path.cwd(), learned=LEARNED)
     check_columns(problems, rewards)
-    return problems, rewards
+    rewards.calls = calls_by_text
+    return problems, rewards, toolbox
+
+
+def _with_tools(loaded: Loaded) -> tuple[Source, Toolbox | None]:
+    """The problems of a config as its model is asked them, and its tools."""
+    source = load_problems(loaded)
+    if loaded.config.rollout.tools is None:
+        return source, None
+    from covey.calling.use import toolbox_of, with_schemas  # which load torch
+
+    toolbox = toolbox_of(loaded)
+    return with_schemas(source, toolbox), toolbox

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from covey.errors import Stopped
 from covey.parent import TOGETHER, forwarded, leave, stop_signals
 
 _continued = 0.0
+SAVES = "stopping: what is being computed is finished or given up, and the state is saved"
+"""What the first signal brings in a command that trains."""
 
 
 def running_since(start: float) -> float:
@@ -29,10 +33,12 @@ def continued(*_: object) -> None:
 class StopSignal:
     """Turns the first SIGINT, SIGTERM or SIGHUP into a flag, the second into an immediate exit.
 
-    ``max_minutes`` after it was made it asks for a stop itself.
+    ``max_minutes`` after it was made it asks for a stop itself. ``then``: what the first signal brings, for
+    people, who are told at once.
     """
 
-    def __init__(self, max_minutes: float | None = None) -> None:
+    def __init__(self, max_minutes: float | None = None, then: str = "") -> None:
+        self.then = then
         self.reason: str | None = None
         self.max_minutes = max_minutes
         self.started = time.monotonic()
@@ -71,4 +77,12 @@ class StopSignal:
         if max(self._received - forwarded(), forwarded()) > 1:
             name = signal.Signals(number).name
             leave(128 + number, f"stopped at once by {name}; what was saved before is kept")
+        if self.reason is None and self.then:
+            _tell(f"{self.then}. A second {signal.Signals(number).name} ends it at once")
         self.request(f"stopped by {signal.Signals(number).name}")
+
+
+def _tell(text: str) -> None:
+    """A line on standard error, from a handler: whatever Python's own streams are in the middle of."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), f"\n{text}\n".encode())

@@ -14,16 +14,21 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from covey.errors import RewardError
+from covey.player import Attack, made_up, played
 from covey.rewards.answers import FORMS, reference_of
 from covey.rewards.audit import canaries
 from covey.rewards.contract import Reward
 from covey.rewards.notation import number
-from covey.rewards.scorer import Rewards, Scorer
-from covey.types import Problem
+from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
+from covey.types import Completion, Problem
+
+if TYPE_CHECKING:
+    from covey.calling.running import Toolbox
 
 ROWS = 3
 """Problems each function is attacked on."""
@@ -140,8 +145,11 @@ class Report:
     """What could not be tested."""
 
 
-def attack_rewards(problems: Sequence[Problem], rewards: Rewards) -> Report:
-    """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all."""
+def attack_rewards(problems: Sequence[Problem], rewards: Rewards, toolbox: Toolbox | None = None) -> Report:
+    """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all.
+
+    ``toolbox``: the run's tools, where it has any: with its environment conversations are played.
+    """
     findings: list[StressFinding] = []
     notes: list[str] = []
     tried = 0
@@ -150,6 +158,7 @@ def attack_rewards(problems: Sequence[Problem], rewards: Rewards) -> Report:
         gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
         tested = Rewards(apart, rewards.timeout if reward.ours else min(rewards.timeout, SECONDS))
+        tested.calls = rewards.calls
         for problem in chosen:
             correct, form = correct_completion(reward, problem, tested)
             attacks = list(_formats(problem))
@@ -158,7 +167,9 @@ def attack_rewards(problems: Sequence[Problem], rewards: Rewards) -> Report:
             if not reward.options.format_only:
                 bombs = BOMBS if problem is chosen[0] else ()  # each may take seconds
                 attacks += _answers(problem, chosen, correct, form, bombs)
-            tried += len(attacks)
+            in_turns = _in_turns(reward, problem, form, toolbox)
+            findings += _stumbled(tested, reward, problem, in_turns)
+            tried += len(attacks) + len(in_turns)
             for found in _judge(tested, reward, problem, attacks):
                 if found.status in (STUCK[:1] if reward.ours else STUCK):
                     findings.append(replace(found, attack=f"{found.attack} (the function failed)"))
@@ -171,6 +182,37 @@ def attack_rewards(problems: Sequence[Problem], rewards: Rewards) -> Report:
                 if (found.value or 0.0) < 1.0:
                     findings.append(found)
     return Report(tried, tuple(findings), tuple(dict.fromkeys(notes)))
+
+
+def _in_turns(reward: Reward, problem: Problem, form: str | None, toolbox: Toolbox | None) -> list[Attack]:
+    """Conversations with tools, for a reward that looks at them."""
+    asked, found = set(reward.parameters), list[Attack]()
+    if "turns" in asked and not reward.options.format_only:
+        known = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
+        answer = None if known is None else (form or "{}").format(known)
+        found += made_up(answer, [] if toolbox is None else list(toolbox.functions))
+    if {"environment", "environments"} & asked and toolbox is not None and toolbox.environment is not None:
+        found += played(toolbox, problem)
+    return found
+
+
+def _stumbled(
+    tested: Rewards, reward: Reward, problem: Problem, attacks: Sequence[Attack]
+) -> Iterator[StressFinding]:
+    """Conversations that were paid, or paid more for being repeated, or that an environment stumbled over."""
+    judged = _scored(tested, reward, problem, [(a.name, a.completion) for a in attacks])
+    values = {found.attack: found.value or 0.0 for found in judged}
+    for attack, found in zip(attacks, judged, strict=True):
+        once = values.get(attack.repeats, 0.0)
+        honest = attack.completion.environment is not None and attack.name.endswith(", once")
+        if attack.completion.fault:
+            yield replace(
+                found, text=attack.completion.fault, attack=f"{attack.name} (the environment failed)"
+            )
+        elif found.status in STUCK[:1]:
+            yield replace(found, attack=f"{attack.name} (the function failed)")
+        elif values[attack.name] > once and not honest:
+            yield found
 
 
 def correct_completion(reward: Reward, problem: Problem, tested: Rewards) -> tuple[str | None, str | None]:
@@ -198,10 +240,20 @@ def _judge(
     rewards: Rewards, reward: Reward, problem: Problem, texts: Sequence[tuple[str, str]]
 ) -> list[StressFinding]:
     """What ``reward`` gives, its gate applied, for each (name, text)."""
-    scorer = Scorer(rewards)
-    begun = [scorer.text(problem, text) for _, text in texts]
+    return _scored(rewards, reward, problem, [(name, completion_of(text, tokens=0)) for name, text in texts])
+
+
+def _scored(
+    rewards: Rewards, reward: Reward, problem: Problem, completions: Sequence[tuple[str, Completion]]
+) -> list[StressFinding]:
+    """The same for each (name, completion)."""
+    scorer, begun = Scorer(rewards), list[GroupScoring]()
+    for _, completion in completions:
+        begun.append(scorer.group(problem, np.zeros(0, np.int64), 1))
+        begun[-1].add(0, completion)
     found = []
-    for scored, (name, text) in zip(begun, texts, strict=True):
+    for scored, (name, completion) in zip(begun, completions, strict=True):
+        text = completion.text
         try:
             group = scored.result()
         except RewardError:  # it returned what no reward may return

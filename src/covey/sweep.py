@@ -6,16 +6,17 @@ that has ended is not repeated, one that was interrupted is resumed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from covey.config.grid import Grid, Planned
 from covey.console import RunConsole
-from covey.errors import RECORD, ConfigError, CoveyError, Stopped
+from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError, Stopped
 from covey.fault_injection import Faults
 from covey.insight.cells import Cell, Sweep, write_sweep
-from covey.runs.reader import RESULT, read_verdict, stages_in
+from covey.opening import RECORD_BYTES, load_json, read_below
+from covey.runs.folder import RESULT
+from covey.runs.reader import read_verdict, stages_in
 from covey.signals import StopSignal
 from covey.training.pipeline import run_in_folder
 from covey.training.run import RunOptions
@@ -74,8 +75,8 @@ def _failed_last(runs: Iterable[Planned]) -> list[Planned]:
 
     def failed(run: Planned) -> bool:
         try:
-            record = json.loads((run.folder / RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            record = load_json(read_below(run.folder, RECORD, RECORD_BYTES))
+        except (OSError, ValueError, CheckpointError):
             return False
         return isinstance(record, dict) and record.get("exit_code") != Stopped.code
 

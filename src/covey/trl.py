@@ -21,7 +21,7 @@ from covey.errors import ConfigError
 from covey.rewards.contract import Reward
 
 if TYPE_CHECKING:
-    from covey.training.pipeline import Result
+    from covey.insight.ending import Result
 
 _BATCH: Mapping[str, int | float | None] = {
     "per_device_train_batch_size": 8,
@@ -277,7 +277,7 @@ class GRPOTrainer:
             raise ConfigError(f"train: {told('resume_from_checkpoint')}; the newest checkpoint is taken")
         for note in self._notes:
             print(f"note: {note}")
-        self.result = api.train(None, quiet=False, **self._settings)
+        self.result = api.train(None, quiet=False, overwrite=False, **self._settings)
         return self.result
 
     def save_model(self, output_dir: str | Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
@@ -23,6 +23,53 @@ Credit = Literal["completion", "component", "step", "token"]
 
 Messages: TypeAlias = Sequence[Mapping[str, object]]
 """A chat: ``[{"role": "user", "content": "..."}, ...]``."""
+
+
+class Thoughts(NamedTuple):
+    """How a model's chat template marks its thoughts, and whether a prompt has opened some."""
+
+    open: str = "<think>"
+    close: str = "</think>"
+    answer: tuple[str, ...] = ()
+    """What it writes before an answer, of templates that mark these too, as gpt-oss's channels."""
+    begun: bool = False
+    """Whether the prompt ends within thoughts, so that the model begins inside of them."""
+
+
+TAGS = Thoughts()
+"""As most models mark them; none are open."""
+
+
+@dataclass(frozen=True)
+class AnswerTokens:
+    """An answer as it was sampled.
+
+    >>> AnswerTokens((5, 8, 9, 6), (True, False, False, True)).inserted
+    [[1, 3]]
+    """
+
+    ids: tuple[int, ...]
+    """(T,), with the end where it was drawn."""
+    drawn: tuple[bool, ...]
+    """(T,): whether the model drew the token; a tool said the others."""
+
+    @property
+    def inserted(self) -> list[list[int]]:
+        """Where the others are: [first, one after the last] of each stretch."""
+        edges = np.flatnonzero(np.diff(np.array((True, *self.drawn, True)).astype(int)))
+        return [list(map(int, span)) for span in edges.reshape(-1, 2)]
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """A row that an earlier stage has sampled, as token ids: these are trained, whatever `data` says."""
+
+    tokenizer: str
+    """Hash of the vocabulary that the ids are of."""
+    prompt: tuple[int, ...]
+    """(P,): the prompt as the model read it."""
+    answers: Mapping[str, AnswerTokens]
+    """Column -> what was sampled."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +90,10 @@ class Problem:
     """What the chat template gets besides the messages: `tools`, `documents`, `enable_thinking`, ..."""
     asked_in_text: bool = False
     """Whether the messages are made of a text, by `data.chat` or `data.system`: its rewards get texts."""
+    sampled: SampledTokens | None = None
+    """Its tokens, where a stage of covey has sampled the row; None where its texts have to be encoded."""
+    thoughts: Thoughts = TAGS
+    """How its model marks thoughts, and whether the prompt opens them; known once it is encoded."""
 
     def ends_with(self, text: str) -> bool:
         """Whether the last thing that the model is told ends so."""
@@ -119,7 +170,8 @@ class Completion:
     logprobs: np.ndarray
     """(T,) float32, nats: of each token under the distribution it was drawn from; 0 of inserted ones."""
     text: str
-    """The drawn tokens decoded without special tokens: for rewards and for people, not for training."""
+    """The drawn tokens as they read, special ones too, the end of each turn left out (``models.text``): for
+    rewards and for people, not for training."""
     finish: Literal["stop", "length"]
     """``stop``: ended by itself. ``length``: truncated at the token limit."""
     version: int = 0
@@ -131,12 +183,16 @@ class Completion:
     user): the model reads them, and they are neither trained nor counted. None: all were drawn."""
     versions: np.ndarray | None = None
     """(T,) int64: ``version`` of each token, where new weights may come in the middle. None: one for all."""
-    turns: tuple[Mapping[str, str], ...] = ()
-    """What the model and its tools said in turn, as {role, content}; empty where no tool answered."""
+    turns: tuple[Mapping[str, object], ...] = ()
+    """What the model and its tools said in turn, as messages {role, content}, with `tool_calls` where the
+    model called; empty where no tool answered."""
     environment: Mapping[str, object] | None = None
-    """Attributes of its environment at the end; None where it has none, or that one hung or died."""
+    """Attributes of its environment at the end; None where it has none, or that one hung, died or has a
+    ``fault``."""
     server: str = ""
     """Address of the server that drew the first token; empty: this process did, or it is not known."""
+    fault: str = ""
+    """What its environment raised when it was asked for its reward, after calls of the model."""
 
     def __post_init__(self) -> None:
         own = [x for x in (self.tokens, self.logprobs, self.sampled, self.versions) if x is not None]
@@ -191,6 +247,7 @@ class Completion:
             self.turns + more.turns,
             more.environment,
             self.server,
+            more.fault,
         )
 
 
@@ -245,6 +302,8 @@ class Score:
     None: this reward does not judge steps."""
     detail: str = ""
     """For people: what went wrong."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    """For people: what the function passed to TRL's ``log_extra``, by column."""
 
 
 @dataclass(frozen=True)

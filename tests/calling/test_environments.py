@@ -18,6 +18,7 @@ import pytest
 from covey.calling import running, turns
 from covey.calling.calls import ToolCall
 from covey.calling.environments import Episode
+from covey.calling.metrics import tool_metrics
 from covey.calling.offered import load_tools
 from covey.calling.running import ERROR, Toolbox
 from covey.calling.turns import TurnSampler
@@ -40,7 +41,8 @@ from covey.sampling.local import LocalSampler
 from covey.sandbox.wire import Attributes, decode_value, encode_value
 from covey.signals import Stopped
 from covey.tasks.source import Source
-from covey.types import Completion, Problem, Score
+from covey.types import Completion, Group, Problem, Score
+from tests import fakes
 from tests.conftest import policy_of, random_prompts
 from tests.train.test_runs import StopAt, fingerprint, start
 
@@ -87,6 +89,20 @@ class Counter:
         if self.total > 90:
             raise ValueError("too many")
         return self.total / 10
+
+class Odd(Counter):
+    def get_reward(self):
+        return float("nan")
+
+class Endless(Counter):
+    get_reward = None
+    def reset(self, start: int):
+        super().reset(start)
+        self.reward = float("inf")
+
+class Words(Counter):
+    def get_reward(self):
+        return "won"
 
 class Every(Counter):
     def reset(self, **columns):
@@ -171,7 +187,8 @@ def episode(box: Toolbox, problem: Problem = ROW, seed: int = 1) -> Episode:
 
 
 def said(box: Toolbox, own: Episode, name: str, **given: object) -> str:
-    return box.begin(ToolCall(name, given), own.problem, own).result()
+    (found,) = box.begin([ToolCall(name, given)], own.problem, own, box.allowance(box.waiting()))()
+    return found
 
 
 def test_calls_see_what_earlier_ones_did_and_not_what_others_do(folder: Path) -> None:
@@ -180,7 +197,7 @@ def test_calls_see_what_earlier_ones_did_and_not_what_others_do(folder: Path) ->
     assert [said(box, one, "add"), said(box, one, "add", times=3)] == ["6 from 5", "9 from 5"]
     assert said(box, other, "add") == "6 from 5"
     assert said(box, one, "later") == '{"total": 10}'
-    state, theirs = one.end(), other.end()
+    state, theirs = one.end().state, other.end().state
     assert state is not None and theirs is not None
     # No `_lock`, and no `handle`, which is no JSON; numpy's numbers are, and `reward` is get_reward's.
     assert state == {"total": 10, "most": 9, "step": 1, "seen": [0.0, 0.0], "reward": 1.0} | {
@@ -188,14 +205,17 @@ def test_calls_see_what_earlier_ones_did_and_not_what_others_do(folder: Path) ->
     }
     assert theirs["total"] == 6 and theirs["lucky"] == state["lucky"], "all of a row begin alike"
     again = episode(box)
-    assert again.end() == {**state, "total": 5, "reward": 0.5}, "and the same ones in a run that is repeated"
+    assert again.end().state == {**state, "total": 5, "reward": 0.5}, (
+        "and the same ones in a run that is repeated"
+    )
 
 
 def test_calls_of_one_turn_come_one_after_another(folder: Path) -> None:
     box = toolbox(folder)
     own = episode(box)
-    begun = [box.begin(ToolCall("add", {"times": n}), ROW, own) for n in range(1, 20)]
-    totals = [int(call.result().split()[0]) for call in begun]
+    allowed = box.allowance(box.waiting())
+    begun = [box.begin([ToolCall("add", {"times": n})], ROW, own, allowed) for n in range(1, 20)]
+    totals = [int(results()[0].split()[0]) for results in begun]
     assert totals == np.cumsum([5, *range(1, 20)])[1:].tolist()
     own.close()
 
@@ -208,13 +228,13 @@ def test_the_model_is_told_of_public_methods_and_of_no_columns(folder: Path) -> 
     own = episode(box)
     assert said(box, own, "add", number=2) == f"{ERROR}add has no argument 'number'; it takes times"
     assert said(box, own, "reset").startswith(f"{ERROR}there is no tool 'reset'")
-    assert said(box, own, "add", times="two").startswith(f"{ERROR}TypeError"), "for the model to read"
+    assert said(box, own, "add", times="two").startswith(f"{ERROR}add.times has to be an integer")
     assert said(box, own, "add") == "6 from 5", "an exception ends nothing"
     own.close()
 
 
 def test_reset_may_ask_for_all_columns(folder: Path) -> None:
-    state = episode(toolbox(folder, "Every")).end()
+    state = episode(toolbox(folder, "Every")).end().state
     assert state is not None and state["columns"] == {"start": 5, "answer": "6"}
 
 
@@ -225,8 +245,8 @@ def test_one_that_hangs_or_dies_costs_its_own_completion(folder: Path, method: s
     assert said(box, other, "add") == "6 from 5"
     assert words in said(box, lost, method)
     assert words in said(box, lost, "add"), "it stays dead, and the model is told why"
-    assert lost.end() is None
-    assert (other.end() or {})["total"] == 6
+    assert lost.end().state is None
+    assert (other.end().state or {})["total"] == 6
 
 
 def test_a_reset_that_does_not_work_is_said_with_its_row(folder: Path) -> None:
@@ -254,7 +274,7 @@ def test_prompts_end_with_what_reset_returns(folder: Path) -> None:
     siblings = [box.episode(text, seed) for seed in (1, 2)]
     drawn = [box.result(ToolCall("luck", {}), text, own) for own in siblings]
     assert drawn[0] != drawn[1], "from then on each completion has its own luck"
-    secrets = {(own.end() or {})["secret"] for own in siblings if own is not None}
+    secrets = {(own.end().state or {})["secret"] for own in siblings if own is not None}
     assert len(secrets) == 1 and text.prompt.endswith(f"{secrets.pop()}.")
 
 
@@ -271,12 +291,42 @@ def test_a_reset_that_says_something_else_than_the_prompt_is_refused(
         beginning(box, told[1])
 
 
-def test_a_get_reward_that_raises_is_the_users_mistake(folder: Path) -> None:
-    box = toolbox(folder)
-    own = episode(box)
-    said(box, own, "add", times=90)
-    with pytest.raises(RewardError, match="get_reward raised ValueError: too many on problem r/1"):
-        own.end()
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("get_reward", "get_reward raised ValueError: too many on problem r/1"),
+        ("Odd", "it returned nan; a finite number or None is expected"),
+        ("Endless", "its attribute reward is inf; a finite number or None is expected"),
+        ("Words", "it returned 'won'; a finite number or None is expected"),
+    ],
+)
+def test_a_reward_that_fails_after_a_call_costs_its_completion_alone(
+    folder: Path, method: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = toolbox(folder, "Counter" if method == "get_reward" else method)
+    for times in (90, 91):
+        own = episode(box)
+        said(box, own, "add", times=times)
+        end = own.end()
+        assert (end.state, words in end.fault) == (None, True)
+    assert capsys.readouterr().err.count("this completion gets 0") == 1, "said once"
+    untouched = episode(box)
+    if method == "get_reward":
+        assert (untouched.end().state or {})["reward"] == 0.5
+        return
+    with pytest.raises(RewardError, match=re.escape(words)):  # nobody called: nobody but the user can have
+        untouched.end()
+
+
+def test_so_many_failures_are_not_the_models() -> None:
+    def group(faults: int) -> Group:
+        none = np.zeros(1, np.int64)
+        each = (replace(fakes.completion("a"), fault="raised" * (n < faults)) for n in range(4))
+        return Group(ROW, none, tuple(each), np.zeros(4))
+
+    assert tool_metrics([group(2)])["tools/broken"] == 0.5
+    with pytest.raises(RewardError, match=r"3 of 4 completions of a step failed .*the last one: raised"):
+        tool_metrics([group(3)])
 
 
 def test_columns_have_to_be_there_and_to_be_plain(folder: Path) -> None:
@@ -484,7 +534,9 @@ def test_wherever_they_are_judged(tmp_path: Path, isolate: str) -> None:
 
 def test_its_own_reward() -> None:
     assert environment_reward("", Attributes(reward=0.25)) == Score(0.25)
-    assert environment_reward("", None) == Score(0.0, "crashed", detail="the environment hung or died")
+    assert environment_reward("", None) == Score(
+        0.0, "crashed", detail="the environment hung or died, or its get_reward raised"
+    )
     with pytest.raises(
         RewardError, match="neither a method get_reward nor an attribute reward; it has total"
     ):

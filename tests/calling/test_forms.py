@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.calling.calls import ToolCall
+from covey.calling.calls import ToolCall, calls_in
 from covey.calling.forms import CALL_FORMS, reader_of, turn_text
 from covey.calling.inserted import answer_tokens
 from covey.calling.use import untold
@@ -61,8 +63,28 @@ def read(policy: Policy, template: str, turn: str) -> list[tuple[str, dict[str, 
     return [(c.name, dict(c.arguments), bool(c.wrong)) for c in reader_of(policy, [SCHEMA])(ids, ids[:0])]
 
 
-XML, GLM, MISTRAL, LLAMA = CALL_FORMS
+XML, GLM, MISTRAL, LLAMA, GEMMA, LFM2, HARMONY, DEEPSEEK, MUSE = CALL_FORMS
 ONE = ("look_up", {"word": "covey"}, False)
+WRONG = ("", {}, True)
+
+
+def word(text: str) -> tuple[str, dict[str, object], bool]:
+    """A call about it."""
+    return ("look_up", {"word": text}, False)
+
+
+def tagged(text: str) -> str:
+    """The same in JSON between tags."""
+    return f"<tool_call>{json.dumps({'name': 'look_up', 'arguments': {'word': text}})}</tool_call>"
+
+
+def function(text: str) -> str:
+    """The same as a function with its parameters."""
+    return (
+        f"<tool_call>\n<function=look_up>\n<parameter=word>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    )
+
+
 WRITTEN = {
     "tags": ("", '<tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>', [ONE]),
     "functions": (
@@ -81,7 +103,7 @@ WRITTEN = {
         ),
         [("look_up", {"word": "7", "most": 7, "all": True}, False)],
     ),
-    "functions that do not end": (XML, "<tool_call><function=look_up></tool_call>", [("", {}, True)]),
+    "functions that do not end": (XML, "<tool_call><function=look_up></tool_call>", [("look_up", {}, True)]),
     "pairs": (
         GLM,
         "<tool_call>look_up\n<arg_key>word</arg_key>\n<arg_value>covey</arg_value>\n</tool_call>",
@@ -104,6 +126,142 @@ WRITTEN = {
     ),
     "a list, broken": (MISTRAL, "[TOOL_CALLS] [{", [("", {}, True)]),
     "no mark": (MISTRAL, "It is 3.", []),
+    "tags in a text": (
+        "",
+        tagged("a</tool_call>b<tool_call>c</think>d"),
+        [word("a</tool_call>b<tool_call>c</think>d")],
+    ),
+    "tags in a text of a thought": ("", f"<think>{tagged('x</think>y')} no</think>{tagged('covey')}", [ONE]),
+    "several in one tag": (
+        "",
+        '<tool_call>[{"name": "look_up", "arguments": {"word": "covey"}}, {"name": "b"}]</tool_call>',
+        [ONE, ("b", {}, False)],
+    ),
+    "parameters": ("", '<tool_call>{"name": "look_up", "parameters": {"word": "covey"}}</tool_call>', [ONE]),
+    "a name that nobody reads": (
+        "",
+        '<tool_call>{"name": "look_up", "args": {"word": "covey"}}</tool_call>',
+        [WRONG],
+    ),
+    "a text behind the JSON": ("", '<tool_call>{"name": "look_up"} and</tool_call>', [WRONG]),
+    "a tag in a value": (XML, function("a</parameter>b"), [word("a</parameter>b")]),
+    "tags in a value": (
+        XML,
+        function("a<parameter=x></function></tool_call"),
+        [word("a<parameter=x></function></tool_call")],
+    ),
+    "lines in a value": (XML, function("\n a\n\n"), [word("\n a\n\n")]),
+    "a whole call in a value": (XML, function(function("a")), [("look_up", {}, True)]),
+    "an end of thoughts in a value": (XML, function("a</think>b"), [word("a</think>b")]),
+    "a value that is never closed": (
+        XML,
+        "<tool_call><function=look_up><parameter=word>\ncovey\n</function></tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "one of two values is never closed": (
+        XML,
+        "<tool_call><function=look_up><parameter=most>\n7\n<parameter=word>\na\n</parameter></function></tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "a value twice": (
+        XML,
+        "<tool_call><function=look_up><parameter=word>a</parameter><parameter=word>b</parameter></function></tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "a call that was begun in a thought": (
+        XML,
+        f"<think><tool_call><function=look_up><parameter=word> or</think>{function('covey')}",
+        [ONE],
+    ),
+    "a tag in a pair": (
+        GLM,
+        "<tool_call>look_up<arg_key>word</arg_key><arg_value>a</arg_value>b</arg_value></tool_call>",
+        [word("a</arg_value>b")],
+    ),
+    "a pair that is never closed": (
+        GLM,
+        "<tool_call>look_up<arg_key>word</arg_key><arg_value>a</tool_call>",
+        [("look_up", {}, True)],
+    ),
+    "a mark in a text": (
+        MISTRAL,
+        '[TOOL_CALLS]look_up[ARGS]{"word": "[TOOL_CALLS]x[/THINK]"}',
+        [word("[TOOL_CALLS]x[/THINK]")],
+    ),
+    "a text behind arguments": (MISTRAL, '[TOOL_CALLS]look_up[ARGS]{"word": "covey"} so be it', [ONE]),
+    "a mark in a thought": (
+        MISTRAL,
+        '[THINK][TOOL_CALLS]look_up{}[/THINK][TOOL_CALLS]look_up{"word": "covey"}',
+        [ONE],
+    ),
+    "two, one after another": (
+        LLAMA,
+        '{"name": "look_up", "parameters": {"word": "covey"}}; {"name": "b", "parameters": {"c": "a;b"}}',
+        [ONE, ("b", {"c": "a;b"}, False)],
+    ),
+    "a call and words": (LLAMA, '{"name": "look_up", "parameters": {"word": "covey"}} please', []),
+    "too large": (
+        XML,
+        "<tool_call><function=look_up><parameter=most>\n1e999\n</parameter></function></tool_call>",
+        [("look_up", {"most": "1e999"}, False)],
+    ),
+    "Gemma 4": (
+        GEMMA,
+        '<|tool_call>call:look_up{all:true,most:7,word:<|"|>a, b: {"c"}<|"|>}<tool_call|><|tool_response>',
+        [("look_up", {"word": 'a, b: {"c"}', "most": 7, "all": True}, False)],
+    ),
+    "Gemma 4, broken": (GEMMA, "<|tool_call>call:look_up{word:}<tool_call|>", [("", {}, True)]),
+    "Gemma 4, an answer after it": (GEMMA, "<|tool_call>call:look_up{}<tool_call|> It is 3.", []),
+    "Python": (
+        LFM2,
+        "<|tool_call_start|>[look_up(word='covey'), look_up(most=-7, all=true)]<|tool_call_end|>I look.",
+        [ONE, ("look_up", {"most": -7, "all": True}, False)],
+    ),
+    "Python, a place": (LFM2, "<|tool_call_start|>[look_up('covey')]<|tool_call_end|>", [("", {}, True)]),
+    "Python, code": (
+        LFM2,
+        "<|tool_call_start|>[look_up(word=open('x').read())]<|tool_call_end|>",
+        [("", {}, True)],
+    ),
+    "Python, infinite": (LFM2, "<|tool_call_start|>[look_up(most=1e999)]<|tool_call_end|>", [("", {}, True)]),
+    "a channel": (
+        HARMONY,
+        ' to=functions.look_up<|channel|>commentary json<|message|>{"word": "covey"}<|call|>',
+        [ONE],
+    ),
+    "a channel after thoughts": (
+        HARMONY,
+        (
+            "<|channel|>analysis<|message|>I look it up in to=functions.f<|end|><|start|>assistant<|channel|>"
+            'commentary to=functions.look_up <|constrain|>json<|message|>{"word": "covey"}<|call|>'
+        ),
+        [ONE],
+    ),
+    "a final channel": (HARMONY, "<|channel|>final<|message|>It is 3.", []),
+    "DeepSeek": (
+        DEEPSEEK,
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n```json\n"
+            '{"word": "covey"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+        ),
+        [ONE],
+    ),
+    "DeepSeek, bare": (
+        DEEPSEEK,
+        (
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{"word": "covey"}'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+        ),
+        [ONE],
+    ),
+    "elements": (
+        MUSE,
+        (
+            '<atem:function_calls>\n<atem:invoke name="look_up">\n<atem:parameter name="word">covey'
+            "</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eom|>"
+        ),
+        [ONE],
+    ),
 }
 
 
@@ -113,14 +271,48 @@ def test_calls_are_read_as_the_chat_template_teaches_them(name: str, policy: Pol
     assert read(policy, template, turn) == calls
 
 
+@given(st.text('<>/="abc{}[]\\\n', max_size=20))
+def test_any_text_arrives_as_it_was_written(text: str) -> None:
+    types = {"look_up": {"word": "string"}}
+    named = json.dumps({"name": "look_up", "parameters": {"word": text}})
+    for form, turn in (
+        (CALL_FORMS[XML], function(text)),
+        (
+            CALL_FORMS[GLM],
+            f"<tool_call>look_up<arg_key>word</arg_key><arg_value>{text}</arg_value></tool_call>",
+        ),
+        (CALL_FORMS[MISTRAL], f"[TOOL_CALLS]look_up[ARGS]{json.dumps({'word': text})}"),
+        (CALL_FORMS[LLAMA], named),
+        (lambda turn, _: calls_in(turn), tagged(text)),
+    ):
+        assert form(turn, types) == [ToolCall("look_up", {"word": text})]
+
+
 PIECES = [*'{}[]<>/=":, \n', '"name"', '"parameters"', "arg_key", "[ARGS]", "<function=f>", "</tool_call>"]
+
+
+def wrapped(text: str) -> list[str]:
+    """In the marks of single families."""
+    return [
+        f"<|tool_call>call:f{{{text}}}<tool_call|>",
+        f"<|tool_call_start|>{text}<|tool_call_end|>",
+        f"to=functions.f<|message|>{text}",
+        f"<｜tool▁call▁begin｜>f<｜tool▁sep｜>{text}<｜tool▁call▁end｜>",
+        f'<atem:invoke name="f">{text}</atem:invoke></atem:function_calls>',
+    ]
 
 
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 def test_no_text_breaks_a_reader(text: str) -> None:
     types = {"look_up": {"word": "string"}}
     for form in CALL_FORMS.values():
-        for turn in (text, f"<tool_call>{text}</tool_call>", f"[TOOL_CALLS]{text}", "{" + text):
+        for turn in (
+            text,
+            f"<tool_call>{text}</tool_call>",
+            f"[TOOL_CALLS]{text}",
+            "{" + text,
+            *wrapped(text),
+        ):
             assert all(isinstance(call, ToolCall) for call in form(turn, types))
 
 
@@ -196,9 +388,53 @@ def test_templates_get_calls_as_they_take_them(template: str, policy: Policy) ->
 
 def test_a_template_without_a_place_for_results_is_refused(policy: Policy) -> None:
     policy.tokenizer.chat_template = named(results="")
-    source, toolbox = SimpleNamespace(train=[CHAT], test=[]), SimpleNamespace(functions={"look_up": None})
+    source, toolbox = (
+        SimpleNamespace(train=[CHAT], test=[]),
+        SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA]),
+    )
     with pytest.raises(ConfigError, match="no place for what a tool says"):
         list(untold(policy, source, toolbox))
+
+
+OWN_FORM = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<|call|>[{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} "
+    "{% endfor %})]<|endcall|>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def untold_of(policy: Policy, template: str) -> list[str]:
+    policy.tokenizer.chat_template = template
+    source = SimpleNamespace(train=[CHAT], test=[])
+    toolbox: Any = SimpleNamespace(functions={"look_up": None}, schemas=[SCHEMA])
+    return list(untold(policy, source, toolbox))
+
+
+def test_calls_that_would_not_be_read_are_refused_with_their_text(policy: Policy) -> None:
+    """A run whose tools can never be called."""
+    with pytest.raises(ConfigError, match=r"as '<\|call\|>\[look_up\(word=covey .*cannot read"):
+        untold_of(policy, OWN_FORM)
+    assert untold_of(policy, CHAT_TEMPLATE) == []
+
+
+def test_a_template_that_shows_no_calls_is_named(policy: Policy) -> None:
+    (note,) = untold_of(policy, "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    assert "does not show the calls" in note
+
+
+def test_a_call_that_is_only_thought_of_is_none(policy: Policy) -> None:
+    policy.tokenizer.chat_template = CHAT_TEMPLATE.replace(
+        "assistant\n{% endif", "assistant\n<think>\n{% endif"
+    )
+    call = '<tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>'
+    prompt = np.array(chat_tokens(policy.tokenizer, CHAT.prompt, {}))
+
+    def read_behind(text: str) -> int:
+        turn = np.array(policy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return len(reader_of(policy, [SCHEMA])(turn, prompt))
+
+    assert [read_behind(text) for text in (call, f"so</think>{call}", f"{call}</think>It is 3.")] == [0, 1, 0]
 
 
 def test_answers_are_learned_where_the_last_message_is_written_otherwise(policy: Policy) -> None:

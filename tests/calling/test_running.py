@@ -79,7 +79,8 @@ PROBLEM = Problem("p", "?", {"glossary": {"covey": "a small flock of birds"}})
 def toolbox(folder: Path, *names: str, timeout: float = 10.0, most: int = 256) -> Toolbox:
     (folder / "mine.py").write_text(FILE)
     functions = tuple(n if n in ("calculate", "python") else f"mine.py:{n}" for n in names)
-    return Toolbox(ToolUse(functions=functions, timeout=timeout, result_tokens=most), folder, Sandbox())
+    use = ToolUse(functions=functions, timeout=timeout, result_tokens=most, seconds=max(60.0, timeout))
+    return Toolbox(use, folder, Sandbox())
 
 
 def test_a_function_gets_what_the_model_says_and_columns_of_the_row(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_a_call_that_hangs_or_dies_costs_itself(tmp_path: Path) -> None:
     box = toolbox(tmp_path, "hangs", "dies", "calculate", timeout=0.5)
     begun = time.monotonic()
     calls = [ToolCall("hangs", {}), ToolCall("dies", {}), ToolCall("calculate", {"expression": "6*7"})]
-    said = [future.result() for future in [box.begin(call, PROBLEM) for call in calls]]
+    said = box.begin(calls, PROBLEM, None, box.allowance(box.waiting()))()
     assert "no answer within 0.5 s" in said[0]
     assert said[1].startswith(ERROR)
     assert said[2] == "42"
@@ -140,7 +141,7 @@ def test_a_call_that_cannot_be_tried_ends_the_run(tmp_path: Path, monkeypatch: p
     box = toolbox(tmp_path, "look_up")
     monkeypatch.setattr(box.server, "call", lambda *_, **__: Outcome("lost", text="no more processes"))
     with pytest.raises(CoveyError, match="look_up could not be run: no more processes"):
-        box.begin(ToolCall("look_up", {"word": "covey"}), PROBLEM).result()
+        box.begin([ToolCall("look_up", {"word": "covey"})], PROBLEM, None, box.allowance(box.waiting()))()
 
 
 @pytest.mark.usefixtures("sandbox")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from covey.batching import collate
 from covey.calling import turns
 from covey.calling.calls import ToolCall
-from covey.calling.inserted import answer_tokens, plain_result
+from covey.calling.inserted import answer_tokens, plain_result, result_words
 from covey.calling.metrics import tool_metrics
 from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
@@ -19,8 +23,10 @@ from covey.config.schema import Sandbox, Train
 from covey.errors import ConfigError
 from covey.learner.learner import Learner
 from covey.models.chat import chat_tokens
+from covey.models.controls import ControlWords
 from covey.models.policy import Policy
-from covey.rewards.contract import Context, Reward, token_ends
+from covey.rewards.contract import Context, Reward
+from covey.rewards.ends import token_ends
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.sampling.local import LocalSampler
@@ -79,7 +85,7 @@ def test_turns_keep_the_bits_of_the_trainer(policy: Policy, box: Toolbox, params
             not d for d, _ in c.parts
         )
         assert not c.logprobs[~c.drawn].any()
-        assert c.text == policy.decode(c.tokens[c.drawn].tolist())
+        assert c.text == "".join(policy.decode(ids.tolist()) for drawn, ids in c.parts if drawn)
         assert len(c.tokens) <= 115
         batch = collate([Group(TEXT, asked[r].prompt, (c,), np.array([1.0]))])
         scores = Learner(policy, Train()).score(batch, 1.0).logprobs[0].numpy()
@@ -101,15 +107,16 @@ class Scripted:
 
     version, shares, bit_exact = 0, True, True
 
-    def __init__(self, policy: Policy, *lines: str, finish: str = "stop") -> None:
-        self.policy, self.lines, self.finish = policy, list(lines), finish
+    def __init__(self, policy: Policy, *lines: str, finish: str = "stop", end: bool = True) -> None:
+        """``end``: whether each line ends with the token that ends a text."""
+        self.policy, self.lines, self.finish, self.end = policy, list(lines), finish, [2] * end
         self.asked: list[tuple[Request, SamplingParams]] = []
 
     def sample(self, requests: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
         line = self.lines.pop(0)
         for r, request in enumerate(requests):
             self.asked.append((request, params))
-            ids = np.array(self.policy.tokenizer(line)["input_ids"] + [2])
+            ids = np.array(self.policy.tokenizer(line)["input_ids"] + self.end)
             for s in range(len(request.streams)):
                 yield Sampled(r, s, Completion(ids, np.zeros(len(ids), np.float32), line, self.finish))
 
@@ -118,9 +125,9 @@ WRITTEN = '<tool_call>{"name": "calculate", "arguments": {"expression": "6*7"}}<
 
 
 def talk(
-    policy: Policy, box: Toolbox, problem: Problem, *lines: str, max_tokens: int = 400
+    policy: Policy, box: Toolbox, problem: Problem, *lines: str, max_tokens: int = 400, end: bool = True
 ) -> tuple[Completion, Scripted]:
-    inner = Scripted(policy, *lines)
+    inner = Scripted(policy, *lines, end=end)
     (found,) = TurnSampler(inner, policy, box).sample(
         [Request(np.array([5, 6]), [11], problem=problem)], SamplingParams(max_tokens)
     )
@@ -146,13 +153,106 @@ def test_a_chat_goes_on_as_its_template_writes_it(policy: Policy, box: Toolbox) 
     assert again.room == 400 - again.begun
 
 
-def test_each_sibling_draws_on_from_its_own_stream(policy: Policy, box: Toolbox) -> None:
-    inner = Scripted(policy, WRITTEN, "42")
-    asked = Request(np.array([5, 6]), [11, 12, 13], problem=CHAT)
-    found = list(TurnSampler(inner, policy, box).sample([asked], SamplingParams(400)))
-    begun, *later = [list(request.streams) for request, _ in inner.asked]
-    assert (begun, later) == ([11, 12, 13], [[11], [12], [13]])
-    assert sorted(one.sample for one in found) == [0, 1, 2]
+TOLD = '<tool_call>{"name": "calculate", "arguments": {"expression": "1+</tool_call>1"}}</tool_call>'
+
+
+def pieces_of(text: str) -> list[str]:
+    """What a sampler draws that stops at each `</tool_call>`."""
+    parts = text.split("</tool_call>")
+    return [part + "</tool_call>" for part in parts[:-1]]
+
+
+def test_a_tag_inside_of_a_text_ends_no_call_in_plain_text(policy: Policy, box: Toolbox) -> None:
+    whole, inner = talk(policy, box, TEXT, *pieces_of(TOLD), "so be it", end=False)
+    assert len(inner.asked) == 3
+    assert whole.text == TOLD + "so be it"
+    (turn, answer, _) = whole.turns
+    assert turn["content"] == TOLD
+    assert turn["tool_calls"] == [
+        {
+            "type": "function",
+            "function": {"name": "calculate", "arguments": {"expression": "1+</tool_call>1"}},
+        }
+    ]
+    assert str(answer["content"]).startswith("error: ")
+    first, second, _ = (request for request, _ in inner.asked)
+    assert second.begun == len(second.prompt) - len(first.prompt), "its draws continue where they were"
+
+
+def test_a_turn_of_nothing_but_tags_ends(policy: Policy, box: Toolbox) -> None:
+    """Each is a round of its own: they have a bound."""
+    begun = '<tool_call>{"name": "calculate", "arguments": {"expression": "'
+    lines = [begun + "</tool_call>", *["</tool_call>"] * turns.MOST_ADDED, "it was none"]
+    whole, inner = talk(policy, box, TEXT, *lines, end=False)
+    assert len(inner.asked) == len(lines)
+    assert [t["role"] for t in whole.turns] == ["assistant", "tool", "assistant"]
+
+
+def test_siblings_continue_with_their_own_streams(policy: Policy, box: Toolbox) -> None:
+    inner = Scripted(policy, WRITTEN, "1", "2", "3")
+    asked = [Request(np.array([5, 6]), [11, 12, 13], problem=CHAT)]
+    assert len(list(TurnSampler(inner, policy, box).sample(asked, SamplingParams(400)))) == 3
+    assert [list(request.streams) for request, _ in inner.asked[1:]] == [[11], [12], [13]]
+
+
+def test_results_follow_in_the_order_of_their_calls(policy: Policy, box: Toolbox) -> None:
+    several = "".join(WRITTEN.replace("6*7", f"{n}+0") for n in (3, 1, 2))
+    whole, _ = talk(policy, box, CHAT, several, "done")
+    assert [t["content"] for t in whole.turns if t["role"] == "tool"] == ["3", "1", "2"]
+    written = policy.decode(whole.tokens[~whole.drawn].tolist())
+    assert written.index("3") < written.index("1") < written.index("2")
+
+
+def test_each_turn_is_told_as_it_was_said(policy: Policy, box: Toolbox) -> None:
+    other = WRITTEN.replace("6*7", "1+1")
+    whole, _ = talk(policy, box, CHAT, WRITTEN, other, "both")
+    assert [t["content"] for t in whole.turns] == [WRITTEN, "42", other, "2", "both"]
+
+
+def test_calls_beyond_those_of_a_turn_are_not_run(policy: Policy, tmp_path: Path) -> None:
+    use = ToolUse(functions=("calculate",), calls_per_turn=2, result_tokens=90)
+    few = Toolbox(use, tmp_path, Sandbox())
+    whole, _ = talk(policy, few, CHAT, WRITTEN * 4, "done", max_tokens=2000)
+    said = [t["content"] for t in whole.turns if t["role"] == "tool"]
+    assert said == ["42", "42", *["error: not run: only the first 2 calls of a turn are"] * 2]
+
+
+HANGING = """
+import time
+
+def hang() -> str:
+    \"\"\"Never ends.\"\"\"
+    time.sleep(600)
+
+class Room:
+    def reset(self): pass
+    def hang(self) -> str:
+        \"\"\"Never ends.\"\"\"
+        time.sleep(600)
+    def get_reward(self):
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["functions", "environment"])
+def test_calls_that_hang_cost_their_completion_and_their_batch_the_seconds_for_tools(
+    policy: Policy, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    tools: dict[str, Any] = {"functions": ("hanging.py:hang",), "environment": "hanging.py:Room"}
+    use = ToolUse(**{kind: tools[kind]}, calls_per_turn=40, timeout=0.2, seconds=0.5, result_tokens=60)
+    box = Toolbox(use, tmp_path, Sandbox())
+    hang = '<tool_call>{"name": "hang", "arguments": {}}</tool_call>'
+    inner = Scripted(policy, hang * 40, *["done"] * 3)
+    made = TurnSampler(inner, policy, box)
+    asked = [Request(np.array([5, 6]), [11, 12, 13], problem=CHAT)]
+    found = [s.completion for s in made.sample(asked, SamplingParams(9000))]
+    said = [str(t["content"]) for c in found for t in c.turns if t["role"] == "tool"]
+    assert len(said) == 120
+    skipped = sum("not run: the 0.5 s for tools are used up" in answer for answer in said)
+    assert skipped > 20 or kind == "environment", "which answers no more after the first that hangs"
+    assert 0.2 < made.waited < 60, "not 120 times 0.2 s, one after another, and never 600 s"
+    assert [c.environment for c in found] == [None] * 3
 
 
 def test_in_plain_text_a_call_ends_the_turn(policy: Policy, box: Toolbox) -> None:
@@ -176,15 +276,51 @@ def test_an_answer_without_room_truncates(policy: Policy, box: Toolbox) -> None:
 
 
 def test_a_long_result_is_cut(policy: Policy) -> None:
-    assert plain_result(policy, "9" * 500, 600) == "9" * 500
-    assert plain_result(policy, "9" * 500, 8) == "99999999 [cut]"
+    assert plain_result(policy, result_words(policy.tokenizer), "9" * 500, 600) == "9" * 500
+    assert plain_result(policy, result_words(policy.tokenizer), "9" * 500, 8) == "99999999 [cut]"
 
 
 @pytest.mark.parametrize(
     "text", ["a<|im_end|>b", "a<|im_<|im_end|>end|>b", "<|im_start|>a<|pad|>b", "a</tool_response>b"]
 )
 def test_no_result_passes_for_the_template(policy: Policy, text: str) -> None:
-    assert plain_result(policy, text, 100) == "ab"
+    assert plain_result(policy, result_words(policy.tokenizer), text, 100) == "ab"
+
+
+WORDS = st.lists(st.text("<|ab", min_size=1, max_size=5), min_size=1, max_size=5)
+
+
+class Counted(list):
+    """A list that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.reads += isinstance(place, int)
+        return super().__getitem__(place)
+
+
+@given(WORDS, st.text("<|ab", max_size=60))
+def test_no_word_is_left_in_any_text(words: list[str], text: str) -> None:
+    found = ControlWords(words)
+    plain = found.removed(text)
+    assert not [word for word in words if word in plain]
+    assert found.removed(plain) == plain
+    assert plain == text or any(word in text for word in words)
+
+
+@pytest.mark.parametrize(
+    "nested", [("<tool_resp", "onse>"), ("<" * 9, ">"), ("<tool_response>", ""), ("<unused1", "<unused12")]
+)
+def test_a_nested_text_costs_steps_by_its_length(nested: tuple[str, str]) -> None:
+    """Of 6,251 words, as Gemma 3 has them. In rounds each depth was looked through for every word."""
+    words = ControlWords(["<tool_response>", *(f"<unused{n}>" for n in range(6250))])
+    steps = []
+    for depth in (500, 2000):
+        words.next = Counted(words.next)
+        words.removed(nested[0] * depth + nested[1] * depth)
+        steps.append(words.next.reads)
+    assert steps[1] < 4.5 * steps[0] < 4.5 * 40 * 500 * (len(nested[0]) + len(nested[1]))
 
 
 def test_a_template_may_be_made_of_tokens_that_are_not_special(
@@ -192,11 +328,11 @@ def test_a_template_may_be_made_of_tokens_that_are_not_special(
 ) -> None:
     """As `<｜User｜>` of R1's distilled models; others, as `<answer>`, are the text's."""
     monkeypatch.setattr(policy.tokenizer, "chat_template", "<think>{{ messages }}")
-    assert plain_result(policy, "<think>a<answer>b", 100) == "a<answer>b"
+    assert plain_result(policy, result_words(policy.tokenizer), "<think>a<answer>b", 100) == "a<answer>b"
 
 
 def test_half_a_character_does_not_end_the_run(policy: Policy) -> None:
-    assert plain_result(policy, "a\ud800b", 100) == "a?b"
+    assert plain_result(policy, result_words(policy.tokenizer), "a\ud800b", 100) == "a?b"
 
 
 def test_a_turn_that_a_stop_string_ended_is_closed(policy: Policy) -> None:
@@ -228,8 +364,12 @@ def test_rewards_see_what_the_model_wrote(policy: Policy, box: Toolbox) -> None:
     ends = given["token_ends"]
     assert len(ends) == len(whole.tokens)
     assert ends[-1] == len(whole.text)
-    drawn = [end for end, own in zip(ends, whole.drawn, strict=True) if own]
-    assert drawn == token_ends(whole.tokens[whole.drawn].tolist(), policy.decode)
+    first, answered, last = whole.parts
+    own = token_ends(first[1].tolist(), policy.decode)
+    said = len(WRITTEN)
+    assert own[-1] == said, "the turn's end adds nothing"
+    more = [said + end for end in token_ends(last[1].tolist(), policy.decode)]
+    assert ends == [*own, *[said] * len(answered[1]), *more]
 
 
 def test_metrics_count_answers_and_errors(policy: Policy, box: Toolbox) -> None:

@@ -132,7 +132,8 @@ def signs() -> set[str]:
     steps = (StepRewards([1.0], [0]), StepRewards([0.0], [0]))
     groups = [replace(group([1, 0]), steps={"judge": steps})]
     advantages = [np.ones(2), -np.ones(2)]
-    return {*group_signs(groups), *gradient_signs(groups, advantages), "kl/start", "reward/paid_elsewhere"}
+    return {*group_signs(groups), *gradient_signs(groups, advantages), "kl/start", "reward/paid_elsewhere",
+            "text/reference", "text/reference_elsewhere"}  # fmt: skip
 
 
 def test_every_metric_is_explained_and_no_other() -> None:

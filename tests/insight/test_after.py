@@ -16,6 +16,7 @@ from covey.estimates import paired_bootstrap
 from covey.insight import difference
 from covey.insight.rescore import Rescored
 from covey.runs.rollouts import read_rollouts
+from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.train.test_runs import start
 
 HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b31m\u202eabc\r\n  | faked\x07"
@@ -69,7 +70,7 @@ def test_show_repeats_what_the_run_has_found(runs, capsys) -> None:
         "remedy": "rollout.group_size: 16",
         "advice": "",
     }
-    (runs[0] / "findings.jsonl").write_text(json.dumps(record) + "\n")
+    (runs[0] / "findings.jsonl").write_text(as_stream([record]))
     assert "step 3: 75 % tie. Try: rollout.group_size: 16" in out(capsys, "show", runs[0])
     (runs[0] / "findings.jsonl").unlink()
 
@@ -221,10 +222,10 @@ def test_a_report_is_one_file_that_loads_nothing(runs, tmp_path: Path, capsys) -
 
 def test_a_completion_does_nothing_to_terminal_or_page(runs, tmp_path: Path, capsys) -> None:
     path = next((runs[1] / "rollouts").glob("*0.jsonl"))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path)
     for row in rows:
         row |= {"completion": HOSTILE, "prompt": HOSTILE}
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    rewrite_rollouts(runs[1], 0, rows)
     texts = [out(capsys, "show", runs[1], 0), out(capsys, "show", runs[1], 0, 0)]
     texts.append(out(capsys, "show", runs[1], 0, 0, "--json"))
     assert json.loads(texts[-1])["completions"][0]["completion"] == HOSTILE

@@ -17,7 +17,7 @@ from covey.insight.forecast import Workload, evaluations_of
 from covey.insight.preview import Measured, Preview
 from covey.preview import preview, rl_stage
 from covey.rewards.scorer import ScoringStats
-from covey.types import Completion, Group
+from covey.types import Completion, Group, Problem
 from tests import fakes
 from tests.train.test_runs import FAST, StopAt, varied
 
@@ -228,3 +228,19 @@ def test_of_a_pipeline_the_stage_that_samples() -> None:
     )
     assert rl_stage(loaded).config.train.steps == 7
     assert any("stage 2 begins with the model of stage 1" in note for note in loaded.notes)
+
+
+def test_a_verdict_that_does_not_read_what_is_written_is_named() -> None:
+    """A chat model's sentences never passed float(completion), and nothing said that they held the number."""
+    plain = fakes.group([0, 0, 0, 0])
+    groups = []
+    for n, answer in enumerate(("42", "17")):
+        written = tuple(replace(c, text=f"That makes {answer}.") for c in plain.completions)
+        groups.append(replace(plain, completions=written, problem=Problem(str(n), "", {"answer": answer})))
+    stage = load_config(values={"model": "tiny", "rewards": ["math_answer"]})
+    measured = Measured(groups, 1.0, 2, ScoringStats())
+    found = Preview(stage, measured, {}, 0, 0, 2)
+    assert any("stands in 100% of the completions, and 0% are correct" in str(a) for a in found.advice())
+    unpaid = [replace(g, completions=plain.completions) for g in groups]
+    other = Preview(stage, replace(measured, groups=unpaid), {}, 0, 0, 2)
+    assert not any("stands in" in str(a) for a in other.advice())

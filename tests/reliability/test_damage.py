@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import resource
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.fakes import as_stream, rows_of
 
 from covey.cli import main
+from covey.errors import CheckpointError
+from covey.runs.folder import RunFolder, read_stream
+from covey.ui.records import run_page
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -111,14 +118,16 @@ def test_a_digit_in_a_log_is_noticed(runs: Path, tmp_path: Path, capsys) -> None
 def test_rollouts_that_are_gone_are_mentioned(runs: Path, tmp_path: Path, capsys) -> None:
     shutil.copytree(runs / "killed", tmp_path / "run")
     (tmp_path / "run/rollouts/step_000000.npz").unlink()
-    assert main(["resume", str(tmp_path / "run"), "--strict"]) in (0, 1)
+    assert main(["resume", str(tmp_path / "run"), "--strict"]) == 4
+    assert "rollouts lacks 1 of 4 files" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "run")]) in (0, 1)
     assert "rollouts lacks 1 of 4 files" in capsys.readouterr().out
 
 
 def test_logs_that_cannot_be_read_are_named_by_the_line(runs: Path, tmp_path: Path, capsys) -> None:
     shutil.copytree(runs / "done", tmp_path / "run")
     for damage in (b"{\n", b"[]\n", b"\xff\n", b'{"loss": 1}\n'):
-        (tmp_path / "run/metrics.jsonl").write_bytes(b'{"step": 0}\n' + damage)
+        (tmp_path / "run/metrics.jsonl").write_bytes(as_stream([{"step": 0}]).encode() + damage)
         assert main(["explain", str(tmp_path / "run")]) == 4
         assert "metrics.jsonl:2: damaged" in capsys.readouterr().err
 
@@ -163,3 +172,107 @@ def test_a_damaged_step_can_be_left_out(runs: Path, tmp_path: Path, capsys, file
     assert all("move step_000003.jsonl elsewhere" in said for said in refused.values())
     path.with_suffix(".jsonl").rename(tmp_path / "elsewhere")
     assert [main(look) for look in looks] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("file", ["rollouts/step_000000.jsonl", "rollouts/step_000001.npz"])
+def test_a_bit_of_the_rollout_log_is_noticed(runs: Path, tmp_path: Path, capsys, file: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "killed", run)
+    flip(run / file)
+    assert main(["verify", str(run)]) == 4
+    assert f"damaged  rollouts/{Path(file).stem}" in capsys.readouterr().out
+    assert main(["resume", str(run), "--strict"]) == 4
+    assert Path(file).name in capsys.readouterr().err
+
+
+def test_what_is_computed_from_the_rollout_log_refuses_a_digit(runs: Path, tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "done", run)
+    path = run / "rollouts/step_000001.jsonl"
+    path.write_text(path.read_text().replace('"reward": ', '"reward": 9', 1))
+    looks = (["pairs", str(run), "-o", str(tmp_path / "p.jsonl")], ["rescore", str(run), "repetition"])
+    for command in (*looks, ["show", str(run), "1"]):
+        assert main(command) == 4
+        assert "step_000001.jsonl:1: damaged" in capsys.readouterr().err
+    assert not (tmp_path / "p.jsonl").exists()
+
+
+@pytest.mark.parametrize("stream", ["metrics", "timings", "evals"])
+def test_every_byte_of_a_finished_log_is_held_to_what_was_written(
+    runs: Path, tmp_path: Path, capsys, stream: str
+) -> None:
+    """A digit anywhere, and a line that is not there any more."""
+    run, report = tmp_path / "run", ["-o", str(tmp_path / "r.html")]
+    shutil.copytree(runs / "done", run)
+    path, whole = run / f"{stream}.jsonl", (run / f"{stream}.jsonl").read_bytes()
+    digits = [i for i, byte in enumerate(whole) if chr(byte).isdigit()]
+    for place in digits[:: len(digits) // 9]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert main(["report", str(run), *report]) == 4
+        assert f"{stream}.jsonl:" in capsys.readouterr().err
+    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    assert main(["report", str(run), *report]) == 4
+    assert f"{stream}.jsonl is not as it was written" in capsys.readouterr().err
+    assert any(path.name in note for note in run_page("run", run)["notes"])
+    path.write_bytes(whole)
+    assert main(["verify", str(run)]) == 0
+
+
+def test_a_finished_stage_with_other_evaluations_is_not_gone_on_from(
+    runs: Path, tmp_path: Path, capsys
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "done", run)
+    changed = [{**row, "greedy": 2.0} for row in rows_of(run / "evals.jsonl")]
+    (run / "evals.jsonl").write_text(as_stream(changed))  # each line whole, and not what the result knows
+    assert main(["resume", str(run)]) == 4
+    assert "evals.jsonl is not as it was written" in capsys.readouterr().err
+
+
+def test_a_log_that_the_disk_has_changed_is_not_sealed_as_right(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append("metrics.jsonl", {"step": 0, "loss": 1.0})
+    flip(tmp_path / "metrics.jsonl")
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl does not hold what was written"):
+        folder.sync()
+    folder.close()
+
+
+def test_a_line_that_does_not_fit_on_the_disk_leaves_no_half(tmp_path: Path, monkeypatch) -> None:
+    folder = RunFolder(tmp_path)
+    folder.append("events.jsonl", {"step": 0, "event": "before"})
+    before, limits = (tmp_path / "events.jsonl").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 9, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large.*events\.jsonl"):
+            folder.append("events.jsonl", {"step": 1, "event": "more than fits"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+    folder.close()
+
+
+def test_a_read_that_fails_once_is_tried_again_and_else_named(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text(as_stream([{"step": 0, "loss": 1.0}]))
+    failures = [errno.ESTALE]
+
+    def stale(*_: object) -> None:
+        if failures:
+            raise OSError(failures.pop(), "Stale file handle")
+
+    monkeypatch.setattr("covey.opening._check_regular", stale)
+    monkeypatch.setattr("covey.opening.PAUSE", 0)
+    assert read_stream(tmp_path, "metrics.jsonl") == [{"step": 0, "loss": 1.0}]
+    failures += [errno.ESTALE] * 3
+    with pytest.raises(OSError, match="Stale file handle") as caught:
+        read_stream(tmp_path, "metrics.jsonl")
+    assert caught.value.filename == str(tmp_path / "metrics.jsonl")
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)

@@ -215,3 +215,64 @@ def test_a_header_that_promises_too_much_is_an_error_of_one_line(project: Path, 
     (project / "stranger" / "model.safetensors").write_bytes(length + header.encode() + bytes(1 << 20))
     assert main(["train", str(project / "run.yaml")]) == 2
     assert "could not be loaded" in capsys.readouterr().err
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+UNUSABLE: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "a template without an end": ("chat_template.jinja", lambda p: p.write_text(LOOP), "takes more than"),
+    "a template of 8 GB": (
+        "chat_template.jinja",
+        lambda p: p.write_text("{{ 'a' * 8000000000 }}"),
+        "MemoryError",
+    ),
+    "a macro that calls itself": (
+        "chat_template.jinja",
+        lambda p: p.write_text("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+        "RecursionError",
+    ),
+    "a config nested for ever": ("config.json", lambda p: p.write_text("[" * 10**5), "nested too deeply"),
+    "a large config": (
+        "config.json",
+        lambda p: p.write_text(json.dumps({"a": "x" * (1 << 25)})),
+        "at most 16,777,216 are read",
+    ),
+    "a million ends": (
+        "config.json",
+        lambda p: p.write_text(json.dumps({"eos_token_id": list(range(10**6))})),
+        "eos_token_id has 1,000,000 tokens",
+    ),
+    "a pattern that panics": ("tokenizer.json", lambda p: split_by(p, "(?:(?:1|1)+)+$"), "PanicException"),
+    "a token of 20 MB": (
+        "tokenizer.json",
+        lambda p: p.write_text(p.read_text().replace('"', '"' + "x" * (20 << 20) + '" "', 1)),
+        "of more than 65,536 bytes",
+    ),
+}
+
+
+def split_by(tokenizer: Path, pattern: str) -> None:
+    values = json.loads(tokenizer.read_text())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    tokenizer.write_text(json.dumps({**values, "pre_tokenizer": split}))
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_a_model_folder_that_would_take_all_time_or_memory_is_refused(
+    project: Path, monkeypatch, what: str
+) -> None:
+    file, change, said = UNUSABLE[what]
+    model = project / "stranger"
+    (model / "manifest.json").unlink(missing_ok=True)
+    change(model / file)
+    monkeypatch.setattr("covey.models.trial.SECONDS", 1)
+    with pytest.raises(ValueError, match=said) as caught:
+        pretrained_tokenizer(model)
+    assert str(model / file) in str(caught.value)
+
+
+def test_weights_that_belong_to_a_much_larger_model_are_named_unread(project: Path, capsys) -> None:
+    os.truncate(project / "stranger" / "model.safetensors", 60 << 30)
+    assert main(["train", str(project / "run.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "model.safetensors has 64,424,509,440 bytes" in said
+    assert "not of the same model" in said

@@ -36,7 +36,8 @@ def test_both_forms_get_what_their_signature_asks_for() -> None:
     def batch(prompts, completions, completion_ids, answer, **rest):
         assert prompts == ["2+2="] * 2
         assert completion_ids == [c.tokens.tolist() for c in COMPLETIONS]
-        assert rest == {"completion": ["the worked answer"] * 2}
+        assert rest.pop("completion") == ["the worked answer"] * 2
+        assert sorted(rest) == ["log_extra", "log_metric", "trainer_state"]
         return [float(c == a) for c, a in zip(completions, answer, strict=True)]
 
     def single(completion, answer):
@@ -442,3 +443,29 @@ def test_what_a_function_declares_of_itself_is_checked(tmp_path: Path, declared:
 def test_a_gate_is_a_name(gate: object) -> None:
     with pytest.raises(ConfigError, match="gated_by"):
         load_rewards(["math_answer", {"think_format": {"gated_by": gate}}], Path())
+
+
+@pytest.mark.parametrize(
+    ("values", "ends", "said"),
+    [
+        ((1.0, 2.0, 3.0), (1, 2), "3 values and 2 ends"),
+        ((1.0, 2.0), (3, 1), r"ends \[3, 1\] do not increase at place 2"),
+        ((1.0, 2.0), (2, 2), "do not increase at place 2"),
+        ((1.0,), (-1,), "do not increase at place 1"),
+    ],
+)
+def test_step_rewards_whose_steps_are_none_are_refused(values, ends, said: str) -> None:
+    def steps(completion):
+        return StepRewards(values, ends)
+
+    with pytest.raises(RewardError, match=rf"reward steps on problem p1.*{said}"):
+        judged(steps)
+
+
+def test_step_rewards_become_steps() -> None:
+    def steps(completion):
+        return StepRewards((1.0, -1.0), (0, 4)) if completion == "4" else StepRewards((), ())
+
+    first, second = judged(steps).scores["steps"]
+    assert first.steps == ((0, 1, 1.0), (1, 5, -1.0))
+    assert second.steps == ()

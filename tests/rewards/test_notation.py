@@ -67,6 +67,39 @@ no | No
 5 \times 10^3 \text{ m} | 5000
 5\text{ m}/\text{s} | 5 m/s
 f^{-1}(x)=x-1 | x-1
+\frac{1}{n} | \frac1n
+\frac{x}{2} | \frac x2
+\frac{n}{2} | \frac n{2}
+\frac{n}{2} | \frac{n}2
+\frac{\pi}{4} | \frac\pi4
+\frac{\alpha}{2} | \frac\alpha2
+\frac{a}{b} | \frac ab
+\frac{3\pi}{4} | \frac{3\pi}4
+\binom{n}{2} | \binom n2
+\frac{1}{\sqrt{2}} | \sqrt\frac12
+\sqrt{x} | x^\frac12
+\frac{1}{2} | \frac12
+2\frac12 | 2.5
+\frac{\sqrt{3}}{2} | \frac{\sqrt3}2
+\sqrt{\pi} | \sqrt\pi
+42 | \color{red}{42}
+42 | \color{red}42
+42 | \textcolor{blue}{42}
+42 | \underline{42}
+42 | \mathbf{\text{42}}
+42 | \large 42
+42 | {\bf 42}
+42 | \bf 42
+42 | 42。
+0.5 | \frac12 = 0.5
+\frac12 | \frac12 \approx 0.5
+\frac12 | \frac24 = \frac12 \approx 0.5
+5 | 2+3=5
+60\text{ km/h} | 60\text{ kmph}
+\frac13 | 0.\dot3
+\frac13 | 0.\dot{3}
+\frac{41}{333} | 0.\dot{1}2\dot{3}
+\frac{7}{30} | 0.2\dot3
 """
 DIFFERENT = r"""
 12 | 1 2
@@ -99,6 +132,30 @@ A^TB | AB
 5\text{ m} | 5\text{ s}
 no | on
 f^{-1}(x)=x-1 | f(x)=x-1
+\frac{1}{n} | \frac n1
+\frac{1}{12} | \frac112
+\frac{x}{2} | \frac 2x
+\frac{a}{bc} | \frac abc
+\frac{\pi}{45} | \frac\pi45
+\binom{n}{2} | \binom 2n
+\frac{1}{2} | \sqrt\frac12
+x^{\frac{1}{23}} | x^\frac123
+42 | \color{red}{43}
+42 | \color{42}{43}
+42 | \textcolor{blue}{24}
+42 | \underline{4}2\underline{2}
+42 | \large 43
+43 | 42。
+0.5 | \frac12 = 0.6
+0.5 | \frac13 = 0.5
+0.5 | 0.6 = 0.6
+\frac12 | \frac13 \approx 0.5
+5 | 2=3=5
+60\text{ km/h} | 60\text{ mph}
+\frac13 | 0.\dot4
+\frac{1}{3} | 0.3\dot{0}
+\frac{41}{333} | 0.\dot{1}3\dot{2}
+3 | \dot3
 """
 
 

@@ -252,7 +252,23 @@ def test_what_cannot_be_seen_is_no_content(blank: str) -> None:
 def test_language_is_a_share_of_words_and_formulas_do_not_count() -> None:
     english = "first we add the two numbers and then we divide by three"
     assert language_consistency(english).value == 1.0
-    assert language_consistency(english + r" $\alpha\beta$ `код код` ```之```").value == 1.0
+    assert (
+        language_consistency(english + r" $\alpha\beta = x_1 β$ `for x in y: print(x)` ```def f```").value
+        == 1.0
+    )
+    for hidden in ("$ {} $", "$5 {} $6", "`{}`", "```\n{}", "```{}```", r"\\text $${}$$"):
+        for foreign in (
+            "所以答案是五因为二加三等于五",
+            "потому что ответ пять и это всё",
+            "γιατί αυτή είναι",
+        ):
+            assert language_consistency(english + " " + hidden.format(foreign)).value < 0.9, hidden
+    chinese = "我们先把两个数字加起来然后除以三"
+    assert (
+        language_consistency(chinese + r" $\sin x + yz = \frac{ab}{c}$ `print(x)`", language="zh").value
+        == 1.0
+    )
+    assert language_consistency(chinese + " $ so the answer is five $", language="zh").value < 0.8
     assert language_consistency("我们先把两个数字加起来然后除以三", language="zh").value == 1.0
     assert language_consistency("我们先把两个数字加起来然后除以三").value == 0.0
     mixed = language_consistency(english + " потом мы делим их").value
@@ -294,3 +310,32 @@ def test_format_pays_only_where_an_answer_was_found() -> None:
     problem = Problem("p", "2+2=", {"answer": "4"})
     group = rewards.score_group(problem, completion().tokens, [completion(t) for t in texts])
     assert group.rewards == pytest.approx([1.1, 0.1, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong"),
+    [
+        ("date", "2024-02-29", "tomorrow"),
+        ("date", "2024-02-29", "2023-02-29"),
+        ("date-time", "2024-02-29T10:00:00Z", "2024-02-30T10:00:00Z"),
+        ("date-time", "2024-02-29T10:00:00.5+02:00", "2024-02-29 10:00"),
+        ("time", "10:00:00Z", "25:00:00Z"),
+        ("email", "a@b.org", "a at b"),
+        ("uri", "https://a.org/b?c=d", "a b"),
+        ("ipv4", "1.2.3.4", "1.2.3.400"),
+        ("hostname", "a-b.org", "-a.org"),
+        ("uuid", "12345678-1234-5678-1234-567812345678", "12345678"),
+    ],
+)
+def test_a_schema_s_format_is_checked(name: str, right: str, wrong: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": name}}}
+    assert bad_schemas([{"schema": schema}]) == [None]
+    values = [json_schema(json.dumps({"a": text}), schema=schema).value for text in (right, wrong)]
+    assert values == [1.0, 0.0]
+
+
+def test_a_format_that_nobody_checks_is_named() -> None:
+    (fault,) = bad_schemas([{"schema": {"items": {"type": "string", "format": "iri"}}}])
+    assert "'iri'" in str(fault) and "jsonschema[format]" in str(fault)
+    own = {"type": "string", "format": "phone"}, {"properties": {"format": {"type": "string"}}}
+    assert bad_schemas([{"schema": one} for one in own]) == [None, None]

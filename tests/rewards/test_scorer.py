@@ -270,6 +270,8 @@ def risky(completion, answer):
     if completion == "die": os._exit(1)
     if completion == "hog": held = bytearray(1 << 36)
     if completion == "raise": raise ValueError("no")
+    if completion == "leave": raise SystemExit
+    if answer == "die for all": os._exit(1)
     if completion == "rich": return Score(0.5, "ambiguous", "rich", {"length": 4.0})
     return float(completion == answer)
 """
@@ -278,12 +280,41 @@ def risky(completion, answer):
 def test_an_isolated_function_can_hang_die_and_overflow(tmp_path: Path, capsys) -> None:
     (tmp_path / "mine.py").write_text(ISOLATED)
     rewards = load_rewards(["mine.py:risky"], tmp_path)
-    group = judged(rewards, "4", "hang", "5", "die", "hog", "raise", "rich")
+    group = judged(rewards, "4", "hang", "5", "die", "hog", "raise", "rich", "leave")
     found = [(s.value, s.status) for s in group.scores["risky"]]
     assert found[:3] == [(1.0, "ok"), (0.0, "timeout"), (0.0, "ok")]
-    assert found[3:6] == [(None, "infra_error")] * 3
+    assert [found[n] for n in (3, 4, 7)] == [(0.0, "crashed")] * 3, "what its text does is a completion's own"
+    assert found[5] == (None, "infra_error")
     assert group.scores["risky"][6] == Score(0.5, "ambiguous", "rich", {"length": 4.0})
     assert "(mine.py:10: " in group.scores["risky"][5].detail
+
+
+def test_an_isolated_function_that_dies_of_the_row_is_nobodys_zero(tmp_path: Path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(ISOLATED)
+    rewards = load_rewards(["mine.py:risky"], tmp_path)
+    row = Problem("p", "?", {**PROBLEM.columns, "answer": "die for all"})
+    group = rewards.score_group(row, np.array([1]), [completion("a"), completion("die")])
+    assert [s.value for s in group.scores["risky"]] == [None, None]
+
+
+def test_of_a_group_only_the_text_that_ends_the_process_is_zero(tmp_path: Path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\nfrom covey import reward\n@reward(isolate='process')\ndef together(completions):\n"
+        "    if 'die' in completions: os._exit(1)\n    return [float(len(c)) for c in completions]\n"
+    )
+    group = judged(load_rewards(["mine.py:together"], tmp_path), "a", "die", "ccc")
+    assert [(s.value, s.status) for s in group.scores["together"]] == [
+        (1.0, "ok"),
+        (0.0, "crashed"),
+        (3.0, "ok"),
+    ]
+
+
+def test_an_isolated_function_that_dies_of_nothing_is_the_users(tmp_path: Path) -> None:
+    """Paid with 0, all completions would tie, and nobody would be told why."""
+    (tmp_path / "mine.py").write_text(ISOLATED.replace('if completion == "die"', "if True"))
+    group = judged(load_rewards(["mine.py:risky"], tmp_path), "4")
+    assert [(s.value, s.status) for s in group.scores["risky"]] == [(None, "infra_error")]
 
 
 RETURNS = """

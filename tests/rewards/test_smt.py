@@ -9,7 +9,7 @@ import pytest
 from covey.rewards.audit import ask_canaries
 from covey.rewards.base import load_rewards
 from covey.rewards.scorer import Scorer
-from covey.rewards.smt import smt
+from covey.rewards.smt import bad_formulas, smt
 from covey.types import Problem
 
 pytest.importorskip("z3")
@@ -72,3 +72,17 @@ def test_it_has_canaries() -> None:
     row = {"declarations": DECLARED, "formula": FORMULA}
     rewards, problem = load_rewards(["smt"], Path()), Problem("p", "?", row)
     assert ask_canaries(Scorer(rewards), problem, {}) == {"smt": 0}
+
+
+def test_what_no_witness_can_give_a_value_is_named_before_training() -> None:
+    rows = [
+        {"declarations": DECLARED, "formula": FORMULA},
+        {"declarations": "(declare-const b (_ BitVec 8))", "formula": "(= b #x01)"},
+        {"declarations": "(declare-const s String)", "formula": '(= s "a")'},
+        {"declarations": "(declare-const a (Array Int Int))", "formula": "(= (select a 0) 1)"},
+        {"declarations": DECLARED, "formula": "(and x"},
+    ]
+    faults = bad_formulas(rows, ask="witness")
+    assert faults[0] is None and ["witness" in str(f) for f in faults[1:4]] == [True] * 3
+    assert "cannot read" in str(faults[4])
+    assert [f is None for f in bad_formulas(rows)] == [True, True, True, True, False]

@@ -16,7 +16,7 @@ from tests.fakes import completion
 from covey.models.tiny import build_tokenizer
 from covey.rewards.audit import check_references
 from covey.rewards.base import load_rewards
-from covey.rewards.contract import token_ends
+from covey.rewards.ends import token_ends
 from covey.rewards.steps import calculated, calculations, is_correct, split, step_labels, token_spans
 from covey.types import Completion, Problem, StepRewards
 

@@ -194,3 +194,82 @@ def test_what_cannot_be_tested_is_said(capsys) -> None:
     report = attack_rewards(PROBLEMS, load_rewards([{"regex_match": {"pattern": r"\d+ apples"}}], Path()))
     assert report.findings == ()
     assert len(report.notes) == 3
+
+
+TURNS = {
+    "any_call": (
+        'def any_call(completion, turns=()):\n    return float(any(t["role"] == "tool" for t in turns))',
+        {"a call that is refused", "a call again and again"},
+    ),
+    "said_by_anybody": (
+        "def said_by_anybody(completion, answer, turns=()):\n    said = [str(t['content']) for t in turns]\n\
+    return float(any(answer in one for one in said))",
+        {"an answer that only a tool said"},
+    ),
+    "each_call": (
+        "def each_call(completion, turns=()):\n    calls = [t.get('tool_calls', ()) for t in turns]\n\
+    return float(sum(map(len, calls)))",
+        {"a call again and again", "an answer that is only in a call"},
+    ),
+    "planted": (
+        "def planted(completion, turns=()):\n    return float('\"verdicts\": [true]' in completion)",
+        {"a planted verdict"},
+    ),
+    "raises": (
+        'def raises(completion, turns):\n    return 0.0 * len(turns[0]["tool_calls"][0]["function"]["name"])',
+        {"does nothing, with tools at hand (the function failed)"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_reward_that_looks_at_turns_is_attacked_in_turns(tmp_path: Path, name: str) -> None:
+    program, wanted = TURNS[name]
+    (tmp_path / "mine.py").write_text(program)
+    report = attack_rewards(PROBLEMS, load_rewards([f"mine.py:{name}"], tmp_path))
+    assert wanted <= {finding.attack for finding in report.findings}
+
+
+ROOM = '''
+class Room:
+    def reset(self, *, secret: int) -> None:
+        self.secret, self.steps = secret, []
+
+    def go(self, step: int, words: str = "") -> str:
+        """Go.
+
+        Args:
+            step: How far.
+            words: What to say.
+        """
+        self.steps.append(step)
+        return "gone"
+
+    def get_reward(self) -> float:
+        return {reward}
+'''
+REWARDS = {
+    "float(sum(self.steps) == self.secret)": set(),
+    "1.0 - 0.1 * len(self.steps)": {"does nothing", "go, with what does not fit"},
+    "0.1 * len(self.steps)": {"go, 8 times the same"},
+    "float(sum(self.steps) ** 2 == self.secret)": set(),
+    "float(sum(self.steps) ** 2) * 0": {"go, step 10**300 (the environment failed)"},
+    "0.0 / len(self.steps)": {"does nothing (the environment failed)"},
+}
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_a_scripted_player_tries_the_runs_own_environment(
+    tmp_path: Path, reward: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "room.py").write_text(ROOM.replace("{reward}", reward))
+    rows = ({"prompt": [{"role": "user", "content": f"go {n}"}], "secret": n} for n in (3, 5))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run.yaml").write_text(
+        "model: tiny\ndata: {train: rows.jsonl}\nrewards: [environment_reward]\n"
+        "rollout: {tools: {environment: room.py:Room}}\n"
+    )
+    code = main(["stress", str(tmp_path / "run.yaml"), "--json"])
+    found = {finding["attack"] for finding in json.loads(capsys.readouterr().out)["accepted"]}
+    assert found == REWARDS[reward] if not REWARDS[reward] else REWARDS[reward] <= found
+    assert code == bool(REWARDS[reward])

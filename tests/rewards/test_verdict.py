@@ -224,6 +224,11 @@ def test_by_component_a_group_is_dead_only_where_each_reward_ties() -> None:
     assert credited(group, PRESETS["grpo"].credit).dead
     again = loads.score_group(problem, np.array([1]), [completion("4"), completion("4")])
     assert credited(again, PRESETS["gdpo"].credit).dead
+    measured = load_rewards([{first: {"weight": 2.0, "verdict": True}}, {second: 0.0}], Path())
+    apart = measured.score_group(problem, np.array([1]), [completion("5", 3), completion("5", 3)])
+    apart = replace(apart, components={**apart.components, "second": np.array([0.0, 2.0])})
+    assert credited(apart, PRESETS["gdpo"].credit).dead, "what weighs nothing keeps no group alive"
+    assert not credited(replace(apart, weights={**apart.weights, "second": 1.0}), PRESETS["gdpo"].credit).dead
 
 
 ANSWER_NAME = "exact_answer"

@@ -8,7 +8,7 @@ import pytest
 
 from covey.config.schema import Keep
 from covey.errors import DataError
-from covey.runs.harvest import LoggedSample, mostly_truncated, pairs_of, write_pairs
+from covey.runs.harvest import LoggedSample, kept_of, mostly_truncated, pairs_of, write_pairs
 
 
 def sample(reward: float, text: str, finish: str = "stop") -> LoggedSample:
@@ -25,3 +25,21 @@ def test_truncated_completions_make_no_pair_and_are_named_as_the_cause(
     monkeypatch.setattr("covey.runs.harvest.sampled_groups", lambda run: iter([cut]))
     with pytest.raises(DataError, match=r"2 of 3 completions are truncated.*rollout\.max_tokens"):
         write_pairs(tmp_path / "run", tmp_path / "pairs.jsonl", 0.0, 1)
+
+
+def test_equal_rewards_make_no_pair_and_the_margin_itself_is_not_beyond_it() -> None:
+    equal = [sample(1.0, "a"), sample(1.0, "b")]
+    assert pairs_of([equal], Keep(margin=0.0), {}) == []
+    assert len(pairs_of([[sample(1.0, "a"), sample(0.5, "b")]], Keep(margin=0.0), {})) == 1
+    assert pairs_of([[sample(1.0, "a"), sample(0.5, "b")]], Keep(margin=0.5), {}) == []
+
+
+def test_a_reward_that_was_not_given_passes_no_threshold() -> None:
+    def correct(text: str, components: dict[str, float | None]) -> LoggedSample:
+        return LoggedSample(0, 0, "p", "Q", text, "stop", 1.0, {"ok": 1.0, **components})
+
+    group = [correct("given", {"style": 0.0}), correct("unknown", {"style": None}), correct("absent", {})]
+    for least in (-1.0, 0.0):
+        kept = kept_of([group], "ok", Keep(least={"style": least}, per_problem=9), {})
+        assert [row["completion"] for row in kept] == ["given"]
+    assert kept_of([[correct("a", {"ok": None})]], "ok", Keep(), {}) == []

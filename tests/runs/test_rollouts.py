@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.fakes import rewrite_rollouts, rows_of
 from tests.ui.conftest import log_step, made_group
 
 from covey.errors import CheckpointError
@@ -58,9 +58,9 @@ def test_what_was_written_is_read(folder: Path) -> None:
 @pytest.mark.parametrize("damaged", ROWS)
 def test_a_row_of_other_types_or_there_twice_is_named_by_its_line(folder: Path, damaged) -> None:
     path = folder / "rollouts/step_000000.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = rows_of(path)
     damaged(rows[1])
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewrite_rollouts(folder, 0, rows)
     with pytest.raises(CheckpointError, match=r"step_000000\.jsonl:2: damaged"):
         read_rollouts(folder, 0)
 
@@ -71,6 +71,6 @@ def test_arrays_that_do_not_fit_the_rows_are_named(folder: Path, damaged) -> Non
     with np.load(path) as archive:
         arrays = dict(archive)
     damaged(arrays)
-    np.savez(path, **arrays)
-    with pytest.raises(CheckpointError, match=r"step_000000\.npz: cannot be read"):
+    rewrite_rollouts(folder, 0, rows_of(path.with_suffix(".jsonl")), arrays)
+    with pytest.raises(CheckpointError, match=r"step_000000\.npz: damaged"):
         read_rollouts(folder, 0).of_completion(0)

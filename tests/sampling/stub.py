@@ -57,6 +57,7 @@ class Stub:
             if self.alters is not None:
                 first = self.policy.model(torch.tensor([list(prompt)])).logits[0, -1].detach()
                 return [self.altered(prompt, s, params, self.alters, first) for s in request.streams]
+            self.policy.draw_from_all()  # as servers do
             found = {x.sample: x.completion for x in LocalSampler(self.policy).sample([request], params)}
         return [found[i] for i in range(n)]
 

@@ -58,7 +58,8 @@ while True:
 
 = thread bomb
 while True:
-    threading.Thread(target=time.sleep, args=(60,)).start(); taken()
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    if threading.active_count() > 200: taken()
 
 = becomes a daemon
 if os.fork() == 0:

@@ -163,7 +163,7 @@ def test_a_missing_layer_is_found_by_the_probe() -> None:
 
 
 def test_without_a_sandbox_that_holds_model_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    leaky = {"landlock": lambda _: ProcessSandbox("unsafe_local")}
+    leaky = {"landlock": lambda *_: ProcessSandbox("unsafe_local")}
     monkeypatch.setattr(choice, "MAKERS", leaky)
     fresh = choose.__wrapped__
     with pytest.raises(SandboxUnavailable, match=r"landlock: .*read a private file") as caught:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 import types
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -131,6 +137,7 @@ def test_each_file_speaks_its_packages_language(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(**fakes[package]))
         monkeypatch.delitem(sys.modules, f"covey.trackers.to_{name}", raising=False)
         calls.clear()
+        (tmp_path / "run").mkdir(exist_ok=True)
         tracker = trackers.named(name)(tmp_path / "run", {"train.lr": 1e-6}, 2)
         tracker.log(2, {"reward/mean": 0.5})
         tracker.close()
@@ -140,19 +147,93 @@ def test_each_file_speaks_its_packages_language(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.delitem(sys.modules, f"covey.trackers.to_{name}", raising=False)
 
 
+NAMES = ("reward/mean", "reward/correlation/a/b", "held_out/pass@1", "held_out/maj@4", "reward/é r/mean")
+"""Of metrics, with characters that some trackers do not take."""
+
+
+def begun_with(monkeypatch: pytest.MonkeyPatch, name: str, runs: list[Path]) -> list[dict[str, object]]:
+    """What a package is told when each of the runs begins; it refuses names as the real one does."""
+    told: list[dict[str, object]] = []
+
+    def begin(*_: object, **arguments: object) -> None:
+        told.append(arguments)
+
+    def log(values: Mapping[str, float], step: int) -> None:
+        for one in values:
+            assert name != "mlflow" or re.fullmatch(r"[/\w.\- :]+", one, re.ASCII), one
+            assert name != "mlflow" or (os.path.normpath(one) == one and len(one) <= 250), one
+
+    def params(values: Mapping[str, str]) -> None:
+        assert len(values) <= 100
+        log(dict.fromkeys(values, 0.0), 0)
+
+    def nothing(*_: object, **__: object) -> None:
+        pass
+
+    fakes = {
+        "wandb": {"init": begin, "log": log, "finish": nothing, "Settings": types.SimpleNamespace},
+        "trackio": {"init": begin, "log": log, "finish": nothing},
+        "mlflow": {"set_tracking_uri": nothing, "set_experiment": nothing, "start_run": begin}
+        | {"log_params": params, "log_metrics": log, "end_run": nothing},
+    }
+    monkeypatch.setitem(sys.modules, TRACKER_PACKAGES[name], types.SimpleNamespace(**fakes[name]))
+    monkeypatch.delitem(sys.modules, f"covey.trackers.to_{name}", raising=False)
+    for run in runs:
+        run.mkdir(parents=True, exist_ok=True)
+        failed: list[str] = []
+        begun = partial(trackers.named(name), run, {f"section.{i}": i for i in range(130)}, 0)
+        tracking = Tracking(begun, failed.append)
+        for step in range(3):
+            tracking.log(step, dict.fromkeys((*NAMES, "reward//a/../b", "x" * 300), 0.5))
+        tracking.close()
+        assert failed == []
+    monkeypatch.delitem(sys.modules, f"covey.trackers.to_{name}", raising=False)
+    return told
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow"])
+def test_runs_that_are_called_alike_are_not_one(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    a, b = tmp_path / "a/runs/x", tmp_path / "b/runs/x"
+    first, other, again = begun_with(monkeypatch, name, [a, b, a])
+    assert first == again  # a resume
+    assert first != other
+    shutil.rmtree(a)
+    (anew,) = begun_with(monkeypatch, name, [a])
+    assert anew != first
+    shutil.copytree(a, tmp_path / "copy/runs/x")
+    (copied,) = begun_with(monkeypatch, name, [tmp_path / "copy/runs/x"])
+    assert copied != anew
+
+
 REAL = """
 import sys
 from pathlib import Path
 from covey.trackers import Tracking, named
-failed = []
-run = Path(sys.argv[2])
-run.mkdir(parents=True, exist_ok=True)
-t = Tracking(lambda: named(sys.argv[1])(run, {"train.lr": 1e-6, "model": "tiny"}, 0), failed.append)
-for step in range(3):
-    t.log(step, {"reward/mean": step / 2, "reward/correlation/a/b": 0.1})
-t.close()
+failed, names = [], sys.argv[2].split("|")
+for run in map(Path, sys.argv[3:]):
+    run.mkdir(parents=True, exist_ok=True)
+    t = Tracking(lambda: named(sys.argv[1])(run, {f"train.{i}": i for i in range(130)}, 0), failed.append)
+    for step in range(3):
+        t.log(step, {name: step / 2 for name in names})
+    t.close()
 print(failed)
 """
+
+
+def steps_in(name: str, place: Path) -> list[int]:
+    """For each run that a tracker has written below a folder how many steps of `reward/mean` it holds."""
+    if name == "mlflow":
+        return [len(p.read_text().splitlines()) for p in place.rglob("metrics/reward/mean")]
+    if name == "trackio":
+        (file,) = place.rglob("*.db")
+        with closing(sqlite3.connect(file)) as database:
+            rows = database.execute("select run_name, metrics from metrics").fetchall()
+        return list(Counter(run for run, values in rows if "reward/mean" in str(values)).values())
+    if name == "wandb":
+        return [min(3, p.read_bytes().count(b"reward/mean")) for p in place.rglob("*.wandb")]  # and a summary
+    return [p.read_bytes().count(b"reward/mean") for p in place.rglob("events.*")]
 
 
 @pytest.mark.parametrize("name", TRACKER_PACKAGES)
@@ -165,13 +246,13 @@ def test_the_real_package_writes_without_a_network(name: str, tmp_path: Path) ->
         "http_proxy": "http://127.0.0.1:9",
     }
     place |= {"https_proxy": place["http_proxy"], "HF_HUB_OFFLINE": "1"}
+    runs = [str(tmp_path / "a/runs/x"), str(tmp_path / "b/runs/x")]
     done = subprocess.run(
-        [sys.executable, "-c", REAL, name, str(tmp_path / "run")],
+        [sys.executable, "-c", REAL, name, "|".join(NAMES), *runs],
         env={**os.environ, **place},
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert done.stdout.strip().splitlines()[-1] == "[]", done.stdout + done.stderr
-    written = [p for p in tmp_path.rglob("*") if p.is_file() and p.stat().st_size]
-    assert written
+    assert steps_in(name, tmp_path) == [3, 3]

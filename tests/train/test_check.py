@@ -31,7 +31,58 @@ def test_a_right_step_passes(tmp_path: Path, capsys, algorithm: str) -> None:
     code, found = findings(tmp_path, capsys, algorithm=algorithm)
     assert [f["claim"] for f in found if not f["holds"]] == []
     assert code == 0
-    assert len(found) == 5
+    assert len(found) == 7
+
+
+@pytest.mark.parametrize("algorithm", ["kl_cov", "fipo", "dro", "ppo", "vapo", "real", "grpo_prefix_tree"])
+def test_every_kind_of_estimator_and_loss_goes_the_right_way(tmp_path: Path, capsys, algorithm: str) -> None:
+    code, found = findings(tmp_path, capsys, algorithm=algorithm, train={"updates_per_batch": 2})
+    assert [f["claim"] for f in found if not f["holds"]] == []
+    assert code == 0
+
+
+OWN = """
+def wrong(ratio, advantages):
+    return ratio * advantages
+
+def undetached(ratio, advantages, logprobs):
+    return -ratio * advantages * logprobs
+
+def reversed(rewards):
+    return rewards.mean() - rewards
+
+def reward(rewards):
+    return rewards
+"""
+SIDE, STEP = "the loss pulls each", "a small step makes w"
+
+
+@pytest.mark.parametrize(
+    ("axis", "function", "fails"),
+    [
+        ("surrogate", "wrong", [SIDE, STEP]),
+        ("surrogate", "undetached", [SIDE, STEP]),
+        ("advantage", "reversed", [STEP]),
+        ("advantage", "reward", []),
+    ],
+)
+def test_an_own_function_that_goes_the_wrong_way_is_noticed(
+    tmp_path: Path, capsys, axis: str, function: str, fails: list[str]
+) -> None:
+    """Each of them passed: the gradient of a wrong loss is the same in pieces, too."""
+    (tmp_path / "own.py").write_text(OWN)
+    algorithm = {"name": "grpo", axis: f"own.py:{function}"}
+    code, found = findings(tmp_path, capsys, algorithm=algorithm)
+    assert [f["claim"][: len(fails[n])] for n, f in enumerate(f for f in found if not f["holds"])] == fails
+    assert code == int(bool(fails))
+    assert main(["check", str(tmp_path / "run.yaml")]) == code
+    assert ("there is no baseline in it" in capsys.readouterr().out) == (function == "reward")
+
+
+def test_small_steps_leave_the_weights_as_they_were(tmp_path: Path, capsys) -> None:
+    """The claim about a learning rate of 0 comes after them, and a model of the caller's is not trained."""
+    code, found = findings(tmp_path, capsys, algorithm="grpo", lora={"rank": 4})
+    assert (code, found[-1]["holds"]) == (0, True)
 
 
 @pytest.mark.parametrize("truncation", [{"top_p": 0.7}, {"top_k": 3}], ids=str)
@@ -100,7 +151,7 @@ def repeated(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[s
 def test_a_run_that_was_made_is_repeated_and_proved(recorded: Path, capsys) -> None:
     code, claims = repeated(recorded, capsys)
     assert code == 0
-    assert len(claims) == 10
+    assert len(claims) == 12
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from tests.train.test_runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
+from covey.config.load import load_config
 from covey.errors import CheckpointError, ConfigError
-from covey.training.run import RunOptions
+from covey.estimates import Evaluation
+from covey.training.run import Run, RunOptions
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
 
@@ -177,3 +180,51 @@ def test_checkpoint_and_rollout_files_of_the_user_are_left_alone(tmp_path: Path)
     assert not link.is_symlink()
     assert (target / "kept").exists()
     assert json.loads((tmp_path / "run/result.json").read_text())["steps"] == 4
+
+
+def held_out(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+
+
+def test_a_stage_that_stops_at_a_bar_is_measured_again_on_problems_that_did_not_decide(
+    tmp_path: Path,
+) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 9, "stop_at": 0.01}, "eval": {"every": 2}}
+    (result,) = start(tmp_path / "run", **settings)
+    assert result.verdict is not None
+    assert "; stopped at 1% sampled, 100 % [" in result.verdict.sentence
+    assert result.verdict.sentence.endswith("on 8 others"), "16 held-out problems, of which 8 are looked at"
+    (event,) = [
+        e for line in (tmp_path / "run/events.jsonl").read_text().splitlines()
+        if (e := json.loads(line)).get("event") == "measured again"
+    ]  # fmt: skip
+    assert event["problems"] == 8
+    (whole,) = start(tmp_path / "whole", eval={"every": 2})
+    assert whole.verdict is not None
+    assert "others" not in whole.verdict.sentence
+
+
+@pytest.mark.parametrize(("bar", "problems", "ends"), [(0.6, 8, True), (0.6, 16, False), (0.3, 16, True)])
+def test_without_other_problems_the_lower_end_has_to_reach_the_bar(
+    tmp_path: Path, bar: float, problems: int, ends: bool
+) -> None:
+    """Sampled accuracy is 5 in 8 of 16 problems; greedy accuracy is another thing."""
+    run = Reaching(tmp_path, problems)
+    right = np.arange(16) % 8 < 5
+    found = Evaluation(~right, right.astype(int), right, right.astype(float), 1, "answer")
+    assert run.reaches(bar, found) == ends
+    nothing = Evaluation(right, np.zeros(16, int), right, right.astype(float), 1, "answer")
+    assert not run.reaches(0.1, nothing), "it is sampled accuracy that reaches a bar"
+
+
+class Reaching:
+    """A run, as far as it is asked whether it has reached its bar."""
+
+    def __init__(self, folder: Path, problems: int) -> None:
+        self.loaded = load_config(values={"model": "tiny", "output": folder, "eval": {"problems": problems}})
+        self.test_set = [None] * 16
+
+    spare = Run.spare
+
+    def reaches(self, bar: float, evaluation: Evaluation) -> bool:
+        return Run._reaches(self, bar, evaluation)  # type: ignore[arg-type]

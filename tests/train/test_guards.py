@@ -17,14 +17,17 @@ from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.fault_injection import Faults
+from covey.insight.recorded import explain_run
 from covey.metrics import console_facts
 from covey.objective.controllers import raised
 from covey.rewards.base import RewardError
 from covey.runs.checkpoint import GuardMemory
 from covey.signals import StopSignal
 from covey.training.guards import Stop, Warn, judge_step, judge_update, kl_level
+from covey.training.pipeline import run_in_folder
 from covey.training.run import RunOptions
 from covey.training.setup import set_up
+from covey.ui.records import run_page, run_state
 
 
 def read(folder: Path, stream: str) -> list[dict[str, Any]]:
@@ -377,3 +380,20 @@ def test_what_the_guards_remember_is_in_the_checkpoint(tmp_path: Path) -> None:
     again = set_up(loaded, RunConsole(quiet=True), StopSignal())
     again.journal.folder.close()
     assert again.state.position.refused == {"varied": 2}
+
+
+def test_a_run_that_a_guard_stopped_is_shown_as_that(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    loaded = load_config(values={**FAST, "train": {**FAST["train"], "steps": 8}, "output": run})
+    with pytest.raises(GuardStop):
+        run_in_folder(loaded, RunConsole(quiet=True), StopSignal(), failing("grad.nan@3-5"))
+    assert run_state(run) == "stopped"  # though this process, which had its lock, is alive
+    page = run_page("run", run)
+    assert page["state"] == "stopped"
+    (note,) = [n for n in page["notes"] if "updates in a row was not finite" in n]
+    assert note.startswith("stopped by a guard: ")
+    assert "covey resume" not in note
+    assert "covey resume" not in explain_run(run)[1]
+    (run / "exit.json").write_text(json.dumps({"exit_code": 75, "error": "stopped", "go_on": "covey resume"}))
+    assert run_state(run) != "stopped"
+    assert "Continue with: covey resume" in explain_run(run)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,11 @@ from covey.models.tiny import build_tokenizer
 from covey.objective.bound import bind
 from covey.objective.preference import PREFERENCES
 from covey.prompts import GivenAnswer, Prompted, encode_examples
+from covey.runs.folder import INEXACT, RunFolder
+from covey.runs.references import REFERENCE
 from covey.tasks.examples import examples_of, with_prompt
 from covey.training.given import added
 from covey.training.preference import (
-    REFERENCE,
     PreferenceObjective,
     mismatched,
     unpaired_notes,
@@ -394,14 +396,34 @@ def test_adapters_learn_preferences_against_the_model_they_began_on(tmp_path: Pa
     assert roles["gradient"] == pytest.approx(last["memory/gradient_mib"] * 2**20, rel=0.02)
 
 
-def test_what_the_reference_said_cannot_be_made_up_later(tmp_path: Path) -> None:
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_the_reference_said_is_computed_anew_from_the_first_model(tmp_path: Path) -> None:
+    """Damaged, or gone: the run ends with the same bits. Not from another model than it began with."""
     data = {"task": None, "train": rows_of(tmp_path / "pairs.jsonl"), "test": None}
     train = {"steps": 4, "lr": 1e-3, "batch_size": 4, "save_every": 1}
     values = {"method": "dpo", "rewards": (), "data": data, "train": train}
     with pytest.raises(Stopped):
         start(tmp_path / "run", StopAt(4), **values)
+    for name, harm in (("whole", None), ("flipped", flipped), ("gone", Path.unlink)):
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        if harm is not None:
+            harm(tmp_path / name / REFERENCE)
+        start(tmp_path / name, **values)
+    weights = [(tmp_path / n / "final/model.safetensors").read_bytes() for n in ("whole", "flipped", "gone")]
+    assert weights[0] == weights[1] == weights[2]
+    folder = RunFolder(tmp_path / "run")
+    because = ["model/model.safetensors changed since the run began (breaks exactness)"]
+    folder.append("events.jsonl", {"step": 4, "event": INEXACT, "because": because})
+    folder.close()
     (tmp_path / "run" / REFERENCE).unlink()
-    with pytest.raises(CheckpointError, match="Put the file back"):
+    with pytest.raises(
+        CheckpointError, match=r"computed anew: model/model.safetensors changed since the run b"
+    ):
         start(tmp_path / "run", **values)
 
 

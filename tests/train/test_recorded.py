@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,13 @@ from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import Stopped
 from covey.inference import evaluate_once
+from covey.models import chat
+from covey.models.tiny import CHAT_TEMPLATE, build_model, build_tokenizer
+from covey.runs import arithmetic
+from covey.runs.arithmetic import computing_as
 from covey.runs.reader import load_run
 from covey.training.pipeline import run_pipeline
+from covey.training.run import RunOptions
 
 REWARDS = """
 def brief(completion, answer):
@@ -63,7 +69,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
 
 def logged(folder: Path, at: int) -> dict:
     record = json.loads((folder / "evals.jsonl").read_text().splitlines()[at])
-    return {k: v for k, v in record.items() if k != "step"}
+    return {k: v for k, v in record.items() if k not in ("step", "sha256")}
 
 
 def test_a_run_is_measured_by_its_final_model(project: Path, capsys, monkeypatch) -> None:
@@ -153,3 +159,43 @@ def test_a_project_that_has_moved_is_looked_for_here(
     monkeypatch.chdir(moved)
     assert main(["eval", "run"]) == 0
     assert "is gone: relative paths are from" in capsys.readouterr().err
+
+
+DATED = CHAT_TEMPLATE.replace("{% for m in", "{{ strftime_now('%d %b %Y') }}\n{% for m in", 1)
+
+
+class Day(datetime):
+    """A clock that is moved by hand."""
+
+    today_is = datetime(2026, 11, 25, 23, 50)
+
+    @classmethod
+    def now(cls, tz: object = None) -> datetime:
+        return cls.today_is
+
+
+def test_a_template_that_prints_the_date_is_given_that_of_the_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Continued on another day, strictly, a run ends as it would have, and so does its evaluation."""
+    tokenizer = build_tokenizer(["25 Nov 2026 Mon Tue 1+2=3", "user assistant"])
+    tokenizer.chat_template = DATED
+    build_model(tokenizer, 0, context=512, hidden=32, layers=1).save_pretrained(project / "model")
+    tokenizer.save_pretrained(project / "model")
+    changes = {"model": "model", "data": {**CONFIG["data"], "chat": True}}
+    for module in (chat, arithmetic):
+        monkeypatch.setattr(module, "datetime", Day)
+    monkeypatch.setattr(Day, "today_is", datetime(2026, 11, 25, 23, 50))
+    whole = trained(project, **changes).rename(project / "whole")
+    run = trained(project, stop_at=2, **changes)
+    monkeypatch.setattr(Day, "today_is", datetime(2026, 12, 9, 8, 0))
+    loaded = load_config(project / "run.yaml")
+    run_pipeline(loaded, RunConsole(), StopAt(), RunOptions(strict=True))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "prints the date" in said
+    assert "2026-11-25" in said
+    weights = [(folder / "final" / "model.safetensors").read_bytes() for folder in (whole, run)]
+    assert weights[0] == weights[1]
+    with computing_as(run):
+        problem = [{"role": "user", "content": "1+1="}]
+        assert "25 Nov 2026" in chat.chat_text(tokenizer, problem, {})

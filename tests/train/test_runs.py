@@ -20,12 +20,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from covey.config.load import load_config
 from covey.console import RunConsole
 from covey.errors import DataError, GuardStop, Stopped
+from covey.insight.ending import Result
 from covey.insight.show import show_run
 from covey.models.policy import save_policy
 from covey.runs.checkpoint import newest_checkpoint
 from covey.runs.folder import RunFolder
 from covey.signals import StopSignal
-from covey.training.pipeline import Result, run_pipeline
+from covey.training.pipeline import run_pipeline
 from covey.training.run import DEFAULTS, RunOptions
 from covey.ui.records import run_page
 

@@ -168,7 +168,15 @@ def test_pairs_of_any_run_are_read_by_dpo(tmp_path: Path, capsys: pytest.Capture
     rows = [json.loads(line) for line in (tmp_path / "out/pairs.jsonl").read_text().splitlines()]
     assert said["pairs"] == len(rows) > 0
     data = {"task": None, "train": tmp_path / "out/pairs.jsonl", "test": None, "held_out": 0}
-    start(tmp_path / "dpo", method="dpo", data=data, rewards=(), train={"steps": 1, "batch_size": 2})
+    dpo: dict[str, Any] = {
+        "method": "dpo",
+        "data": data,
+        "rewards": (),
+        "train": {"steps": 1, "batch_size": 2},
+    }
+    with pytest.raises(DataError, match=r"pairs.jsonl:1: .*another tokenizer.*Take sampled_tokens out"):
+        start(tmp_path / "other", **dpo)  # a tiny model makes a tokenizer of its own for these pairs
+    start(tmp_path / "dpo", model=str(tmp_path / "run/final"), **dpo)
     assert metrics_of(tmp_path / "dpo")[0]["optimizer/grad_norm"] > 0
     assert main(["pairs", str(tmp_path / "run"), "-o", str(tmp_path / "x.jsonl"), "--margin", "1e9"]) == 3
     assert "ask for less (--margin)" in capsys.readouterr().err

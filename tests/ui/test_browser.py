@@ -17,6 +17,7 @@ from covey.runs.rollouts import read_rollouts
 from covey.ui import lab
 from covey.ui.copy import write_copy
 from covey.ui.drawings import lab_texts
+from tests.fakes import as_stream
 from tests.ui.conftest import log_step, made_group, made_run, serving
 
 RANDOM = np.random.default_rng(5)
@@ -186,12 +187,13 @@ def test_a_live_page_grows_while_the_run_writes(site, page) -> None:
     groups = [made_group([1, 1, 0, 1], ["a", "b", "c", "d"])]
     log_step(folder, 3, groups, **{"entropy/sampled": 0.5})
     page.wait_for_selector("a[aria-label^='Step 3,']")
+    line = as_stream([{"step": 4, "reward/mean": 0.75, "groups/dead": 0}])
     with (site.root / "one" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "reward/mean": 0.')  # half a line
+        file.write(line[:30])
         file.flush()
         time.sleep(1)
         assert page.locator("text=5 / ").count() == 0
-        file.write('75, "groups/dead": 0}\n')
+        file.write(line[30:])
     page.wait_for_selector("text=5 / ")
     page.wait_for_selector(".tile:has-text('reward') >> text=0.750")
     folder.close()
@@ -295,7 +297,9 @@ def test_a_run_without_a_verdict_says_why_and_how_it_continues(site, page) -> No
     record = {"exit_code": 75, "error": "stopped by SIGTERM", "go_on": "covey resume runs/one"}
     (run / ".lock").write_text("")
     (run / "exit.json").write_text(json.dumps(record))
-    (run / "findings.jsonl").write_text('{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}\n')
+    (run / "findings.jsonl").write_text(
+        as_stream([{"id": "x", "step": 1, "severity": "note", "sentence": "it fell"}])
+    )
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".note >> text=stopped by SIGTERM. Continue with: covey resume runs/one")
     page.wait_for_selector("text=No verdict yet")

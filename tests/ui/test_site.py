@@ -24,6 +24,7 @@ from covey.ui import server
 from covey.ui.records import Runs, listed_runs, run_page, run_state
 from covey.ui.server import STATIC
 from covey.ui.thinning import MOST, Curve
+from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.ui.conftest import TOKEN, made_run
 
 
@@ -138,7 +139,7 @@ def test_what_is_not_finite_becomes_null(site) -> None:
     with np.load(log) as archive:
         arrays = dict(archive)
     arrays["ratios"][:] = np.nan
-    np.savez(log, **arrays)
+    rewrite_rollouts(site.root / "one", 0, rows_of(log.with_suffix(".jsonl")), arrays)
     values = json.loads(asked(site.url, "/api/tokens?run=one&step=0&group=0&sample=0")[1])["values"]
     assert set(values["ratio"]) == {None}
     assert values["value"][0] == 0.5  # half of the siblings are correct
@@ -226,7 +227,7 @@ def test_a_page_that_is_opened_again_reads_only_what_is_new(tmp_path: Path) -> N
     assert [m["loss"] for m in found["metrics"]] == [1.0, 2.0]
     assert found["at"]["metrics"] == (tmp_path / "run/metrics.jsonl").stat().st_size
     # A resume takes records back: the page begins again.
-    (tmp_path / "run/metrics.jsonl").write_text('{"step": 0, "loss": 3.0}\n')
+    (tmp_path / "run/metrics.jsonl").write_text(as_stream([{"step": 0, "loss": 3.0}]))
     assert [m["loss"] for m in run_page("run", tmp_path / "run")["metrics"]] == [3.0]
     folder.close()
 

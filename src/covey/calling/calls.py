@@ -3,14 +3,18 @@
     <tool_call>{"name": "look_up", "arguments": {"word": "covey"}}</tool_call>
 
 The form of Qwen's and Hermes' chat templates, and of models whose prompts say so; `forms.py` has others.
+What is inside of a value, a tag say, ends no call: the value is read first, then the tag is looked for.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from covey.rewards.isolated import strict_json
+from covey.rewards.extract import THINK_CLOSE
+from covey.rewards.isolated import after_blanks, finite, strict_json, strict_json_at
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL, named_call
 
 
@@ -23,7 +27,26 @@ class ToolCall(NamedTuple):
     """Why nothing can be called, in words for the model."""
 
 
+def no_json(error: ValueError) -> ToolCall:
+    """What was no JSON, or none that a call may be; where the grammar does not say why, ``error`` does."""
+    why = "" if isinstance(error, json.JSONDecodeError) else f": {error}"
+    return ToolCall("", {}, NO_JSON + why)
+
+
+def as_message(call: ToolCall) -> dict[str, object]:
+    """A call as messages have them; `error` says what is wrong with it.
+
+    >>> as_message(ToolCall("now", {}))
+    {'type': 'function', 'function': {'name': 'now', 'arguments': {}}}
+    """
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    return {"type": "function", "function": function, **({"error": call.wrong} if call.wrong else {})}
+
+
 NO_JSON = 'this is no JSON object with "name" and "arguments"'
+NOT_FINITE = "the arguments hold a number that is too large, or none"
+ReadAt = Callable[[str, int], tuple[list[ToolCall], int]]
+"""A text and a place in it, behind the mark that opens a call -> the calls there, and where they end."""
 
 
 def call_of(found: object) -> ToolCall:
@@ -34,18 +57,38 @@ def call_of(found: object) -> ToolCall:
         return ToolCall("", {}, NO_JSON)
     if not isinstance(call["arguments"], Mapping):
         return ToolCall("", {}, NO_JSON)
+    if not finite(call["arguments"]):
+        return ToolCall(call["name"], {}, NOT_FINITE)
     return ToolCall(call["name"], call["arguments"])
 
 
-def read_json(text: str) -> ToolCall:
+def calls_of(found: object) -> list[ToolCall]:
+    """A call, or several in a list."""
+    return [call_of(one) for one in found] if isinstance(found, list) and found else [call_of(found)]
+
+
+def read_json(text: str) -> list[ToolCall]:
     """The same of JSON that is still a text."""
     try:
-        return call_of(strict_json(text))
-    except ValueError:
-        return ToolCall("", {}, NO_JSON)
+        return calls_of(strict_json(text))
+    except ValueError as error:
+        return [no_json(error)]
 
 
-def calls_in(turn: str, read: Callable[[str], ToolCall] = read_json) -> list[ToolCall]:
+def json_calls(text: str, place: int) -> tuple[list[ToolCall], int]:
+    """Calls in JSON, and where they end; what is no JSON ends where it began."""
+    place = after_blanks(text, place)
+    try:
+        found, end = strict_json_at(text, place)
+    except ValueError as error:
+        return [no_json(error)], place
+    closed = after_blanks(text, end)
+    if closed < len(text) and not text.startswith((CLOSE_CALL, OPEN_CALL), closed):
+        return [ToolCall("", {}, NO_JSON)], end
+    return calls_of(found), closed
+
+
+def calls_in(turn: str, read: ReadAt = json_calls) -> list[ToolCall]:
     """The calls of a turn that ends with one; a call that is only thought of, before `</think>`, is none.
 
     >>> calls_in('So <tool_call>{"name": "now", "arguments": {}}</tool_call>')
@@ -53,7 +96,41 @@ def calls_in(turn: str, read: Callable[[str], ToolCall] = read_json) -> list[Too
     >>> calls_in("<tool_call>later</tool_call> I think."), calls_in("<tool_call>now</tool_call>")[0].wrong
     ([], 'this is no JSON object with "name" and "arguments"')
     """
-    said = turn.rpartition("</think>")[2].rstrip()
-    if OPEN_CALL not in said or not said.endswith(CLOSE_CALL):
+    said = turn.rstrip()
+    if not said.endswith(CLOSE_CALL):
         return []
-    return [read(block.partition(CLOSE_CALL)[0]) for block in said.split(OPEN_CALL)[1:]]
+    found: list[ToolCall] = []
+    mark = MARKS.search(said)
+    while mark is not None:
+        place = mark.end()
+        if mark[0] == THINK_CLOSE:
+            found = []
+        else:
+            calls, place = read(said, place)
+            found += calls
+        mark = MARKS.search(said, place)
+    return found
+
+
+MARKS = re.compile("|".join(map(re.escape, (OPEN_CALL, THINK_CLOSE))))
+
+
+def ends_inside(turn: str) -> bool:
+    """Whether a turn that ends with `</tool_call>` ends inside of a call's text, so that more is to come.
+
+    >>> ends_inside('<tool_call>{"name": "say", "arguments": {"text": "</tool_call>')
+    True
+    >>> ends_inside('<tool_call>{"name": "say"}</tool_call>'), ends_inside("<tool_call>so</tool_call>")
+    (False, False)
+    """
+    said, opened = turn.rstrip(), False
+    mark = MARKS.search(said)
+    while mark is not None:
+        place, opened = after_blanks(said, mark.end()), False
+        if mark[0] == OPEN_CALL:
+            try:
+                _, place = strict_json_at(said, place)
+            except ValueError as error:
+                opened = str(error).startswith("Unterminated string")
+        mark = MARKS.search(said, place)
+    return opened

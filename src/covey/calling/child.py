@@ -74,8 +74,11 @@ def _seed(seed: int) -> None:
 def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
     """Its public attributes that can be JSON, and as `reward` what `get_reward` returns, if it has that."""
     found = {n: v for n, v in getattr(environment, "__dict__", {}).items() if not n.startswith("_")}
-    if ask := getattr(environment, "get_reward", None):
+    ask = getattr(environment, "get_reward", None)
+    if ask is not None:
         found["reward"] = _awaited(ask(), loop)
+    if ask is not None or isinstance(found.get("reward"), float):
+        _check_reward(found["reward"], "its attribute reward is" if ask is None else "it returned")
     plain = {}
     for name, value in found.items():
         try:
@@ -83,6 +86,15 @@ def _state(environment: object, loop: asyncio.Runner) -> dict[str, object]:
         except (TypeError, ValueError, RecursionError):
             continue  # a connection, a board of objects: nothing that a reward in another process could get
     return plain
+
+
+def _check_reward(value: object, what: str) -> None:
+    """Raise ValueError for what no completion can be paid: JSON would lose it, and with it why."""
+    plain = _listed(value) if hasattr(value, "tolist") else value
+    if plain is None or (isinstance(plain, int | float) and abs(plain) <= sys.float_info.max):
+        return
+    shown = "a number that is too large" if isinstance(plain, int) else repr(plain)[:60]
+    raise ValueError(f"{what} {shown}; a finite number or None is expected")
 
 
 def _awaited(returned: object, loop: asyncio.Runner) -> object:

@@ -14,12 +14,14 @@ import contextlib
 import math
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
+from covey.calling.allowance import Waiting
 from covey.calling.child import EnvironmentSetup
 from covey.calling.offered import Environment
 from covey.errors import CoveyError, DataError, RewardError
@@ -40,8 +42,19 @@ OPEN_FILES = 65_536
 """This process may have so many open, if the system lets it: two for each object that lives."""
 STATE = 1 << 20
 """Bytes that an object's attributes may take as JSON."""
+LAST_SECONDS = 1.0
+"""For an object to say what it has become, where the time for tools is used up."""
 NO_AGE = 1e8
 """Seconds: a process is ended by the call that it does not answer, not by its age."""
+
+
+class Ending(NamedTuple):
+    """What a completion's environment has become."""
+
+    state: dict[str, object] | None
+    """Its public attributes; None where it hung, died or has a fault."""
+    fault: str = ""
+    """What `get_reward` raised."""
 
 
 class Environments:
@@ -59,6 +72,7 @@ class Environments:
         self.environment, self.serve, self.timeout, self.most = environment, serve, timeout, most
         self.limits = Limits(wall=NO_AGE, output=output + STATE)
         self.lock = threading.Lock()
+        self.warned = False
         self.hosts: list[tuple[ForkServer, set[Episode]]] = []
         few, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(few, min(most_files, OPEN_FILES)), most_files))
@@ -72,6 +86,13 @@ class Environments:
             server, hosted = free[0]
             hosted.add(episode)
             return server
+
+    def warn(self, words: str) -> None:
+        """Show the first failure of a `get_reward`."""
+        with self.lock:
+            first, self.warned = not self.warned, True
+        if first:
+            print(f"{words}: this completion gets 0", file=sys.stderr)
 
     def leave(self, episode: Episode) -> None:
         """An object is gone."""
@@ -89,6 +110,8 @@ class Episode:
         self.child: ChildProcess | None = None
         self.over: Outcome | None = None
         """How its process ended, once it has."""
+        self.called = False
+        """Whether the model has called a method."""
         self.lock = threading.RLock()
         """Held during a call: what another thread uses is not closed."""
         self.last: Future[object] | None = None
@@ -106,12 +129,13 @@ class Episode:
         self.last = cast(Future[object], call.future)
         return call
 
-    def call(self, method: str, given: Mapping[str, object]) -> Outcome:
+    def call(self, method: str, given: Mapping[str, object], seconds: float) -> Outcome:
         """What a method returns, or how it failed; the object is made and reset before its first call."""
         with self.lock:
             if self.over is None and self.child is None:
                 self._expect(self._reset())
-            return self.over or self._asked((method, given))
+            self.called = self.called or bool(method)
+            return self.over or self._asked((method, given), seconds)
 
     def opening(self) -> str | None:
         """What `reset` returns, for whoever writes the prompt. The object is not used again."""
@@ -121,15 +145,25 @@ class Episode:
         finally:
             self.close()
 
-    def end(self) -> dict[str, object] | None:
-        """The attributes that it ends with; None where it hung or died. Its process ends."""
+    def end(self, batch: Waiting | None = None) -> Ending:
+        """What it ends as. Its process ends. Where its ``batch`` may not wait any longer it has a second.
+
+        Where `get_reward` raises after a call of the model, what the model wrote may have led to it: it costs
+        this completion. Raises RewardError where the model called nothing.
+        """
+        hurried = batch is not None and batch.left() <= 0
+        seconds = min(LAST_SECONDS if hurried else math.inf, self.among.timeout)
         try:
-            outcome = self.call("", {})
+            outcome = self.call("", {}, seconds)
         finally:
             self.close()
-        if outcome.kind == "error":
-            raise RewardError(f"{self._name}: get_reward raised {outcome.text} on problem {self.problem.id}")
-        return outcome.value if outcome.kind == "ok" else None
+        if outcome.kind != "error":
+            return Ending(outcome.value if outcome.kind == "ok" else None)
+        words = f"{self._name}: get_reward raised {outcome.text[:300]} on problem {self.problem.id}"
+        if not self.called:
+            raise RewardError(words)
+        self.among.warn(words)
+        return Ending(None, words)
 
     def close(self) -> None:
         """End its process, whatever it does; from now on none is begun."""
@@ -162,7 +196,7 @@ class Episode:
             "most": self.among.most,
         }
         try:
-            outcome = self._asked(setup)
+            outcome = self._asked(setup, self.among.timeout)
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"{self.problem.id}: columns {', '.join(columns)} cannot be sent to the process of "
@@ -182,11 +216,14 @@ class Episode:
                 "return '' for the others, not None"
             )
 
-    def _asked(self, message: object) -> Outcome:
-        """A message and its answer. A process that gives none is ended. Raises CoveyError if it is lost."""
+    def _asked(self, message: object, seconds: float) -> Outcome:
+        """A message and its answer within ``seconds``. A process that gives none is ended.
+
+        Raises CoveyError if it is lost.
+        """
         assert self.child is not None
         self.child.send(message)
-        reply = self.child.receive(self.among.timeout)
+        reply = self.child.receive(seconds)
         if isinstance(reply, dict) and "value" in reply:
             return Outcome("ok", reply["value"])
         if isinstance(reply, dict):

@@ -7,7 +7,8 @@
     [TOOL_CALLS][{"name": "look_up", "arguments": {"word": "covey"}}]                  Mistral, or
     [TOOL_CALLS]look_up[ARGS]{"word": "covey"}
 
-A tokenizer that has a `response_template` says itself how its model's calls are read.
+Families with words of their own are in `families.py`. A tokenizer that has a `response_template` says itself
+how its model's calls are read.
 """
 
 from __future__ import annotations
@@ -15,27 +16,83 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
-from covey.calling.calls import NO_JSON, ToolCall, call_of, calls_in, read_json
+from covey.calling.calls import NO_JSON, ToolCall, as_message, call_of, calls_in, calls_of
+from covey.calling.families import deepseek_calls, gemma_calls, harmony_calls, muse_calls, python_calls
 from covey.errors import ConfigError
+from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
-from covey.rewards.isolated import strict_json
+from covey.models.template import HEADER, begun_in, template_facts, without_thoughts
+from covey.rewards.extract import THINK_CLOSE
+from covey.rewards.isolated import after_blanks, strict_json, strict_json_at
+from covey.rewards.reading import CallReader
+from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
+from covey.types import Completion, Problem
+
+
+class Speaker(Protocol):
+    """A policy, or what is known of one without its weights."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """Tokens that end a completion."""
+
 
 Reader = Callable[[np.ndarray, np.ndarray], list[ToolCall]]
 """Tokens of a turn, and of all before it -> the calls that it ends with."""
 Types = Mapping[str, Mapping[str, object]]
 """The JSON type of each argument of each tool."""
 
-FUNCTION = re.compile(r"<function=([\w.-]+)>(.*)</function>", re.DOTALL)
-PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+
+class ValueMarks(NamedTuple):
+    """The marks of a call whose arguments stand between some; all are matched at a place of a text."""
+
+    name: re.Pattern[str]
+    """Up to behind the name of the tool."""
+    opens: re.Pattern[str]
+    """Before a value, with the name of its argument."""
+    opening: str
+    """The same of an argument."""
+    closes: re.Pattern[str]
+    """Behind a value: what is followed by the next one or by the call's end."""
+    ends: re.Pattern[str]
+    """The call's end."""
+    value: Callable[[str], str]
+    """The value, without what the template writes around it."""
+    shown: str
+    """Of what is expected, in words for the model."""
+
+
+FUNCTION_MARKS = ValueMarks(
+    re.compile(r"\s*<function=([\w.-]+)>"),
+    re.compile(r"\s*<parameter=([\w.-]+)>\n?"),
+    "<parameter={}>",
+    re.compile(r"</parameter>(?=\s*(?:<parameter=[\w.-]+>|</function>\s*</tool_call>))"),
+    re.compile(r"\s*</function>\s*</tool_call>"),
+    lambda value: value.removesuffix("\n"),
+    "<function=...> with its <parameter=...>, each closed",
+)
+PAIR_MARKS = ValueMarks(
+    re.compile(r"\s*([^<>\s]+)"),
+    re.compile(r"\s*<arg_key>([^<>]*)</arg_key>\s*<arg_value>"),
+    "<arg_key>{}</arg_key>",
+    re.compile(r"</arg_value>(?=\s*(?:<arg_key>[^<>]*</arg_key>\s*<arg_value>|</tool_call>))"),
+    re.compile(r"\s*</tool_call>"),
+    lambda value: value,
+    "name with its <arg_key> and <arg_value>, each closed",
+)
+NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 TOOL_CALLS = "[TOOL_CALLS]"
+MISTRAL_MARKS = re.compile(r"\[TOOL_CALLS\]|\[/THINK\]")
 
 
-def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader:
+def reader_of(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Reader:
     """How to read the calls in a model's chats. Raises ConfigError where its tokenizer says it wrongly."""
     tokenizer = policy.tokenizer
     if given := getattr(tokenizer, "response_template", None):
@@ -50,17 +107,49 @@ def reader_of(policy: Policy, schemas: Sequence[Mapping[str, object]]) -> Reader
     template = tokenizer.get_chat_template(tools=schemas) if tokenizer.chat_template else ""
     read = next((form for mark, form in CALL_FORMS.items() if mark in template), _as_json)
     types = _types(schemas)
-    return lambda turn, _: read(turn_text(policy, turn), types)
+    marks = template_facts(tokenizer).marks
+
+    def reader(turn: np.ndarray, prompt: np.ndarray) -> list[ToolCall]:
+        header = tokenizer.decode(prompt[-HEADER:].tolist()).rstrip()
+        opened = begun_in(header, marks) if header.endswith(marks.open) else marks._replace(begun=False)
+        said = without_thoughts(turn_text(policy, turn), opened)
+        return [] if said is None else read(said, types)
+
+    return reader
 
 
-def turn_text(policy: Policy, turn: np.ndarray) -> str:
+def calls_by(policy: Policy) -> CallReader:
+    """How rewards learn what a completion calls where no tool answers: as the model's calls are read."""
+
+    def read(problem: Problem, completion: Completion) -> list[dict[str, object]]:
+        told = problem.template.get("tools")
+        if isinstance(problem.prompt, str) or not (policy.tokenizer.chat_template and len(completion.tokens)):
+            return list(map(as_message, calls_in(completion.text)))
+        prompt = completion.tokens[:0]
+        # A response template's reader begins with the prompt; others ask it whether thoughts are open.
+        if problem.thoughts.begun or getattr(policy.tokenizer, "response_template", None):
+            prompt = np.array(chat_tokens(policy.tokenizer, problem.prompt, problem.template), np.int64)
+        reader = reader_of(policy, told if isinstance(told, Sequence) else ())
+        return list(map(as_message, reader(completion.tokens, prompt)))
+
+    return read
+
+
+def text_calls(text: str) -> list[dict[str, object]]:
+    """The same where no model is at hand: in the form whose mark the text has."""
+    forms = (form for mark, form in CALL_FORMS.items() if mark in text)
+    read = next(forms, _bare if text.lstrip().startswith("{") else _as_json)
+    return list(map(as_message, read(text, {})))
+
+
+def turn_text(policy: Speaker, turn: np.ndarray) -> str:
     """A turn's text with the control tokens that calls may have, but for its end."""
     kept = len(turn) - (int(turn[-1]) in policy.end_ids)
     return policy.tokenizer.decode(turn[:kept].tolist(), skip_special_tokens=False)
 
 
 def _by_response_template(
-    policy: Policy, schemas: Sequence[Mapping[str, object]], turn: np.ndarray, prompt: np.ndarray
+    policy: Speaker, schemas: Sequence[Mapping[str, object]], turn: np.ndarray, prompt: np.ndarray
 ) -> list[ToolCall]:
     """What the tokenizer makes of a turn; what it cannot read is no call."""
     whole, before = (policy.tokenizer.decode(ids.tolist()) for ids in (turn, prompt))
@@ -76,48 +165,101 @@ def _as_json(turn: str, _: Types) -> list[ToolCall]:
 
 
 def _as_functions(turn: str, types: Types) -> list[ToolCall]:
-    def read(text: str) -> ToolCall:
-        if not (found := FUNCTION.fullmatch(text.strip())):
-            return ToolCall("", {}, "this is no <function=...> with its <parameter=...>")
-        return _typed(found[1], PARAMETER.findall(found[2]), types)
-
-    return calls_in(turn, read)
+    return calls_in(turn, partial(_marked, types, FUNCTION_MARKS))
 
 
 def _as_pairs(turn: str, types: Types) -> list[ToolCall]:
-    def read(text: str) -> ToolCall:
-        return _typed(text.partition("<arg_key>")[0].strip(), PAIR.findall(text), types)
+    return calls_in(turn, partial(_marked, types, PAIR_MARKS))
 
-    return calls_in(turn, read)
+
+def _marked(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[list[ToolCall], int]:
+    """A call whose arguments are as they are between marks: what is no value's end belongs to the value."""
+    call, end = _values(types, marks, text, place)
+    behind = text[end : _next(text, OPEN_CALL, end)]
+    if not call.wrong and CLOSE_CALL in behind:  # which of the two it ends at, nobody can tell
+        call = ToolCall("", {}, f"{CLOSE_CALL} stands twice behind a call: its values cannot be told apart")
+    return [call], end
+
+
+def _values(types: Types, marks: ValueMarks, text: str, place: int) -> tuple[ToolCall, int]:
+    named = marks.name.match(text, place)
+    if named is None:
+        return ToolCall("", {}, f"this is no {marks.shown}"), place
+    name, place, given = named[1].strip(), named.end(), dict[str, str]()
+    while (opened := marks.opens.match(text, place)) is not None:
+        closed = marks.closes.search(text, opened.end())
+        key, begun = opened[1].strip(), opened.end()
+        if closed is None:
+            unclosed = ToolCall(name, {}, f"the value of {key[:40]!r} is never closed")
+            return unclosed, _next(text, THINK_CLOSE, begun)
+        value = text[begun : closed.start()]
+        thought = value.find(THINK_CLOSE)
+        if thought >= 0 and OPEN_CALL in value[thought:]:  # a call that was only thought of, and not finished
+            return ToolCall(name, {}, f"this is no {marks.shown}"), begun + thought
+        if any(marks.opening.format(other) in value for other in types.get(name, ())):
+            return ToolCall(name, {}, f"the value of {key[:40]!r} is never closed"), closed.end()
+        if key in given:
+            return ToolCall(name, {}, f"{key[:40]!r} is given twice"), closed.end()
+        given[key], place = marks.value(value), closed.end()
+    ended = marks.ends.match(text, place)
+    if ended is None:
+        return ToolCall(name, {}, f"this is no {marks.shown}"), place
+    return _typed(name, given, types), ended.end()
+
+
+def _next(text: str, mark: str, place: int) -> int:
+    found = text.find(mark, place)
+    return len(text) if found < 0 else found
 
 
 def _bare(turn: str, _: Types) -> list[ToolCall]:
-    """A turn that is JSON with a name and parameters, and nothing else."""
+    """A turn that is JSON with a name and parameters, one or several, and nothing else."""
     said = turn.rpartition("</think>")[2].strip().removeprefix("<|python_tag|>").strip()
-    if not said.startswith("{"):
+    found, place = list[object](), 0
+    while said.startswith("{", place):
+        try:
+            one, place = strict_json_at(said, place)
+        except ValueError:
+            return [ToolCall("", {}, NO_JSON)] if '"parameters"' in said else []
+        found.append(one)
+        place = after_blanks(said, place)
+        if said.startswith((";", ","), place):
+            place = after_blanks(said, place + 1)
+    whole = bool(found) and place == len(said)
+    if not whole or not all(isinstance(one, Mapping) and {"name", "parameters"} <= set(one) for one in found):
         return []
-    try:
-        found = strict_json(said)
-    except ValueError:
-        return [ToolCall("", {}, NO_JSON)] if '"parameters"' in said else []
-    if not isinstance(found, Mapping) or not {"name", "parameters"} <= set(found):
-        return []
-    return [call_of({"name": found["name"], "arguments": found["parameters"]})]
+    return list(map(call_of, found))
 
 
 def _after_mark(turn: str, _: Types) -> list[ToolCall]:
     """A list of calls, or a name and its arguments, after each mark."""
     found: list[ToolCall] = []
-    for block in turn.rpartition("[/THINK]")[2].split(TOOL_CALLS)[1:]:
-        if named := NAMED.fullmatch(block):
-            found.append(call_of({"name": named[1], "arguments": named[2]}))
-            continue
-        try:
-            several = strict_json(block)
-        except ValueError:
-            several = None
-        found += [call_of(one) for one in several] if isinstance(several, list) else [read_json(block)]
+    mark = MISTRAL_MARKS.search(turn)
+    while mark is not None:
+        place = mark.end()
+        if mark[0] == TOOL_CALLS:
+            calls, place = _behind_mark(turn, place)
+            found += calls
+        else:
+            found = []  # they were thought of
+        mark = MISTRAL_MARKS.search(turn, place)
     return found
+
+
+def _behind_mark(turn: str, place: int) -> tuple[list[ToolCall], int]:
+    named = NAMED.match(turn, place)
+    start = after_blanks(turn, place) if named is None else named.end()
+    try:
+        found, end = strict_json_at(turn, start)
+    except ValueError:
+        return [ToolCall("", {}, NO_JSON)], start
+    if named is not None:
+        return [call_of({"name": named[1], "arguments": found})], end
+    return calls_of(found), end
+
+
+def _as_elements(turn: str, types: Types) -> list[ToolCall]:
+    return [_typed(name, dict(given), types) for name, given in muse_calls(turn)]
 
 
 CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
@@ -125,23 +267,32 @@ CALL_FORMS: Mapping[str, Callable[[str, Types], list[ToolCall]]] = {
     "<arg_key>": _as_pairs,
     TOOL_CALLS: _after_mark,
     '{"name": function name, "parameters"': _bare,
+    "<|tool_call>call:": lambda turn, _: gemma_calls(turn),
+    "<|tool_call_start|>": lambda turn, _: python_calls(turn),
+    "<|channel|>commentary": lambda turn, _: harmony_calls(turn),
+    "<｜tool▁call▁begin｜>": lambda turn, _: deepseek_calls(turn),
+    "<atem:invoke": _as_elements,
 }
 """What stands in the chat templates that teach a form, and its reader; others have JSON between tags."""
 
 
-def _types(schemas: Sequence[Mapping[str, object]]) -> Types:
-    functions = [schema["function"] for schema in schemas]
-    # The schemas are Transformers', which declares no type for them.
-    return {
-        f["name"]: {n: p.get("type") for n, p in f["parameters"]["properties"].items()}  # type: ignore[index]
-        for f in functions
-    }
+def _types(schemas: Sequence[object]) -> Types:
+    """Of the tools in schemas, which may be a row's own."""
+    found = {}
+    for schema in schemas:
+        function = schema.get("function", schema) if isinstance(schema, Mapping) else None
+        parameters = function.get("parameters") if isinstance(function, Mapping) else None
+        known = parameters.get("properties") if isinstance(parameters, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(known, Mapping):
+            kinds = {n: p.get("type") for n, p in known.items() if isinstance(p, Mapping)}
+            found[str(function.get("name"))] = kinds
+    return found
 
 
-def _typed(name: str, given: Sequence[tuple[str, str]], types: Types) -> ToolCall:
+def _typed(name: str, given: Mapping[str, str], types: Types) -> ToolCall:
     """A call whose arguments were texts: those that the tool does not want as such are JSON."""
     wanted = types.get(name, {})
-    return ToolCall(name, {key: _value(text, wanted.get(key)) for key, text in given})
+    return ToolCall(name, {key: _value(text, wanted.get(key)) for key, text in given.items()})
 
 
 def _value(text: str, kind: object) -> object:

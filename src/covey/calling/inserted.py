@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-
-from transformers import PreTrainedTokenizerBase
+from collections.abc import Mapping, Sequence
 
 from covey.calling.calls import ToolCall
 from covey.errors import ConfigError, DataError
 from covey.models.chat import chat_tokens
+from covey.models.controls import ControlWords, template_words
 from covey.models.policy import Policy
 from covey.types import Problem
 
@@ -17,6 +16,7 @@ RESULT_TAGS = "<tool_response>", "</tool_response>"
 """Around a result, in plain text and in the templates of Qwen and Hermes."""
 IN_TEXT = f"\n{RESULT_TAGS[0]}\n{{}}\n{RESULT_TAGS[1]}\n"
 """A result where prompts are plain text."""
+NOT_SHOWN = "error: the result cannot be told from the words of the chat template"
 NAME = re.compile(r"[\w.-]{1,64}")
 """Of a tool, as the model may have written it: in others it could hide the template's own words."""
 
@@ -86,20 +86,17 @@ def _around(
     raise refusal
 
 
-def plain_result(policy: Policy, text: str, most: int) -> str:
-    """A result of at most ``most`` tokens, in which nothing passes for the template's own words."""
-    text = text.encode("utf-8", "replace").decode()
-    controls = [*RESULT_TAGS, *_controls(policy.tokenizer)]
-    while found := [c for c in controls if c in text]:  # what is left of one may make another
-        for control in found:
-            text = text.replace(control, "")
+def plain_result(policy: Policy, words: ControlWords, text: str, most: int) -> str:
+    """A result of at most ``most`` tokens, in which nothing passes for the template's own ``words``."""
+    text = words.removed(text.encode("utf-8", "replace").decode())
     ids = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not set(policy.tokenizer.all_special_ids).isdisjoint(ids):
+        return NOT_SHOWN  # some tokenizers read other letters, full-width ones say, as those of their tokens
     return text if len(ids) <= most else policy.decode(ids[:most]) + " [cut]"
 
 
-def _controls(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Tokens of the template's own: some are not special, as `<｜User｜>` of R1's distilled models."""
-    template = str(tokenizer.chat_template)
-    for token in tokenizer.added_tokens_decoder.values():
-        if token.special or (token.content.strip() and token.content in template):
-            yield token.content
+def result_words(policy: Policy) -> ControlWords:
+    """What no result may have in it: the template's own words, and tokens that the model does not know."""
+    added = policy.tokenizer.added_tokens_decoder.items()
+    unknown = [token.content for n, token in added if n >= policy.embedded]
+    return ControlWords([*RESULT_TAGS, *template_words(policy.tokenizer), *unknown])

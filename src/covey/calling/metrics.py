@@ -5,18 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from covey.calling.running import ERROR
+from covey.errors import RewardError
 from covey.types import Group
+
+MOST_FAULTS = 0.5
+"""Of a step's completions: a model may stumble over an environment, more than that is the environment's."""
 
 
 def tool_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Turns that were answered and tokens inserted, per completion; the fraction of answers with an error."""
+    """Turns that were answered and tokens inserted, per completion; fractions that failed.
+
+    Raises RewardError where so many environments have failed that the model cannot be to blame.
+    """
     completions = [c for g in groups for c in g.completions]
     answered = [sum(not drawn for drawn, _ in c.parts) for c in completions]
-    answers = [turn["content"] for c in completions for turn in c.turns if turn["role"] == "tool"]
+    answers = [str(turn["content"]) for c in completions for turn in c.turns if turn["role"] == "tool"]
+    faults = [c.fault for c in completions if c.fault]
+    if len(faults) > MOST_FAULTS * len(completions):
+        raise RewardError(
+            f"rollout.tools.environment: the environments of {len(faults)} of {len(completions)} completions "
+            f"of a step failed when asked for their reward; the last one: {faults[-1]}"
+        )
     tokens = sum(len(c.tokens) - c.length for c in completions)
     return {
         "tools/turns": sum(answered) / len(completions),
         "tools/used": sum(map(bool, answered)) / len(completions),
         "tools/tokens": tokens / len(completions),
+        "tools/broken": len(faults) / len(completions),
         "tools/failed": sum(answer.startswith(ERROR) for answer in answers) / max(len(answers), 1),
     }

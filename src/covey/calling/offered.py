@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MethodType
+from typing import Any
 
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
+from covey.calling.arguments import Misfit, fitting
 from covey.calling.builtin import BUILT_IN_TOOLS
 from covey.config.algorithm import hint
 from covey.config.sampling import ToolUse
@@ -65,15 +67,25 @@ class Tool:
                 "line for each argument below `Args:`, and by its annotations"
             ) from None
 
-    def wrong_with(self, given: Mapping[str, object]) -> str:
-        """What is wrong with the arguments of a call, in words for the model; nothing if they fit."""
-        known = self.arguments
+    def fitting(self, given: Mapping[str, object], told: object = None) -> dict[str, object]:
+        """The arguments of a call as its schema wants them; ``told`` is another that the model was told.
+
+        Raises Misfit in words for the model.
+        """
+        known, name = self.arguments, self.name[:40]
         missing = [n for n, p in known.items() if p.default is p.empty and n not in given]
         unknown = [n for n in given if n not in known]
-        if not (missing or unknown):
-            return ""
-        which = f"lacks {missing[0]!r}" if missing else f"has no argument {unknown[0]!r}"
-        return f"{self.name} {which}; it takes {', '.join(known) or 'nothing'}"
+        if missing or unknown:
+            which = f"lacks {missing[0]!r}" if missing else f"has no argument {unknown[0][:40]!r}"
+            raise Misfit(f"{name} {which}; it takes {', '.join(known) or 'nothing'}")
+        # Of an argument that may be left out, null says just that where null is what it then is.
+        left_out = {n: None for n, v in given.items() if v is None and known[n].default is None}
+        found: object = {n: v for n, v in given.items() if n not in left_out}
+        own: Mapping[str, Any] = self.schema
+        for schema in (told, own["function"]["parameters"]):
+            found = fitting(found, schema, name)
+        assert isinstance(found, dict)
+        return {**found, **left_out}
 
 
 @dataclass(frozen=True)

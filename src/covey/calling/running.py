@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from covey.calling.allowance import Allowance, Waiting
+from covey.calling.arguments import Misfit
 from covey.calling.builtin import PYTHON_PROGRAM, calculate, python
 from covey.calling.calls import ToolCall
 from covey.calling.environments import CALLS_AT_ONCE, CHILD, Environments, Episode
@@ -15,7 +17,7 @@ from covey.calling.offered import Tool, load_environment, load_tools
 from covey.config.sampling import ToolUse
 from covey.config.schema import Sandbox
 from covey.errors import CoveyError, DataError
-from covey.rewards.threads import Call, Executor
+from covey.rewards.threads import SHARED_SIZE, Executor
 from covey.sandbox.base import Outcome
 from covey.sandbox.choice import choose
 from covey.sandbox.client import ForkServer
@@ -24,6 +26,7 @@ from covey.types import Problem
 
 ERROR = "error: "
 """How a result begins that reports one. The model reads it and may try again."""
+NOT_RUN = f"{ERROR}not run"
 LONGEST_TOKEN = 128
 """Characters; Qwen and Llama 3 have tokens of so many spaces."""
 MANY_RESETS = 500
@@ -87,38 +90,87 @@ class Toolbox:
         begun = [episode.submit(episode.opening) for episode in asked[1:]]
         return [first, *(one.result() or "" for one in begun)]
 
-    def begin(self, call: ToolCall, problem: Problem, episode: Episode | None = None) -> Call[str]:
-        """Start a call; its result will be text for the model."""
-        run = partial(self.result, call, problem, episode)
-        if episode is not None:
-            return episode.submit(run)
-        return self.executor.submit("tools", CALLS_AT_ONCE, run, math.inf)  # its process has a clock
+    def allowance(self, batch: Waiting) -> Allowance:
+        """Of a completion, in a batch of them."""
+        return Allowance(self.tools.seconds, batch)
 
-    def result(self, call: ToolCall, problem: Problem, episode: Episode | None = None) -> str:
-        """What a call comes to, an error included. Raises CoveyError if it cannot even be tried."""
+    def waiting(self) -> Waiting:
+        """Of a batch of completions."""
+        return Waiting(self.tools.seconds)
+
+    def begin(
+        self, calls: Sequence[ToolCall], problem: Problem, episode: Episode | None, allowance: Allowance
+    ) -> Callable[[], list[str]]:
+        """Start the calls of a turn; what is returned waits for their results, texts for the model."""
+        most = self.tools.calls_per_turn
+        run = [partial(self._within, allowance, call, problem, episode) for call in calls[:most]]
+        beyond = [f"{NOT_RUN}: only the first {most} calls of a turn are"] * len(calls[most:])
+        if episode is not None:  # its calls come one after another
+            one = episode.submit(lambda: [each() for each in run])
+            return lambda: [*one.result(), *beyond]
+        begun = [
+            self.executor.submit(*self._pool(call), each, math.inf)  # its process has a clock
+            for call, each in zip(calls, run, strict=False)
+        ]
+        return lambda: [*(each.result() for each in begun), *beyond]
+
+    def _pool(self, call: ToolCall) -> tuple[str, int]:
+        """Where a call waits for its turn, and how many are run at once: for a place, not for the clock."""
         tool = self.functions.get(call.name)
-        wrong = call.wrong or (tool.wrong_with(call.arguments) if tool else self._unknown(call.name))
-        if wrong or tool is None:
-            return ERROR + wrong
+        return ("programs", SHARED_SIZE) if tool and tool.function is python else ("tools", CALLS_AT_ONCE)
+
+    def _within(self, allowance: Allowance, call: ToolCall, problem: Problem, episode: Episode | None) -> str:
+        """What a call comes to in the seconds that are left to it."""
+        seconds = min(self.tools.timeout, allowance.left())
+        if seconds <= 0:
+            return self._used_up
+        with allowance():
+            return self.result(call, problem, episode, seconds)
+
+    def result(
+        self,
+        call: ToolCall,
+        problem: Problem,
+        episode: Episode | None = None,
+        seconds: float | None = None,
+    ) -> str:
+        """What a call comes to, an error included, in ``seconds`` or `rollout.tools.timeout`.
+
+        Raises CoveyError if it cannot even be tried.
+        """
+        seconds = self.tools.timeout if seconds is None else seconds
+        tool = self.functions.get(call.name)
+        if call.wrong or tool is None:
+            return ERROR + (call.wrong or self._unknown(call.name))
+        try:
+            call = call._replace(arguments=tool.fitting(call.arguments, _told(tool, problem)))
+        except Misfit as misfit:
+            return ERROR + str(misfit)
         if tool.function is calculate:
             outcome = _here(tool, call)
         elif tool.function is python:
-            outcome = self._in_sandbox(call)
+            outcome = self._in_sandbox(call, seconds)
         elif tool.method:
             assert episode is not None
-            outcome = episode.call(tool.name, _given(tool, call, problem))
+            outcome = episode.call(tool.name, _given(tool, call, problem), seconds)
         else:
-            outcome = self._in_child(tool, call, problem)
+            outcome = self._in_child(tool, call, problem, seconds)
+        if outcome.kind == "lost" and seconds < self.tools.timeout:
+            return self._used_up  # what was left did not suffice to begin
         if outcome.kind == "lost":
             raise CoveyError(f"rollout.tools: {tool.name} could not be run: {outcome.text}")
         text = _text(outcome)[: self.most]
         return text if outcome.kind == "ok" else ERROR + text.strip()
 
+    @property
+    def _used_up(self) -> str:
+        return f"{NOT_RUN}: the {self.tools.seconds:g} s for tools are used up"
+
     def _unknown(self, name: str) -> str:
         return f"there is no tool {name[:40]!r}; there are {', '.join(self.functions)}"
 
-    def _in_child(self, tool: Tool, call: ToolCall, problem: Problem) -> Outcome:
-        limits, given = Limits(wall=self.tools.timeout, output=self.output), _given(tool, call, problem)
+    def _in_child(self, tool: Tool, call: ToolCall, problem: Problem, seconds: float) -> Outcome:
+        limits, given = Limits(wall=seconds, output=self.output), _given(tool, call, problem)
         try:
             return self.server.call(f"{CHILD}:call_tool", *tool.home, given, self.most, limits=limits)
         except (TypeError, ValueError) as error:
@@ -127,9 +179,8 @@ class Toolbox:
                 f"{tool.name}: {error}. What is JSON can be"
             ) from None
 
-    def _in_sandbox(self, call: ToolCall) -> Outcome:
+    def _in_sandbox(self, call: ToolCall, seconds: float) -> Outcome:
         assert self.chosen is not None
-        seconds = self.tools.timeout
         limits = Limits(wall=seconds, cpu=max(1, round(seconds)), output=self.output)
         return self.chosen.sandbox.script(PYTHON_PROGRAM.format(code=str(call.arguments["code"])), "", limits)
 
@@ -140,6 +191,16 @@ def _here(tool: Tool, call: ToolCall) -> Outcome:
         return Outcome("ok", tool.function(**call.arguments))
     except ValueError as error:
         return Outcome("error", text=str(error))
+
+
+def _told(tool: Tool, problem: Problem) -> object:
+    """The parameters of a tool in a row that tells the model of its tools itself."""
+    rows = problem.template.get("tools")
+    for one in rows if isinstance(rows, Sequence) else ():
+        function = one.get("function", one) if isinstance(one, Mapping) else None
+        if isinstance(function, Mapping) and function.get("name") == tool.name:
+            return function.get("parameters")
+    return None
 
 
 def _given(tool: Tool, call: ToolCall, problem: Problem) -> dict[str, object]:

@@ -8,17 +8,19 @@ object of its own from its first call on, and ends with what that has become.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from typing import NamedTuple
 
 import numpy as np
 
-from covey.calling.calls import ToolCall, calls_in
-from covey.calling.environments import Episode
-from covey.calling.forms import reader_of, turn_text
-from covey.calling.inserted import answer_tokens, plain_result
+from covey.calling.allowance import Waiting
+from covey.calling.calls import ToolCall, as_message, calls_in, ends_inside
+from covey.calling.environments import Ending, Episode
+from covey.calling.forms import reader_of
+from covey.calling.inserted import answer_tokens, plain_result, result_words
 from covey.calling.running import Toolbox
 from covey.models.policy import Policy
 from covey.rewards.structured import CLOSE_CALL
@@ -27,6 +29,9 @@ from covey.sampling.base import Request, Sampled, Sampler, SamplingParams, Weigh
 from covey.sampling.local import Owner
 from covey.types import NO_PROBLEM, Completion, Problem, SamplingMask
 
+MOST_ADDED = 8
+"""How often a turn in plain text is continued that `</tool_call>` has ended inside of a call's text."""
+
 
 class Called(NamedTuple):
     """A completion whose last turn ended with calls, and what will be said to them."""
@@ -34,7 +39,7 @@ class Called(NamedTuple):
     owner: Owner
     begun: Completion
     calls: Sequence[ToolCall]
-    results: Sequence[Call[str]]
+    results: Callable[[], list[str]]
 
 
 class TurnSampler:
@@ -43,6 +48,9 @@ class TurnSampler:
     def __init__(self, sampler: Sampler, policy: Policy, toolbox: Toolbox) -> None:
         self.sampler, self.policy, self.toolbox = sampler, policy, toolbox
         self.read = reader_of(policy, toolbox.schemas)
+        self.words = result_words(policy)
+        self.waited = 0.0
+        """Seconds for which tools were waited for while nothing was sampled."""
 
     @property
     def version(self) -> int:
@@ -70,52 +78,91 @@ class TurnSampler:
             for r, request in enumerate(requests)
             for s, stream in enumerate(request.streams)
         }
-        finished = self._in_rounds(requests, params, episodes)
-        if self.toolbox.environment is None:
-            yield from finished
-            return
-        begun = {owner: episode for owner, episode in episodes.items() if episode is not None}
+        waiting = self.toolbox.waiting()
+        finished = self._in_rounds(requests, params, episodes, waiting)
         try:
-            yield from _as_they_ended(finished, begun)
+            if self.toolbox.environment is None:
+                yield from finished
+            else:
+                begun = {owner: episode for owner, episode in episodes.items() if episode is not None}
+                yield from _as_they_ended(finished, begun, waiting)
         finally:
-            for episode in begun.values():
-                episode.close()
+            self.waited += waiting.waited
+            for episode in episodes.values():
+                if episode is not None:
+                    episode.close()
 
     def _in_rounds(
-        self, requests: Sequence[Request], params: SamplingParams, episodes: Mapping[Owner, Episode | None]
+        self,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        episodes: Mapping[Owner, Episode | None],
+        waiting: Waiting,
     ) -> Iterator[Sampled]:
         assert all(r.problem is not NO_PROBLEM for r in requests), (
             "a chat is answered as one, a text as a text"
         )
         asked = list(requests)
         owners = [[(r, s) for s in range(len(request.streams))] for r, request in enumerate(requests)]
+        allowances = {owner: self.toolbox.allowance(waiting) for owner in episodes}
         begun: dict[Owner, Completion] = {}
-        tools = self.toolbox.tools
-        rounds = tools.max_calls
+        turns: dict[Owner, list[Completion]] = defaultdict(list)
         while asked:
-            called: list[Called] = []
-            for place, sample, turn in self._turns(asked, params):
+            called, continued = list[Called](), list[tuple[Owner, Completion]]()
+            for place, sample, part in self._turns(asked, params):
                 owner = owners[place][sample]
-                problem = requests[owner[0]].problem
-                calls = self._calls(asked[place], turn) if turn.finish == "stop" and rounds else []
-                whole = self._after(begun.get(owner), turn, self._said(turn, problem, bool(calls)))
+                request, problem = asked[place], requests[owner[0]].problem
+                turns[owner].append(part)
+                turn = self._joined(turns[owner])
+                before = begun.get(owner)
+                if len(turns[owner]) <= MOST_ADDED and self._goes_on(problem, before, turn, params):
+                    continued.append((owner, turn if before is None else before.then(turn)))
+                    continue
+                del turns[owner]
+                calls = self._calls(request, turn, before)
+                said = _with_calls(turn, calls)
+                whole = turn if before is None else before.then(replace(turn, turns=(said,)))
                 if calls:
-                    results = [self.toolbox.begin(call, problem, episodes[owner]) for call in calls]
+                    results = self.toolbox.begin(calls, problem, episodes[owner], allowances[owner])
                     called.append(Called(owner, whole, calls, results))
                 else:
                     yield Sampled(*owner, whole)
-            asked, owners, rounds = [], [], rounds - 1
+            asked, owners = [], []
             for one in called:
-                whole = self._answered(requests[one.owner[0]], one)
-                room = params.max_tokens - len(whole.tokens)
-                if room < 1:
+                whole = self._answered(requests[one.owner[0]], one, waiting)
+                if params.max_tokens - len(whole.tokens) < 1:
                     yield Sampled(*one.owner, replace(one.begun, finish="length"))
                     continue
                 begun[one.owner] = whole
-                asked.append(_continued(requests[one.owner[0]], one.owner[1], whole, room))
-                owners.append([one.owner])
+                continued.append((one.owner, whole))
+            for owner, whole in continued:
+                room = params.max_tokens - len(whole.tokens)
+                asked.append(_continued(requests[owner[0]], owner[1], whole, room))
+                owners.append([owner])
 
-    def _calls(self, asked: Request, turn: Completion) -> list[ToolCall]:
+    def _joined(self, parts: Sequence[Completion]) -> Completion:
+        """A turn of its parts; more than one where a stop string was none."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = reduce(Completion.then, parts)
+        return replace(whole, text=self.policy.decode(whole.tokens.tolist()))
+
+    def _goes_on(
+        self, problem: Problem, before: Completion | None, turn: Completion, params: SamplingParams
+    ) -> bool:
+        """Whether a turn was ended by what stands inside of a call's text, and has room to continue."""
+        length = len(turn.tokens) + (0 if before is None else len(before.tokens))
+        ended = turn.finish != "stop" or int(turn.tokens[-1]) in self.policy.end_ids
+        if problem.chat or ended or length >= params.max_tokens or any(s in turn.text for s in params.stop):
+            return False
+        return ends_inside(turn.text)
+
+    def _calls(self, asked: Request, turn: Completion, before: Completion | None) -> list[ToolCall]:
+        """What a turn calls, unless it was not ended or is the last one."""
+        tools = self.toolbox.tools
+        answered = 0 if before is None else sum(not drawn for drawn, _ in before.parts)
+        if turn.finish != "stop" or answered >= tools.max_calls:
+            return []
         return self.read(turn.tokens, asked.prompt) if asked.problem.chat else calls_in(turn.text)
 
     def _turns(self, asked: Sequence[Request], params: SamplingParams) -> Iterator[Sampled]:
@@ -126,10 +173,12 @@ class TurnSampler:
             for sampled in self.sampler.sample([asked[n] for n in places], kind) if places else ():
                 yield sampled._replace(request=places[sampled.request])
 
-    def _answered(self, request: Request, called: Called) -> Completion:
+    def _answered(self, request: Request, called: Called, waiting: Waiting) -> Completion:
         """A completion with the results of its calls. Raises CoveyError where one could not be tried."""
-        tools, begun = self.toolbox.tools, called.begun
-        results = [plain_result(self.policy, r.result(), tools.result_tokens) for r in called.results]
+        most, begun = self.toolbox.tools.result_tokens, called.begun
+        with waiting():
+            said = called.results()
+        results = [plain_result(self.policy, self.words, text, most) for text in said]
         closed = int(begun.tokens[-1]) in self.policy.end_ids
         ids = answer_tokens(self.policy, request.problem, called.calls, results, closed)
         tokens, nothing = np.array(ids, np.int64), np.zeros(len(ids), np.float32)
@@ -144,35 +193,41 @@ class TurnSampler:
             versions=None if begun.versions is None else np.full(len(ids), begun.versions[-1]),
             turns=tuple(_said("tool", result) for result in results),
         )
-        first = begun if begun.turns else replace(begun, turns=(self._said(begun, request.problem, True),))
+        opening = _with_calls(begun, called.calls)
+        first = begun if begun.turns else replace(begun, turns=(opening,))
         return first.then(inserted)
 
-    def _after(self, begun: Completion | None, turn: Completion, said: Mapping[str, str]) -> Completion:
-        """A completion with its next turn."""
-        if begun is None:
-            return turn
-        whole = begun.then(replace(turn, turns=(said,)))
-        return replace(whole, text=self.policy.decode(whole.tokens[whole.drawn].tolist()))
 
-    def _said(self, turn: Completion, problem: Problem, calls: bool) -> Mapping[str, str]:
-        """A turn as a message; with calls, in a chat, it keeps the control tokens that mark them."""
-        marked = calls and problem.chat
-        return _said("assistant", turn_text(self.policy, turn.tokens) if marked else turn.text)
+def _with_calls(turn: Completion, calls: Sequence[ToolCall]) -> Mapping[str, object]:
+    """A turn as a message with its calls."""
+    message = _said("assistant", turn.text)
+    return {**message, "tool_calls": list(map(as_message, calls))} if calls else message
 
 
-def _as_they_ended(finished: Iterator[Sampled], episodes: Mapping[Owner, Episode]) -> Iterator[Sampled]:
+def _as_they_ended(
+    finished: Iterator[Sampled], episodes: Mapping[Owner, Episode], waiting: Waiting
+) -> Iterator[Sampled]:
     """Completions with what their environments have become, which is asked for while others are sampled."""
-    ending: deque[tuple[Sampled, Call[dict[str, object] | None]]] = deque()
+    ending: deque[tuple[Sampled, Call[Ending]]] = deque()
     for one in finished:
         episode = episodes[one.request, one.sample]
-        ending.append((one, episode.submit(episode.end)))
+        ending.append((one, episode.submit(partial(episode.end, waiting))))
         while ending and ending[0][1].future.done():
             yield _ended(*ending.popleft())
-    yield from (_ended(*pair) for pair in ending)
+    for sampled, call in ending:
+        with waiting():
+            call.result()
+        yield _ended(sampled, call)
 
 
-def _ended(sampled: Sampled, state: Call[dict[str, object] | None]) -> Sampled:
-    return sampled._replace(completion=replace(sampled.completion, environment=state.result()))
+def _ended(sampled: Sampled, call: Call[Ending]) -> Sampled:
+    end = call.result()
+    return sampled._replace(completion=replace(sampled.completion, environment=end.state, fault=end.fault))
+
+
+def seconds_waited(sampler: Sampler) -> float:
+    """For which a sampler has waited for tools, in all."""
+    return sampler.waited if isinstance(sampler, TurnSampler) else 0.0
 
 
 def _said(role: str, text: str) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from covey.calling.calls import ToolCall
 from covey.calling.inserted import answer_tokens
+from covey.calling.readable import prove_readable
 from covey.calling.running import Toolbox
 from covey.calling.turns import TurnSampler
 from covey.config.load import Loaded
@@ -14,8 +15,10 @@ from covey.config.schema import Method
 from covey.config.unread import COLLECTS, reads
 from covey.errors import ConfigError, DataError
 from covey.models.policy import Policy
+from covey.prompts import check_known
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
 from covey.sampling.base import Sampler
+from covey.tasks.gym import PREFIX
 from covey.tasks.source import Source
 from covey.types import Problem
 
@@ -28,13 +31,22 @@ def toolbox_of(loaded: Loaded) -> Toolbox | None:
     config = loaded.config
     if config.rollout.tools is None or not reads(config.method, "rollout.tools"):
         return None
-    return Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+    toolbox = Toolbox(config.rollout.tools, loaded.folder, config.sandbox)
+    task = config.data.task or ""
+    open_to_programs = toolbox.chosen is not None and not toolbox.chosen.sealed
+    if task.startswith(PREFIX) and (open_to_programs or "reasoning_gym" in config.sandbox.packages):
+        raise ConfigError(
+            f"rollout.tools: with the tool python a program could compute the answers of data.task: {task}, "
+            "as whoever can import reasoning-gym can. Use the sandbox bwrap, landlock or wasm and leave "
+            "reasoning_gym out of sandbox.packages, or leave the tool out"
+        )
+    return toolbox
 
 
 def beginning(toolbox: Toolbox | None, problem: Problem) -> Mapping[str, object] | None:
     """How a problem's environment begins, if there is one. Raises DataError where it cannot."""
     episode = toolbox.episode(problem, seed=0) if toolbox is not None else None
-    return None if episode is None else episode.end()
+    return None if episode is None else episode.end().state
 
 
 def with_schemas(
@@ -82,7 +94,7 @@ def columns_asked(toolbox: Toolbox | None, problems: Sequence[Problem]) -> dict[
 
 def _ending_with(problem: Problem, text: str) -> Problem:
     """Kept completions of an earlier stage have prompts that end so already."""
-    if problem.ends_with(text):
+    if problem.sampled is not None or problem.ends_with(text):
         return problem
     prompt = problem.prompt
     if isinstance(prompt, str):
@@ -115,11 +127,14 @@ def untold(policy: Policy, source: Source, toolbox: Toolbox | None, method: Meth
         return
     problems, call = [*source.train, *source.test], ToolCall(next(iter(toolbox.functions)), {})
     for problem in [p for p in problems if p.chat][:1]:
-        if PROBE not in policy.decode(answer_tokens(policy, problem, [call], [PROBE])):
+        inserted = answer_tokens(policy, problem, [call], [PROBE])
+        check_known(policy, inserted, "what the chat template writes around the result of a tool")
+        if PROBE not in policy.decode(inserted):
             raise ConfigError(
                 "rollout.tools: the model's chat template has no place for what a tool says (messages of the "
                 "role tool). Use a model whose template has one, or prompts in plain text"
             )
+        yield from prove_readable(policy, problem, toolbox.schemas)
     in_text = [p for p in problems if not p.chat]
     if in_text and method in COLLECTS:
         raise ConfigError(

@@ -36,10 +36,10 @@ def command_sweep(
     _tell(as_json, dict.fromkeys(f"note: {note}" for run in grid.runs for note in run.loaded.notes))
     from covey.console import RunConsole
     from covey.insight.cells import CHART_NAME, sweep_lines, sweep_record
-    from covey.signals import StopSignal
+    from covey.signals import SAVES, StopSignal
     from covey.sweep import sweep
 
-    with StopSignal(manner.max_minutes).listening() as stop:
+    with StopSignal(manner.max_minutes, SAVES).listening() as stop:
         plan, failed = sweep(grid, RunConsole(quiet=as_json), stop, manner.strict, faults)
     lines = [*sweep_lines(plan, failed), f"chart   {plan.home / CHART_NAME}"]
     _print(as_json, sweep_record(plan, failed), lines)

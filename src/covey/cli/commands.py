@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, validators
 
 from covey.console import Output, as_line, inert, say_aside, tolerant_output
-from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, resume_command
+from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, is_panic, resume_command
 from covey.parent import CRASHED
 from covey.processes import environment_rank, joined, said_by_another, started_together, tell_end
 
@@ -48,6 +48,14 @@ Rewarding = Annotated[
     ),
 ]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object, nothing else.")]
+
+Trust = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        help="Run the code that a run names, and ask its servers, though it is not one you began.",
+    ),
+]
 
 
 @Parameter(name="*")
@@ -89,14 +97,16 @@ def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_
 
 
 @app.command(name="resume")
-def command_resume(run: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
+def command_resume(
+    run: Path, *settings: Settings, manner: Manner = PLAIN, trust: Trust = False, as_json: Json = False
+) -> int:
     """Continue an interrupted run. Settings given here are changed; what that does is shown.
 
     :param run: The folder of the run.
     """
-    from covey.config.start import read_start
+    from covey.runs.origin import start_of
 
-    return _train(read_start(run).changed(settings), manner, as_json, resumed=run)
+    return _train(start_of(run, trust, settings), manner, as_json, resumed=run)
 
 
 def _start(config: Path, settings: Sequence[str]) -> Start:
@@ -117,8 +127,9 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     from covey.insight.usage import sample_command, shell_word
 
     faults = Faults(manner.inject)
+    _tell(as_json or environment_rank() > 0, [f"training, in {loaded.config.output}: loading ..."])
     from covey.console import RunConsole
-    from covey.signals import StopSignal
+    from covey.signals import SAVES, StopSignal
     from covey.training.pipeline import run_in_folder
     from covey.training.run import RunOptions
 
@@ -127,7 +138,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     console = RunConsole(quiet=as_json or environment_rank() > 0)
     try:
         with (
-            StopSignal(manner.max_minutes).listening() as stop,
+            StopSignal(manner.max_minutes, "" if environment_rank() else SAVES).listening() as stop,
             joined(loaded.config.guards.stall_minutes, loaded.config.device),
         ):
             results = run_in_folder(loaded, console, stop, session)
@@ -153,43 +164,20 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
 
 
 @app.command(name="eval")
-def command_evaluate(config: Path, *settings: Settings, as_json: Json = False) -> int:
+def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as_json: Json = False) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
     :param config: A YAML file, or the folder of a run: its final model is measured,
         or its newest checkpoint if it has not ended; of several stages, the last one's.
     """
-    loaded = _load(config, settings, as_json, trained=True)
+    loaded = _load(config, settings, as_json, trained=True, trust=trust)
+    _tell(as_json, [f"measuring {config}: loading ..."])
     from covey.console import RunConsole
     from covey.inference import evaluate_once
 
     result = evaluate_once(loaded, RunConsole(quiet=as_json))
     _print(as_json, result.record(), (f"{name:<10}{found}" for name, found in result.summary().items()))
     return 0
-
-
-@app.command(name="check")
-def command_check(config: Path, *settings: Settings, steps: int = 2, as_json: Json = False) -> int:
-    """Prove on your own model and data that a training step is right; takes one batch.
-
-    Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
-    completion or example at a time, from what was recorded; of a pipeline, those of each stage.
-
-    :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`.
-    :param steps: How many steps of a run are repeated.
-    """
-    loaded = _load(config, settings, as_json, trained=True)
-    from covey.console import RunConsole
-    from covey.proof.check import check as measure
-    from covey.proof.check_run import check_run
-
-    console = RunConsole(quiet=as_json)
-    findings = check_run(config, steps, console) if config.is_dir() else []
-    if loaded.config.method == "rl" or not findings:
-        findings += measure(loaded, console)
-    lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
-    _print(as_json, [vars(f) for f in findings], lines)
-    return 0 if all(f.holds for f in findings) else 1
 
 
 @app.command(name="explain")
@@ -279,40 +267,17 @@ def command_serve(
 
 
 @app.command(name="score")
-def command_score(file: Path, *rewards: Rewarding, as_json: Json = False) -> int:
+def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions, a row each. Exit code 1 if one of them judged no row.
 
     :param file: Rows with a `completion` and whatever columns the rewards ask for.
     """
     from covey.scoring import score_file
 
-    rows, means = score_file(file, rewards)
+    rows, means = score_file(file, rewards, trust)
     _print(as_json, {"means": means, "rows": rows}, map(as_line, rows))
     _tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
     return int(any(map(math.isnan, means.values())))
-
-
-@app.command(name="pairs")
-def command_pairs(
-    run: Path,
-    *,
-    output: Annotated[Path, Parameter(name=("--output", "-o"))],
-    margin: float = 0.0,
-    per_problem: int = 1,
-    as_json: Json = False,
-) -> int:
-    """Write pairs from what a run has sampled: the best completion of each group against the worst.
-
-    :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
-    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it.
-    :param margin: By how much the better one's reward has to be above the other's.
-    :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
-    """
-    from covey.runs.harvest import write_pairs
-
-    found = write_pairs(run, output, margin, per_problem)
-    _print(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {output}",))
-    return 0
 
 
 @app.command(name="stress")
@@ -346,20 +311,22 @@ def command_doctor(*, as_json: Json = False) -> int:
     return int(any(d.verdict == "FAIL" for d in found))
 
 
-@app.command(name="algorithms")
-def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
-    """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
-    from covey.cli.algorithms import show_all, show_one
+def _load(
+    config: Path,
+    settings: Sequence[str],
+    as_json: bool,
+    trained: bool = False,
+    trust: bool = False,
+    names_only: bool = True,
+) -> Loaded:
+    """What a YAML file or a run folder says; ``trained``: with the model the run has arrived at.
 
-    return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
-
-
-def _load(config: Path, settings: Sequence[str], as_json: bool, trained: bool = False) -> Loaded:
-    """What a YAML file or a run folder says; ``trained``: with the model the run has arrived at."""
+    ``trust`` and ``names_only`` as in ``load_run``.
+    """
     if config.is_dir():
-        from covey.runs.reader import load_recorded, load_run
+        from covey.runs.reader import load_run, look_at
 
-        loaded = (load_run if trained else load_recorded)(config, settings)
+        loaded = load_run(config, settings, None, trust, names_only) if trained else look_at(config, settings)
     else:
         from covey.config.load import load_config
 
@@ -401,7 +368,9 @@ def main(arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("error: stopped by SIGINT; there was nothing to save", file=sys.stderr)
             return 130
-        except (Exception, SystemExit) as caught:
+        except BaseException as caught:
+            if not (isinstance(caught, Exception | SystemExit) or is_panic(caught)):
+                raise
             error = _understood(caught)
             if said_by_another(error):
                 return error.code
@@ -422,7 +391,7 @@ def _check_output() -> None:
             raise disk_error(lost, "standard output")
 
 
-def _understood(caught: Exception | SystemExit) -> CoveyError:
+def _understood(caught: BaseException) -> CoveyError:
     """Whatever ended a command, as one of our errors."""
     if isinstance(caught, CycloptsError):
         return _misused(caught)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from covey.cli.commands import Json, Rewarding, Settings, _load, _print, _tell, app
+from covey.cli.commands import Json, Rewarding, Settings, Trust, _load, _print, _tell, app
 from covey.errors import ConfigError
 
 
@@ -37,6 +37,7 @@ def command_preview(
     if wrong := [t for t in temperature or () if not 0 < t <= 100]:
         raise ConfigError(f"--temperature {wrong[0]:g}: above 0, at most 100")
     loaded = _load(config, settings, as_json)
+    _tell(as_json, [f"previewing {config}: loading ..."])
     from covey.console import RunConsole
     from covey.preview import preview, rl_stage
     from covey.signals import StopSignal
@@ -45,7 +46,7 @@ def command_preview(
     stage = rl_stage(loaded)
     _tell(as_json, (f"note: {note}" for note in loaded.notes[noted:]))
     each = samples or min(16, max(8, stage.config.rollout.group_size))
-    with StopSignal().listening() as stop:
+    with StopSignal(then="stopping: what was sampled so far is shown").listening() as stop:
         found = preview(stage, RunConsole(quiet=as_json), stop, groups, each, temperature or ())
     _print(as_json, found.record(), found.lines())
     return 130 if found.measured.stopped else int(found.word == "no")
@@ -163,7 +164,12 @@ def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
 
 @app.command(name="rescore")
 def command_rescore(
-    run: Path, *words: Rewarding, rewards: list[str] | None = None, steps: int = 8, as_json: Json = False
+    run: Path,
+    *words: Rewarding,
+    rewards: list[str] | None = None,
+    steps: int = 8,
+    trust: Trust = False,
+    as_json: Json = False,
 ) -> int:
     """Apply other rewards to the completions of a run: which groups change sign, die, come alive.
 
@@ -176,9 +182,77 @@ def command_rescore(
     from covey.insight import rescore
     from covey.scoring import named_rewards
 
-    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words]), steps)
+    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps)
     _print(as_json, rescore.record(found), rescore.lines(run, found))
     return 0
+
+
+@app.command(name="export")
+def command_export(
+    run: Path,
+    *,
+    step: int | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    as_json: Json = False,
+) -> int:
+    """Write a checkpoint of a run as a model folder that everybody loads: by default the best evaluated one.
+
+    :param run: Its folder; of several stages, the last one's is taken.
+    :param step: Steps done by then; a run keeps its newest checkpoints and that of the best evaluation.
+    :param output: The folder to write; by default `export/step_...` in the run's.
+    """
+    from covey.insight.export import export
+
+    written = export(run, step, output)
+    _print(as_json, {"model": str(written)}, [f"model   {written}"])
+    return 0
+
+
+@app.command(name="pairs")
+def command_pairs(
+    run: Path,
+    *,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    margin: float = 0.0,
+    per_problem: int = 1,
+    as_json: Json = False,
+) -> int:
+    """Write pairs from what a run has sampled: the best completion of each group against the worst.
+
+    :param run: The folder of a run, or of a pipeline, whose stages are read in their order.
+    :param output: The file to write, a pair a line, as `method: dpo` and TRL read it; by default
+        `pairs.jsonl` in the run's folder.
+    :param margin: By how much the better one's reward has to be above the other's.
+    :param per_problem: Most pairs of a group: the best against the worst, then the next of each.
+    """
+    from covey.runs.harvest import write_pairs
+
+    target = output or run / "pairs.jsonl"
+    found = write_pairs(run, target, margin, per_problem)
+    _print(as_json, found, (f"{found['pairs']} pairs of {found['groups']} groups in {target}",))
+    return 0
+
+
+@app.command(name="algorithms")
+def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
+    """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
+    from covey.cli.algorithms import show_all, show_one
+
+    return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
+
+
+@app.command(name="verify")
+def command_verify(run: Path, *, as_json: Json = False) -> int:
+    """Say of every file of a run whether it is as it was written. Exit code 4 if one is damaged or missing.
+
+    :param run: Its folder, or that of a pipeline.
+    """
+    from covey.runs.verify import verify_run
+
+    found = verify_run(run)
+    whole = all(v.state in ("whole", "unsealed") for v in found)
+    _print(as_json, {"whole": whole, "files": [vars(v) for v in found]}, map(str, found))
+    return 0 if whole else 4
 
 
 @app.command(name="report")
@@ -198,3 +272,37 @@ def command_report(
     write_report(run, output)
     _print(as_json, {"report": str(output)}, [f"report  {output}"])
     return 0
+
+
+@app.command(name="check")
+def command_check(
+    config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
+) -> int:
+    """Prove on your own model and data that a training step is right; or say what a chat template does.
+
+    Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
+    completion or example at a time, from what was recorded; of a pipeline, those of each stage.
+
+    :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`. Of a
+        model's folder the chat template is tried on made-up conversations; no weights are loaded.
+    :param steps: How many steps of a run are repeated.
+    """
+    if (config / "tokenizer_config.json").is_file():
+        from covey.proof.check_template import check_template
+
+        report = check_template(config)
+        _print(as_json, report.record(), report.lines())
+        return 0
+    loaded = _load(config, settings, as_json, trained=True, trust=trust, names_only=False)
+    _tell(as_json, [f"checking {config}: loading ..."])
+    from covey.console import RunConsole
+    from covey.proof.check import check as measure
+    from covey.proof.check_run import check_run
+
+    console = RunConsole(quiet=as_json)
+    findings = check_run(config, steps, console, trust) if config.is_dir() else []
+    if loaded.config.method == "rl" or not findings:
+        findings += measure(loaded, console)
+    lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
+    _print(as_json, [vars(f) for f in findings], lines)
+    return 0 if all(f.holds for f in findings) else 1

@@ -74,7 +74,9 @@ def _of_algorithm() -> Iterator[dict[str, object]]:
 def _of_losses() -> Iterator[dict[str, object]]:
     for method, function in LOSSES.items():
         for p in parameters_of(function).values():
-            yield _row(f"loss.{p.name}", method, p.default, _values(p.annotation), LOSS_EFFECTS[p.name])
+            yield _row(
+                f"loss.{p.name}", method, p.default, _values(p.annotation), LOSS_EFFECTS.get(p.name, "")
+            )
 
 
 def _row(path: str, of: str, default: object, values: str, says: str | None) -> dict[str, object]:
@@ -117,4 +119,4 @@ def show(found: list[dict[str, object]]) -> Iterator[str]:
         default = "" if s["default"] == "" else f"default {s['default']}"
         source = f"from {s['source']}" if s["source"] else ""
         facts = ", ".join(x for x in (whose, default, str(s["range"]), usual, alike, source) if x)
-        yield f"{s['setting']} ({facts}): {s['effect']}"
+        yield f"{s['setting']} ({facts}): {s['effect'] or 'nothing is said of it yet'}"

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from covey.config.given import recorded_name
 from covey.config.unknown import meant, near
-from covey.config.usercode import load_function, name_of
+from covey.config.usercode import load_function, name_of, uncalled
 from covey.errors import ConfigError
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy, OldPolicy
 from covey.objective.axes import AXES
@@ -45,8 +45,10 @@ FEW_WORDS = 40
 """So many valid words are listed where none is near."""
 
 
-def build_algorithm(spec: str | Mapping[str, object], folder: Path = Path()) -> Algorithm:
-    """Algorithm from its config; ``folder`` is where ``module.py:function`` is looked for.
+def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path()) -> Algorithm:
+    """Algorithm from its config; ``folder`` is where ``module.py:function`` is looked for, and imported.
+
+    Without a folder (None) a user's functions stay names: nothing is imported, and they cannot be called.
 
     Raises ConfigError naming the axis, the value and the nearest valid one.
 
@@ -90,7 +92,7 @@ def _mapping(where: str, value: object) -> dict[str, object]:
     return {str(key): v for key, v in value.items()}
 
 
-def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Framework | None) -> Any:
+def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: Framework | None) -> Any:
     if value is None:
         if axis not in OPTIONAL:
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
@@ -109,7 +111,11 @@ def _axis(axis: str, current: Any, value: object, folder: Path, dialect: Framewo
 
 
 def _choice(
-    axis: str, current: AnyBound | None, value: object, folder: Path, dialect: Framework | None = None
+    axis: str,
+    current: AnyBound | None,
+    value: object,
+    folder: Path | None,
+    dialect: Framework | None = None,
 ) -> AnyBound:
     settings = _mapping(_place(axis), value)
     name = settings.pop("name", current.name if current else None)
@@ -117,7 +123,11 @@ def _choice(
         raise ConfigError(f"{_place(axis)}: needs a name, one of {', '.join(_names(axis))}")
     if current is not None and name == current.name:
         settings = {**current.settings, **settings}
-    function = _function(axis, name, folder)
+    function = (
+        uncalled(name, settings)
+        if folder is None and isinstance(name, str) and ":" in name
+        else _function(axis, name, folder or Path())
+    )
     if dialect and (current is None or name != current.name):
         said = dialect.conventions.get(function)
         settings = {**(said.settings if said and said.function is function else {}), **settings}
@@ -163,7 +173,7 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
     return {f.__name__: f for f in AXES[axis]}
 
 
-def _record(axis: str, kind: type, current: Any, value: object, folder: Path) -> KL | Entropy | Critic:
+def _record(axis: str, kind: type, current: Any, value: object, folder: Path | None) -> KL | Entropy | Critic:
     """`kl`, `entropy` and `critic` are records of plain settings; a bare number or name is short for one."""
     short = "trunk" if kind is Critic else "coef"
     settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {short: value}
@@ -211,6 +221,12 @@ def _validated(where: str, annotation: Any, value: object) -> object:
 def describe(algorithm: Algorithm) -> dict[str, object]:
     """The algorithm as a config mapping with every axis and setting spelled out."""
     return {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
+
+
+def own_code(algorithm: Algorithm) -> list[str]:
+    """The functions of an algorithm that a user wrote, as a config names them."""
+    estimator = [algorithm.kl.estimator] if algorithm.kl else []
+    return [bound.name for bound in (*algorithm.functions, *estimator) if ":" in bound.name]
 
 
 def departures(algorithm: Algorithm, name: str) -> str:

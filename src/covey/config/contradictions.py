@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from covey.config.schema import Config
+from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
 from covey.objective.algorithms import Algorithm
 from covey.objective.axes import AXES
@@ -112,6 +113,8 @@ def of_examples(config: Config) -> Iterator[str]:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
     if config.data.examples and config.method in ("rl", "pairs", "rejection_sampling"):
         yield f"data.examples: method {config.method} learns from none; remove them, or choose another method"
+    if config.train.final == "best" and not config.eval.every and reads(config.method, "train.final"):
+        yield "train.final best: nothing is measured while it trains; set eval.every, as to 20"
     if config.data.replay < 1 and len(config.data.examples) < 2:
         yield "data.replay: there is no earlier file among data.examples to take a fraction of; leave it out"
 

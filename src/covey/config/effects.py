@@ -19,6 +19,8 @@ USUAL: Mapping[str, str] = {
     "rollout.tools.max_calls": "1 to 10",
     "rollout.tools.result_tokens": "200 to 2,000",
     "rollout.tools.timeout": "5 to 60",
+    "rollout.tools.calls_per_turn": "1 to 16",
+    "rollout.tools.seconds": "30 to 600: the longest that a step may stand still",
     "train.steps": "100 to 2,000",
     "train.lr": "1e-7 to 5e-6 for all weights of a large model, 1e-5 to 2e-4 with lora or for a tiny one",
     "train.warmup_steps": "0 to 20",
@@ -210,5 +212,5 @@ AXES_IN_WORDS: Mapping[str, str] = {
 
 
 def effect(function: str, setting: str) -> str:
-    """What a setting of a function, or of `kl` and `entropy`, does."""
-    return EFFECTS.get(f"{function}.{setting}") or EFFECTS[setting]
+    """What a setting of a function, or of `kl` and `entropy`, does; empty where nobody has described it."""
+    return EFFECTS.get(f"{function}.{setting}") or EFFECTS.get(setting, "")

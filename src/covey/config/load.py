@@ -16,7 +16,14 @@ import yaml
 from pydantic import ValidationError
 
 from covey.config import trl
-from covey.config.algorithm import algorithm_keys, build_algorithm, checked_settings, departures, describe
+from covey.config.algorithm import (
+    algorithm_keys,
+    build_algorithm,
+    checked_settings,
+    departures,
+    describe,
+    own_code,
+)
 from covey.config.contradictions import of_config, of_examples, updates_of
 from covey.config.given import plain, refuse_lost
 from covey.config.layers import Layers
@@ -25,6 +32,7 @@ from covey.config.sources import items, key_paths, options, read_yaml
 from covey.config.unknown import explained
 from covey.config.unread import reads, unread_settings
 from covey.errors import ConfigError
+from covey.integrity import sealed_text
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.corrections import truncated
@@ -69,10 +77,12 @@ def load_config(
     overrides: Sequence[str] = (),
     values: Mapping[str, object] | None = None,
     folder: Path | None = None,
+    names_only: bool = False,
 ) -> Loaded:
     """Read a YAML file, then Python values, then `--dotted.key value` overrides; check everything.
 
     Relative paths are looked for in ``folder``; by default the file's, without one the working directory.
+    With ``names_only`` the algorithm's functions that a user wrote are not imported: to look at a record.
 
     >>> load_config(overrides=["--train.lr", "3e-4"]).config.train.lr
     0.0003
@@ -83,9 +93,9 @@ def load_config(
     refuse_lost(layers.raw)
     folder = folder or (file.resolve().parent if file is not None else Path.cwd())
     where = str(file) if file else "config"
-    loaded = _validate(layers.raw, layers.origins, folder, where, layers.per_update)
+    loaded = _validate(layers.raw, layers.origins, folder, where, layers.per_update, names_only)
     loaded.of_stages = tuple(
-        _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update)
+        _validate(raw, origins, folder, f"{where} (stage {name})", layers.per_update, names_only)
         for name, raw, origins in layers.stages()
     )
     own = loaded.notes
@@ -105,6 +115,7 @@ def _validate(
     folder: Path,
     where: str,
     per_update: Mapping[tuple[str, str], str],
+    names_only: bool,
 ) -> Loaded:
     raw, origins, notes = _with_loss_of_trl(raw, dict(origins))
     try:
@@ -112,10 +123,11 @@ def _validate(
     except ValidationError as error:
         raise ConfigError(_explain(error, origins, where)) from None
     try:
-        algorithm = build_algorithm(config.algorithm, folder)
+        algorithm = build_algorithm(config.algorithm, None if names_only else folder)
     except ConfigError as error:
         raise ConfigError(_placed(str(error), origins)) from None
-    if not config.stages:
+    unloaded = names_only and own_code(algorithm)
+    if not (config.stages or unloaded):  # what a function needs is known once it is loaded
         problems = list(of_examples(config))
         if config.method == "rl":
             problems += [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
@@ -320,7 +332,13 @@ def resolved_yaml(loaded: Loaded) -> str:
     values = resolved(loaded)
     flat = dict(flatten(values))
     comments = (f"# {key}: {origin}\n" for key, origin in loaded.origins.items() if key in flat)
-    return "".join(comments) + yaml.safe_dump(values, sort_keys=False, width=1000)
+    return sealed_yaml(values, "".join(comments))
+
+
+def sealed_yaml(values: Mapping[str, object], comments: str = "") -> str:
+    """Values as YAML below comments; the last line is a comment with the sha256 of all before it."""
+    text = comments + yaml.safe_dump(dict(values), sort_keys=False, width=1000)
+    return sealed_text(text)
 
 
 def flatten(values: Mapping[str, object], prefix: str = "") -> Iterable[tuple[str, object]]:

@@ -65,8 +65,18 @@ class ToolUse(Section):
     max_calls: int = Field(
         4, ge=1, le=1_000, description="Turns of a completion that are answered; the next one is its last."
     )
+    calls_per_turn: int = Field(
+        8, ge=1, le=1_000, description="Calls of a turn that are run; the model is told which were not."
+    )
     timeout: float = Field(
         10.0, gt=0, le=10**6, description="Seconds a call may take; the model is told if it took longer."
+    )
+    seconds: float = Field(
+        60.0,
+        gt=0,
+        le=10**6,
+        description="Seconds that the calls of a completion may take together, and for which a batch of "
+        "completions may wait for tools; calls that would begin later are not run.",
     )
     result_tokens: int = Field(
         256, ge=1, le=MANY, description="Longest result, tokens; what is beyond is cut off."
@@ -77,6 +87,11 @@ class ToolUse(Section):
         if not (self.functions or self.environment):
             raise ValueError(
                 "name at least one of rollout.tools.functions, as [calculate], or an environment"
+            )
+        if self.timeout > self.seconds:
+            raise ValueError(
+                f"a call may take {self.timeout:g} s (timeout), and all calls of a completion together "
+                f"{self.seconds:g} s (seconds): raise rollout.tools.seconds or lower rollout.tools.timeout"
             )
         return self
 

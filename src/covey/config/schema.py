@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
-from covey.config.section import MANY, Paths, Section
+from covey.config.section import MANY, Names, Paths, Section
 from covey.machine import MOST_THREADS
 from covey.web import plain_address
 
@@ -112,7 +112,12 @@ class Train(Section):
         None, gt=0, le=1, description="End the stage once held-out sampled accuracy reaches this."
     )
     save_every: int = Field(50, ge=1, le=10**9, description="Steps between checkpoints.")
-    keep: int = Field(2, ge=1, le=10**6, description="Checkpoints kept.")
+    keep: int = Field(
+        2, ge=1, le=10**6, description="Newest checkpoints kept; that of the best evaluation always is."
+    )
+    final: Literal["last", "best"] = Field(
+        "last", description="Whose weights `final/` gets: of the last step, or of the best evaluated one."
+    )
 
 
 class Eval(Section):
@@ -200,6 +205,10 @@ class Sandbox(Section):
     )
     url: str | None = Field(None, description="Of a SandboxFusion service, for `remote`.")
     unsafe_local: bool = Field(False, description="If no sandbox works, run model code with your own rights.")
+    packages: Names = Field(
+        ("numpy", "sympy"),
+        description="What a model's programs may import beyond the standard library, with what that needs.",
+    )
 
     @field_validator("url")
     @classmethod

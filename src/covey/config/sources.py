@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import yaml
 from pydantic import BaseModel
@@ -16,31 +17,57 @@ from covey.config.section import Section
 from covey.errors import ConfigError
 
 MAX_BYTES = 1 << 20
+DEEPEST = 50
+"""Levels that a config may be nested."""
 OTHER_BASE = re.compile(r"[-+]?(?:0[0-9_]+|[0-9_]+(?::[0-9_]+)+(?:\.[0-9_]*)?)")
 """What YAML 1.1 takes for a number in base 8 or 60: 010 and 1:30."""
+
+
+class PlainLoader(yaml.SafeLoader):
+    """Refuses anchors, and values that are nested deeper than a config is, before it goes down there."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """The next value, as yaml.composer has it."""
+        if self.check_event(yaml.AliasEvent):
+            self._refuse("a config has no anchors")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            self._refuse(f"nested more than {DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise yaml.MarkedYAMLError(problem=why, problem_mark=self.peek_event().start_mark)
 
 
 def read_yaml(file: Path) -> tuple[dict[str, object], dict[str, str]]:
     """A YAML mapping and, for every key path, `file:line`. Duplicate keys are refused."""
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as opened:
+            return parse_yaml(opened.read(MAX_BYTES + 1), file)
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from None
+
+
+def parse_yaml(content: bytes, file: Path) -> tuple[dict[str, object], dict[str, str]]:
+    """``read_yaml`` of what a file holds."""
     origins: dict[str, str] = {}
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"{file}: a config has at most {MAX_BYTES:,} bytes")
     try:
-        aliases = (isinstance(e, yaml.AliasEvent) for e in yaml.parse(text, Loader=yaml.SafeLoader))
-        if len(text) > MAX_BYTES or ("*" in text and any(aliases)):
-            raise ConfigError(f"{file}: a config has no anchors and at most {MAX_BYTES} bytes")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(content.decode("utf-8"), Loader=PlainLoader)
         raw = _construct(node, file, (), origins) if node is not None else {}
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise ConfigError(f"{file}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    except RecursionError:
-        raise ConfigError(f"{file}: nested too deeply") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{file}: a config is a mapping of keys, this is a {type(raw).__name__}")
     return raw, origins

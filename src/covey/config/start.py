@@ -23,9 +23,9 @@ class Start:
     folder: Path | None = None
     """Where relative paths are looked for; None: the config file's folder."""
 
-    def load(self) -> Loaded:
-        """The checked config. Raises ConfigError."""
-        return load_config(self.config, self.settings, self.values, self.folder)
+    def load(self, names_only: bool = False) -> Loaded:
+        """The checked config; ``names_only`` as in ``load_config``. Raises ConfigError."""
+        return load_config(self.config, self.settings, self.values, self.folder, names_only)
 
     def changed(self, settings: Sequence[str] = (), values: Mapping[str, object] | None = None) -> Start:
         """The same with further settings, which win."""

@@ -29,6 +29,7 @@ READ_BY: Mapping[str, Collection[str]] = {
     **dict.fromkeys(("train.steps", "train.save_every", "train.keep"), MODEL_ONLY),
     **dict.fromkeys(("train.inner_epochs", "train.updates_per_batch"), RL),
     "train.batch_size": ("sft", *RANKS),
+    "train.final": ("rl", "sft", *PREFERENCES),
     "eval": TRAINS,
     "train.optimizer": MODEL_ONLY,
     "guards": RL,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,25 @@ def load_function(spec: str, folder: Path) -> Callable[..., object]:
     with suppress(AttributeError):  # an object with slots; only functions of the objective need it
         function.__covey_name__ = spec
     return function
+
+
+def uncalled(spec: str, settings: Iterable[str]) -> Callable[..., object]:
+    """A stand-in for the function ``spec`` names, which is not loaded: it has that name and these settings.
+
+    For whoever reads the record of a run, and must not run its code. Raises ConfigError for settings that no
+    function has, and when it is called.
+    """
+
+    def stand_in(**_: object) -> object:
+        raise ConfigError(f"{spec}: only its name was read; it is loaded where a run is trained or resumed")
+
+    try:
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in settings]
+    except ValueError as error:
+        raise ConfigError(f"{spec}: {error}") from None
+    vars(stand_in).update(__covey_name__=spec, __signature__=inspect.Signature(parameters))
+    stand_in.__module__ = spec.partition(":")[0]
+    return stand_in
 
 
 def spec_of(function: object, folder: Path) -> str | None:

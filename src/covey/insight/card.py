@@ -12,8 +12,11 @@ from huggingface_hub import try_to_load_from_cache
 
 from covey.config.given import GivenModel, GivenRows
 from covey.config.load import Loaded
+from covey.config.sources import parse_yaml
+from covey.errors import CheckpointError, ConfigError
 from covey.estimates import Evaluation
 from covey.insight.verdict import Verdict
+from covey.opening import RECORD_BYTES, read_regular
 from covey.types import Problem
 
 CARD = """---
@@ -41,6 +44,13 @@ print({use})
 {settings} holds every setting, `metrics.jsonl` next to it every step.
 """
 
+
+OF_CHECKPOINT = """# {name}, step {step}
+
+A checkpoint of the run `{name}`, trained with covey and written by `covey export`.
+
+{table}
+"""
 
 METHODS_IN_WORDS = {"sft": "supervised fine-tuning", "reward_model": "training as a reward model"}
 """Methods whose name says too little."""
@@ -103,6 +113,14 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
     )
 
 
+def checkpoint_card(name: str, step: int, measured: Mapping[int, Evaluation]) -> str:
+    """Markdown of an exported checkpoint's card; ``measured``: the run's evaluations by step."""
+    wanted = {"before training": 0, f"step {step}": step, "last": max(measured, default=0)}
+    columns = {title: measured[at] for title, at in wanted.items() if at in measured}
+    table = _table(columns) if step in measured else ""
+    return OF_CHECKPOINT.format(name=name, step=step, table=table).strip() + "\n"
+
+
 def _inputs(example: Problem) -> str:
     """The lines that make the example a model's input, as it was in training."""
     if isinstance(example.prompt, str):
@@ -160,11 +178,10 @@ def _head_of(model: str, folder: Path) -> dict[str, Any]:
     local = _folder(model, folder)
     cached = local / "README.md" if local else "/" in model and try_to_load_from_cache(model, "README.md")
     try:
-        text = Path(cached).read_text(encoding="utf-8") if isinstance(cached, str | Path) else ""
-        head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
-    except (OSError, ValueError, yaml.YAMLError):
+        text = read_regular(Path(cached), RECORD_BYTES) if isinstance(cached, str | Path) else b""
+        return parse_yaml(text.split(b"---")[1], Path(str(cached)))[0] if text.startswith(b"---") else {}
+    except (OSError, ConfigError, CheckpointError):
         return {}
-    return head if isinstance(head, dict) else {}
 
 
 def _data(loaded: Loaded) -> str:

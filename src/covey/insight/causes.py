@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from covey.insight.findings import FindingRule, Seen, collector
+from covey.insight.findings import FindingRule, Seen, collector, unknown
 from covey.insight.remedies import (
     BY_STD,
     LARGER_GROUPS,
@@ -24,6 +24,7 @@ from covey.insight.remedies import (
     of_status,
     paid_differently,
     paid_incorrect,
+    reading_last_number,
     reward_of,
     rewards,
     scaled,
@@ -163,6 +164,68 @@ def _(seen: Seen) -> str | None:
 
 
 @_rule(
+    "unread",
+    rewards(reading_last_number),
+    advice="`covey score` on some completions: which form does the function read?",
+    explains=(*OUTCOMES, "unparsable", "constant_reward"),
+    shows=reward_of,
+)
+def _(seen: Seen) -> str | None:
+    """Less than a twentieth is correct, and the right answer stands in a fifth more of the texts, beyond
+    chance, counted against how often another problem's answer stands there. Because what the model knows
+    and the verdict does not read is a matter of form: no harder training mends it.
+    """
+    inside, right = seen.least("text/reference"), seen.late("accuracy")
+    by_chance = seen.late("text/reference_elsewhere")
+    if not (right < 0.05 and inside > by_chance + right + 0.2):
+        return None
+    said = f"the right answer stands in {percent(seen.late('text/reference'))} of the completions"
+    return f"{said}, and {percent(right)} are correct: the verdict does not read what is written"
+
+
+@_rule(
+    "answers_by_chance",
+    to("data.answer", "answer", lambda own: own is None),
+    advice="look at some rows: do the answers belong to their prompts?",
+    explains=(*NO_SIGNAL, *STILL),
+)
+def _(seen: Seen) -> str | None:
+    """From the tenth step, the problem's own answer stands in the texts no more often than another problem's,
+    or by less than half as often again, beyond chance, and not more is correct. Because a model that knows
+    anything of its problems says their answers first; where it does not, the rows may be mixed up.
+    """
+    (own, doubt), (other, more) = (seen.whole(f"text/reference{where}") for where in ("", "_elsewhere"))
+    close = own - other + math.hypot(doubt, more) < 0.5 * other
+    if not (seen.after(10) and other > 0.02 and close) or seen.rise("accuracy") > 0.05:
+        return None
+    said = f"the right answer stands in {percent(own)} of the completions, another problem's in"
+    return (
+        f"{said} {percent(other)}: the model knows nothing of these problems, or the answers are not theirs"
+    )
+
+
+@_rule(
+    "outweighed",
+    to("algorithm.advantage", "group_zscore"),
+    scaled("algorithm.kl.coef", 100, 1.0),
+    advice="smaller weights of the rewards",
+    explains=("kl_growth", "worse", "leaps", "wide_ratios"),
+)
+def _(seen: Seen) -> str | None:
+    """From the second step, the rewards' std is 5000 times the KL's coefficient, under an estimator that does
+    not divide by a std. Because published runs have 5 to 500: here the KL holds nothing, whatever it is.
+    """
+    std, coef = seen.late("reward/std"), seen.setting("algorithm.kl.coef")
+    divides = seen.setting("algorithm.advantage") in BY_STD or seen.setting("algorithm.whiten") is not None
+    held = isinstance(coef, int | float) and coef > 0 and std > 5000 * coef
+    if not (seen.after(2) and held) or divides or seen.setting is unknown:
+        return None
+    return (
+        f"rewards differ by {std:.3g} and the KL's coefficient is {coef:g}: the rewards' scale outweighs it"
+    )
+
+
+@_rule(
     "fooled",
     rewards(verified),
     to("rewards", ["exact_answer"]),
@@ -228,30 +291,28 @@ def _(seen: Seen) -> str | None:
     shows=paid_incorrect,
 )
 def _(seen: Seen) -> str | None:
-    """A reward rose by a tenth while fewer completions are correct than at first by two standard errors, or
-    less than a tenth; or at all, where held-out problems earn more and the verdict on them is `got worse`;
-    or it stays above .9 from the tenth step while a tenth fewer are. A verdict that grades does not give
-    clearly more. Because a format that is learned raises both; one that is farmed costs answers.
+    """Fewer completions are correct than at first, or a verdict that grades gives less, beyond chance, while
+    a reward rose by a tenth, beyond chance, or stays above .9 where a tenth fewer are; or it rose at all,
+    where held-out problems earn more and fewer of them are solved, beyond chance. Nothing where held-out
+    answers did not fall, or a verdict that grades gives clearly more. Because a format that is learned raises
+    both; one that is farmed costs answers; and a weak model whose form is right scatters by as much from step
+    to step.
     """
-    means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
-    now, before = seen.late("accuracy"), seen.early("accuracy")
-    weights = [float(str(spec_settings(s).get("weight", 1.0))) for s in specs_of(seen)]
-    heavier = bool(weights) and max(weights) > weights[0]
-    fewer = (
-        seen.paid_for_worse
-        or seen.fell("accuracy", 0.02, errors=1 if heavier else 2)
-        or (seen.after(10) and now < 0.1 and now <= before)
-    )
-    if len(means) < 2 or not fewer or seen.graded_higher:
+    lost = "accuracy" if seen.paid_for_worse else seen.lost
+    if not lost or seen.graded_higher:
         return None
-    for name, late in means.items():
-        if seen.same(f"reward/{name}/mean", "accuracy"):
+    now, before = seen.late(lost), seen.early(lost)
+    means = {name: late for name, late in seen.names("reward/", "/mean").items() if "/" not in name}
+    for name, late in means.items() if len(means) > 1 else ():
+        mean = f"reward/{name}/mean"
+        if mean == lost or seen.same(mean, "accuracy"):
             continue  # the verdict itself
-        early = seen.early(f"reward/{name}/mean")
-        stays = late > 0.9 and early > 0.5 and late - early > (now - before) / 2
-        many_fewer = seen.after(10) and (before - now > 0.1 or now < 0.1)
-        if late - early > (0.0 if seen.paid_for_worse else 0.1) or (stays and many_fewer):
+        early = seen.early(mean)
+        stays = late > 0.9 and late >= early > 0.5 and before - now > 0.1
+        if stays or seen.rose(mean, 0.1) or (seen.paid_for_worse and late > early):
             answers = f"correct answers from {percent(before)} to {percent(now)}"
+            if lost != "accuracy":
+                answers = f"{lost.split('/')[1]} from {before:.2g} to {now:.2g}"
             if seen.paid_for_worse:
                 answers = f"held-out answers {course(seen.evals[0], seen.evals[-1])}"
             return f"{name} went from {early:.2g} to {late:.2g} and {answers}: it is farmed"

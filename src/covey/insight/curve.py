@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.insight.chart import Line, Panel, chart
-from covey.insight.findings import Records
+from covey.insight.evidence import Records
 from covey.runs.atomic import write_file
 
 SMOOTHING = 10

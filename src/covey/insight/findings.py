@@ -22,12 +22,12 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.given import plain
 from covey.config.load import Loaded
 from covey.estimates import Evaluation, gains
+from covey.insight.evidence import Records, errors_needed, known_values, noise
 from covey.insight.verdict import change
 from covey.objective.bound import Bound
 from covey.tasks import TASKS
 from covey.types import Group
 
-Records = Sequence[Mapping[str, Any]]
 Severity = Literal["note", "warning", "severe"]
 WINDOW, WIDEST = 5, 20
 """Steps that a rule averages over: a fifth of the run, at least and at most so many."""
@@ -125,6 +125,9 @@ class Seen:
         self.first, self.last = metrics[:width], metrics[-width:]
         self.beginning = metrics[:WIDEST]
         """Every step there is, while there are no more than so many."""
+        both = max(0, len(self.beginning) + len(self.last) - self.steps)
+        self.apart: tuple[Records, Records] = (self.beginning, self.last[both:])
+        """The steps that are known, each once."""
         self.evals, self.setting, self.patient = evals, setting, patient
         self.read: dict[str, float] = {}
         """Late means that were asked for since this was last emptied: the evidence of a rule."""
@@ -139,9 +142,9 @@ class Seen:
         return value
 
     def least(self, name: str) -> float:
-        """Mean over the last steps less two standard errors; NaN of less than three steps that have it."""
-        doubt = _error(self.last, name) if len(known_values(self.last, name)) > 2 else math.nan
-        return self.late(name) - 2 * doubt
+        """Mean over the last steps less what chance may have added; NaN of less than three that have it."""
+        enough = len(known_values(self.last, name)) > 2
+        return self.late(name) - self._doubt(name, len(self.last)) if enough else math.nan
 
     def usual(self, name: str) -> float:
         """Median over the last steps, of what one step alone may throw far out."""
@@ -160,16 +163,37 @@ class Seen:
         """Whether a bad value is getting better by itself: a tenth lower than in the first steps."""
         return self.late(name) < 0.9 * self.early(name)
 
-    def rose(self, name: str, by: float, errors: float = 2.0) -> bool:
-        """Whether it is higher than at first by so much, and by so many standard errors of the two means."""
-        return self.rise(name) > max(by, errors * self._doubt(name))
+    def rose(self, name: str, by: float) -> bool:
+        """Whether it is higher than at first by so much, and by more than chance does in all looks so far."""
+        return self.rise(name) > max(by, self._change_doubt(name))
 
-    def fell(self, name: str, by: float, errors: float = 2.0) -> bool:
-        """Whether it is lower than at first by so much, and by so many standard errors of the two means."""
-        return self.rise(name) < -max(by, errors * self._doubt(name))
+    def fell(self, name: str, by: float) -> bool:
+        """Whether it is lower than at first by so much, and by more than chance does in all looks so far."""
+        return self.rise(name) < -max(by, self._change_doubt(name))
 
-    def _doubt(self, name: str) -> float:
-        return math.hypot(_error(self.first, name), _error(self.last, name))
+    def outlook(self, name: str) -> tuple[float, float]:
+        """Between what it may have changed by when the run ends, if it goes on as it did.
+
+        As wide as chance allows after so many steps and completions: where a few steps of few groups say
+        nothing yet of a run of hundreds, it is wide.
+        """
+        planned = self.setting("train.steps")
+        steps = max(self.steps, planned) if isinstance(planned, int) else self.steps
+        ahead = steps / max(1, self.steps - len(self.last))
+        rise, doubt = self.rise(name), self._change_doubt(name)
+        return ahead * (rise - doubt), ahead * (rise + doubt)
+
+    def whole(self, name: str) -> tuple[float, float]:
+        """Mean over all steps that are known, and what chance may have added or taken."""
+        steps = [r for window in self.apart for r in window]
+        return mean_of(steps, name), self._doubt(name, len(known_values(steps, name)))
+
+    def _change_doubt(self, name: str) -> float:
+        return self._doubt(name, len(self.first), len(self.last))
+
+    def _doubt(self, name: str, *windows: int) -> float:
+        found = noise(self.apart, name)
+        return found.error(*windows) * errors_needed(found.freedom, self.steps) if found.variance else 0.0
 
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """What comes between in the names of metrics -> their late means."""
@@ -203,6 +227,18 @@ class Seen:
         return bool(means) and not any(self.same(mean, "accuracy") for mean in means)
 
     @property
+    def lost(self) -> str:
+        """The metric that says that less is right than at first; empty where none does beyond chance.
+
+        Accuracy, where held-out problems do not say otherwise; or the mean of a verdict that grades.
+        """
+        if self.fell("accuracy", 0.02) and not self.held_out_holds:
+            return "accuracy"
+        means = self._verdicts
+        graded = len(means) == 1 and self.grades and self.fell(means[0], 0.02)
+        return means[0] if graded else ""
+
+    @property
     def graded_higher(self) -> bool:
         """Whether that function grades, and clearly more is given than at first.
 
@@ -229,11 +265,19 @@ class Seen:
         return self.got_worse and gains(self.evals[0], self.evals[-1])["reward"].low > 0
 
     @property
+    def held_out_holds(self) -> bool:
+        """Whether held-out problems were measured since the start, and no fewer of them are solved."""
+        return len(self.evals) > 1 and gains(self.evals[0], self.evals[-1])["sampled"].value >= 0
+
+    @property
     def got_worse(self) -> bool:
-        """The verdict on held-out problems, where there were several evaluations twice running: of twenty
-        looks at a policy that stays as it is, one in three runs has one outside of its interval.
+        """Whether fewer held-out problems are solved, beyond what chance does in all evaluations so far; of
+        several, where the last two say so.
         """
-        judged = [change(self.evals[0], later) for later in self.evals[1:][-2:]]
+        looks = len(self.evals) - 1
+        judged = [
+            change(self.evals[0], later, errors_needed(math.inf, looks)) for later in self.evals[1:][-2:]
+        ]
         return bool(judged) and all(word == "got worse" for word in judged)
 
     def same(self, name: str, other: str) -> bool:
@@ -245,20 +289,6 @@ def mean_of(records: Records, name: str) -> float:
     """The mean of a metric over the steps that have it; NaN where none has."""
     values = known_values(records, name)
     return sum(values) / len(values) if values else math.nan
-
-
-def known_values(records: Records, name: str) -> list[float]:
-    """Those of the steps that have it."""
-    return [v for r in records if (v := r.get(name)) is not None and not math.isnan(v)]
-
-
-def _error(records: Records, name: str) -> float:
-    """The standard error of a mean over steps."""
-    values = known_values(records, name)
-    if len(values) < 2:
-        return 0.0
-    mean = sum(values) / len(values)
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
 Holds = Callable[[Seen], str | None]

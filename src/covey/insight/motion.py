@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 
 from covey.insight.causes import OUTCOMES, STILL, percent
-from covey.insight.findings import WIDEST, FindingRule, Seen, collector, known_values, mean_of
+from covey.insight.evidence import errors_needed, known_values, noise
+from covey.insight.findings import WIDEST, FindingRule, Seen, collector, mean_of
 from covey.insight.remedies import FEWER_UPDATES, SMALLER_LR, scaled, to
 
 MOTION: list[FindingRule] = []
 _rule = collector(MOTION)
+BEYOND_DOUBT = 5.0
+"""Nats a completion: an update that moves so far needs no further proof."""
 A_TENTH_LR = scaled("train.lr", 0.1, 1e-6)
 
 
@@ -19,6 +22,33 @@ def leap(seen: Seen) -> float:
         return math.nan
     updates = sum(known_values(seen.beginning[:-1], "optimizer/updates"))
     return mean_of(seen.beginning[-1:], "kl/start") / updates if updates else math.nan
+
+
+@_rule(
+    "entropy_bonus",
+    to("algorithm.entropy.coef", 0.001),
+    severity="severe",
+    explains=(
+        *(*OUTCOMES, "leaps", "too_hot", "wide_ratios", "clipped", "truncated", "unparsable", "repetition"),
+        *("end_token", "critic", "stale", "conflict", "mixed_scripts", "farmed"),
+    ),
+)
+def _(seen: Seen) -> str | None:
+    """With an entropy bonus of .05 or more, a token has half as much entropy again as in the first step, and
+    .3 nats more. Because bonuses in use are .0001 to .01: a larger one is learned before anything else, by
+    writing at random.
+    """
+    coef, steps = seen.setting("algorithm.entropy.coef"), seen.beginning[:1]
+    before, now = (
+        mean_of(steps, "entropy/sampled"),
+        seen.last[-1].get("entropy/sampled") if seen.last else None,
+    )
+    if not (isinstance(coef, int | float) and coef >= 0.05 and now is not None):
+        return None
+    if not (now > 1.5 * before and now > before + 0.3):
+        return None
+    said = f"the entropy rose from {before:.2g} to {now:.2g} nats a token under a bonus of {coef:g}"
+    return f"{said}: it pays more than the rewards do"
 
 
 @_rule(
@@ -32,14 +62,16 @@ def leap(seen: Seen) -> float:
 )
 def _(seen: Seen) -> str | None:
     """In the first 20 steps, an update moves the policy by more than half a nat a completion, and the last
-    two are paid less than the first one, by .6 of its std or by half. Because published runs take hundreds
-    of updates for 5 to 10 nats: one that goes so far has left where its gradient was right.
+    two are paid less than the first one, by .6 of its std or by half: beyond chance, or where it is five
+    nats. Because published runs take hundreds of updates for 5 to 10 nats: one that goes so far has left
+    where its gradient was right.
     """
-    moved, first = leap(seen), seen.beginning[:1]
+    moved, first, reward = leap(seen), seen.beginning[:1], noise([seen.beginning], "reward/mean")
     before, std = (mean_of(first, f"reward/{name}") for name in ("mean", "std"))
     now = mean_of(seen.beginning[1:][-2:], "reward/mean")
     less = before - now > 0.6 * std or 0.2 * std < before > 2 * now
-    if not (moved > 0.5 and less):
+    doubt = reward.error(1, 2) * errors_needed(reward.freedom, seen.steps) if moved < BEYOND_DOUBT else 0.0
+    if not (moved > 0.5 and less and before - now > doubt):
         return None
     lr = max(known_values(seen.beginning, "optimizer/lr"), default=math.nan)
     said = f"an update moves the policy by {moved:.3g} nats a completion, the reward fell from {before:.2g}"

@@ -14,7 +14,7 @@ from covey.config.load import Loaded
 from covey.estimates import Estimate, gain, wilson
 from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts, tie_chances
-from covey.objective.diagnostics import sampled_entropy, score_metrics, text_metrics
+from covey.objective.diagnostics import answers_inside, sampled_entropy, score_metrics, text_metrics
 from covey.rewards.scorer import ScoringStats
 from covey.types import Group
 
@@ -25,6 +25,8 @@ MOST_DEAD = 0.5
 FEW_LIVE = 2.0
 """Live groups in a step below which its gradient is the accident of one problem."""
 MANY_TRUNCATED = 0.1
+MUCH_UNREAD = 0.2
+"""Of the completions: so many more have the right answer in them than are correct, or have another's."""
 LOOP = 8
 """Tokens of the window whose repetition shows that a completion goes in circles."""
 WIDE_ENTROPY = 3.0
@@ -147,8 +149,15 @@ class Preview:
         if entropy > WIDE_ENTROPY and self.word == "no":
             noise = f"entropy is {entropy:.1f} nats a token: the completions are close to noise"
             remedy = "a cold start (a stage with method: sft), or a model that has learned to answer"
-            return [r for r in (self._unscored(), Advice(noise, remedy)) if r]
-        found = (self._unscored(), self._limit(), self._temperature(), self._size(), self._roomy())
+            return [r for r in (self._unscored(), self._unread(), Advice(noise, remedy)) if r]
+        found = (
+            self._unscored(),
+            self._unread(),
+            self._limit(),
+            self._temperature(),
+            self._size(),
+            self._roomy(),
+        )
         return [advice for advice in found if advice]
 
     def _unscored(self) -> Advice | None:
@@ -160,6 +169,19 @@ class Preview:
         ]
         last = f", the last with {details[-1]!r}" if details else ""
         return Advice(f"{share:.0%} of the completions could not be scored{last}", "mend the rewards first")
+
+    def _unread(self) -> Advice | None:
+        """What is right stands in the texts, and the verdict does not see it."""
+        inside = answers_inside(self.measured.groups)
+        rate = float(np.mean([g.pass_rate for g in self.measured.groups]))
+        known = inside.get("text/reference", 0.0)
+        if known < inside.get("text/reference_elsewhere", 0.0) + rate + MUCH_UNREAD:
+            return None
+        return Advice(
+            f"the right answer stands in {known:.0%} of the completions, and {rate:.0%} are correct",
+            "a verdict that reads it, as rewards: [{math_answer: {rule: last_number}}], or data.template "
+            "with the form that yours reads",
+        )
 
     def _of(self, temperature: float) -> tuple[Estimate, Estimate, str]:
         """Pass rate, dead groups of the config's size, and the rest in words, at another temperature."""
@@ -272,6 +294,7 @@ class Preview:
             "length": {"mean": float(self.lengths.mean()), **self._quantiles()},
             "duplicates": text_metrics(texts, np.zeros(len(texts), bool))["text/duplicates"],
             "entropy": sampled_entropy(groups),
+            "answers": answers_inside(groups),
             "rewards": {
                 "seconds": dict(self.measured.reward_seconds),
                 "waited": self.measured.scoring.waited,
@@ -330,6 +353,9 @@ class Preview:
             f"{record['duplicates']:.0%} copies; entropy {record['entropy']:.2f} nats a token; "
             f"{record['tokens_per_second']:,.0f} tokens/s"
         )
+        if inside := answers_inside(self.measured.groups):
+            stands = [f"{inside[f'text/reference{where}']:.0%}" for where in ("", "_elsewhere")]
+            yield f"the right answer stands in {stands[0]} of the completions, another's in {stands[1]}"
         for name in self.measured.groups[0].components:
             values = np.concatenate([g.components[name] for g in self.measured.groups])
             known = values[~np.isnan(values)]

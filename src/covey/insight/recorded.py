@@ -8,7 +8,7 @@ from covey.errors import ConfigError
 from covey.insight.findings import STREAM, Finding, SettingOf, settings_of, unknown
 from covey.insight.rules import explain
 from covey.runs.folder import read_numbers, read_stream, readable_stream
-from covey.runs.reader import last_stage, load_recorded, read_ending, read_verdict
+from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
 
 
 def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
@@ -27,7 +27,7 @@ def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:
         return stage, said, found + notes
     setting: SettingOf = unknown
     try:
-        setting = settings_of(load_recorded(stage))
+        setting = settings_of(look_at(stage))
     except ConfigError as error:
         unread = f"the config cannot be read, so remedies may name what is set already: {error}"
         notes.append(Finding("unread_config", 0, "note", unread))

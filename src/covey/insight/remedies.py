@@ -101,6 +101,16 @@ def gated(specs: Sequence[object]) -> list[object]:
     return [first, *({spec_name(s): {**spec_settings(s), **rule}} for s in others)]
 
 
+def reading_last_number(specs: Sequence[object]) -> list[object]:
+    """A verifier that reads the last number of a text, in place of what says what is correct."""
+    declared = [s for s in specs if spec_settings(s).get("verdict")]
+    judge = (declared or [*specs] or [None])[0]
+    known = spec_settings(judge) if judge is not None else {}
+    marked = {name: known[name] for name in ("weight", "verdict") if name in known}
+    ours: object = {"math_answer": {"rule": "last_number", **marked}}
+    return [ours if s is judge else s for s in specs]
+
+
 def verified(specs: Sequence[object]) -> list[object]:
     """The verifier that is tested in place of a function of one's own that says what is correct."""
     declared = [s for s in specs if spec_settings(s).get("verdict")]
@@ -126,6 +136,17 @@ def weaker_pull(seen: Seen) -> str | None:
     return scaled("algorithm.kl.coef", 0.1, 0.01)(seen) if strong else None
 
 
+def scaled_adapter(seen: Seen) -> str | None:
+    """An alpha of twice the rank, where a LoRA's scale is a tenth or less."""
+    return yaml_line("lora.alpha", 2.0 * float(seen.setting("lora.rank"))) if faint_adapter(seen) else None
+
+
+def faint_adapter(seen: Seen) -> bool:
+    """Whether the run trains adapters whose update is scaled by alpha / rank of a tenth or less."""
+    alpha, rank = seen.setting("lora.alpha"), seen.setting("lora.rank")
+    return isinstance(alpha, int | float) and isinstance(rank, int) and alpha / rank <= FAINT
+
+
 def raised_lr(seen: Seen) -> str | None:
     """Ten times the learning rate, and no less than the smallest in use."""
     own = seen.setting("train.lr")
@@ -140,6 +161,8 @@ def group_size(seen: Seen) -> str:
     return yaml_line("rollout.group_size", int(min(64, max(16, 2 ** math.ceil(math.log2(wanted))))))
 
 
+FAINT = 0.1
+"""Of alpha / rank, which is 1 to 2 in use."""
 SMALLER_LR = scaled("train.lr", 1 / 3, 1e-6)
 FEWER_UPDATES = (to("train.inner_epochs", 1), to("train.updates_per_batch", 1))
 PULL = to("algorithm.kl.coef", 0.05, at_least(0.05))

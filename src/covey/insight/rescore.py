@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from covey.calling.texts import calls_by_text
 from covey.errors import DataError
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, Scorer
 from covey.runs.harvest import same_prompt
-from covey.runs.reader import last_stage, load_recorded
+from covey.runs.reader import last_stage, look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import load_problems
 from covey.types import Completion
@@ -65,12 +66,13 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
     Raises DataError where the data no longer have a problem of the run.
     """
     stage = last_stage(run)
-    source = load_problems(load_recorded(stage))
+    source = load_problems(look_at(stage))
     problems = {p.id: p for p in source.train}
     logged = recorded_steps(stage)[-steps:]
     if not logged:
         raise DataError(f"{stage}: no completions in its rollout log")
     check_columns(source.train, rewards)
+    rewards.calls = calls_by_text
     found = []
     for step in logged:
         log, scorer, begun = read_rollouts(stage, step), Scorer(rewards, step), []
@@ -109,6 +111,7 @@ def _completion(log: RolloutLog, place: int) -> Completion:
         sampled=drawn,
         turns=turns,
         environment=environment,
+        fault=str(row.get("environment_fault", "")),
     )
 
 

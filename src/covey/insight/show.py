@@ -17,6 +17,7 @@ from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
 from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
+from covey.opening import count_lines
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, seconds_of, stages_in
@@ -57,7 +58,7 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     found, steps = findings(stage), recorded_steps(stage)
     done, wanted = len(metrics), settings["train"]["steps"]
     examples = stage / EXAMPLES
-    made = len(examples.read_bytes().splitlines()) if examples.is_file() else None
+    made = count_lines(stage, EXAMPLES) if examples.is_file() else None
     record = {
         "run": str(stage),
         "method": settings["method"],
@@ -205,12 +206,13 @@ def said_of(row: Mapping[str, Any]) -> str:
     return "; ".join((f"{reward}, {facts}", *(f"{name} {_said(row, name)}" for name in row["components"])))
 
 
-def _said(row: Mapping[str, Mapping[str, object]], name: str) -> str:
+def _said(row: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """What a reward gave, and why."""
     value, status, extracted = (row[k].get(name) for k in ("components", "status", "extracted"))
     words = [f"{value:.3g}" if isinstance(value, float | int) else "-"]
     words += [str(status)] if status not in ("ok", None) else []
     words += [f"found {extracted!r}"] if extracted is not None else []
+    words += [f"{column} {text!r}" for column, text in row.get("extra", {}).get(name, {}).items()]
     return f"{words[0]} ({', '.join(words[1:])})" if len(words) > 1 else words[0]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from covey.estimates import Estimate, Evaluation, gains
+from covey.opening import count_lines
 from covey.runs.folder import read_stream
 from covey.tasks.source import EXAMPLES
 
@@ -53,7 +54,7 @@ def _row(folder: Path) -> tuple[str, ...]:
     ]
     examples = folder / EXAMPLES
     if examples.is_file():
-        told.insert(0, f"{len(examples.read_bytes().splitlines())} examples")
+        told.insert(0, f"{count_lines(folder, EXAMPLES)} examples")
     length = last.get("length/mean", math.nan)
     size = "" if length is None or math.isnan(length) else f"{length:.0f}"
     return (folder.name, str(len(metrics)), *accuracy, size, ", ".join(told))

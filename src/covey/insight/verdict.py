@@ -15,6 +15,8 @@ Word = Literal["learned", "did not learn", "got worse", "cannot tell"]
 SMALLEST_GAIN = 0.05
 """An interval narrower than this on both sides of zero is evidence of no learning."""
 ACCURACIES = ("greedy", "sampled")
+ONE_CLAIM = 2.2414
+"""Standard errors at which two tests, greedy and sampled, are wrong together in 5 % of runs (Bonferroni)."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,16 @@ class Verdict:
     sentence: str
 
 
-def judge_run(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
+def judge_run(before: Evaluation, after: Evaluation, seconds: float, errors: float = ONE_CLAIM) -> Verdict:
     """Compare accuracy, greedy and sampled, and reward on the same held-out problems, one by one.
 
-    Accuracy decides. Where it says nothing, because it is all or nothing on both sides or its intervals
-    are wide, the reward does.
+    ``errors``: how many standard errors a change has to be off. Accuracy decides. Where it says nothing,
+    because it is all or nothing on both sides or its intervals are wide, the reward does.
     """
     if why := incomparable(before, after):
         return Verdict("cannot tell", f"cannot tell: {why}")
     before, after = on_shared_problems(before, after)
-    changes = gains(before, after)
+    changes = gains(before, after, errors)
     up = [name for name in ACCURACIES if changes[name].low > 0]
     down = [name for name in ACCURACIES if changes[name].high < 0]
     word, why = _by_accuracy(up, down) if up or down else _by_reward(before, after, changes)
@@ -44,9 +46,9 @@ def judge_run(before: Evaluation, after: Evaluation, seconds: float) -> Verdict:
     return Verdict(word, sentence + why)
 
 
-def change(before: Evaluation, after: Evaluation) -> Word:
+def change(before: Evaluation, after: Evaluation, errors: float = ONE_CLAIM) -> Word:
     """The verdict's word."""
-    return judge_run(before, after, 0.0).word
+    return judge_run(before, after, 0.0, max(errors, ONE_CLAIM)).word
 
 
 def _by_accuracy(up: list[str], down: list[str]) -> tuple[Word, str]:

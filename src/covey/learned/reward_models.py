@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from covey.errors import ConfigError, out_of_memory
+from covey.models.controls import ControlWords, turn_words
 from covey.models.load import pick_device, source_of
 from covey.models.policy import weights_hash
 from covey.models.pretrained import LOADING, pretrained, pretrained_tokenizer, unreachable
@@ -54,6 +55,8 @@ class RewardModel:
         model.config.pad_token_id = self.tokenizer.pad_token_id  # where sequence heads look for the end
         self.model = model.eval().to(place)
         positions = getattr(model.config, "max_position_embeddings", 1 << 30)
+        self.words = ControlWords([*turn_words(self.tokenizer)])
+        """What no completion may have in it: it could close its message and speak as the user."""
         self.context = min(int(positions), int(self.tokenizer.model_max_length))
 
     @cached_property
@@ -106,7 +109,8 @@ def reward_model(
     ``model``: a folder or hub id. Texts longer than it can read are not judged.
     """
     judge = loaded("reward_model", model, config_folder, device)
-    texts = [conversation_ids(judge.tokenizer, p, c) for p, c in zip(prompts, completions, strict=True)]
+    answers = (judge.words.removed(text_of(c)) for c in completions)
+    texts = [conversation_ids(judge.tokenizer, p, a) for p, a in zip(prompts, answers, strict=True)]
     return [
         unread(judge, ids) if row is None else Score(float(row)) if row.isfinite() else broken(row)
         for ids, row in zip(texts, judge.outputs(texts), strict=True)
@@ -135,7 +139,7 @@ def process_reward_model(
     texts = [text_of(c)[:LONGEST] for c in completions]
     spans = [split(text, split_by) for text in texts]
     read = [
-        worked_ids(judge.tokenizer, prompt, [text[a:b] for a, b in cuts], separator)
+        worked_ids(judge.tokenizer, prompt, [judge.words.removed(text[a:b]) for a, b in cuts], separator)
         for prompt, text, cuts in zip(prompts, texts, spans, strict=True)
     ]
     scores = []

@@ -5,19 +5,37 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from covey.errors import ConfigError, DataError
+from covey.models.text import ids_behind
 from covey.types import Messages
 
 OWN = {"messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 """Arguments that are not the user's to set; tools and documents are."""
 OWN -= {"tools", "documents"}
-ANSWER = "some answer"
-"""Stands for one, to see what a template writes behind it."""
+
+
+SEAM = "\ue0f7"
+"""Of a private area of Unicode: where a rendered text is encoded in two parts."""
+_clock: list[datetime] = []
+"""Of the first rendering, once there was one."""
+
+
+def rendered_at() -> datetime:
+    """The time that templates print: that of this process' first rendering, or of the run it follows."""
+    if not _clock:
+        _clock.append(datetime.now())
+    return _clock[0]
+
+
+def render_at(time: datetime | None) -> None:
+    """Give templates this time from now on; None: that of the next rendering."""
+    _clock[:] = [] if time is None else [time]
 
 
 def chat_tokens(
@@ -25,15 +43,38 @@ def chat_tokens(
     messages: Messages,
     arguments: Mapping[str, object],
     begin: bool = True,
+    controls: Sequence[str] = (),
 ) -> list[int]:
     """Token ids of messages, with ``begin`` up to where the assistant begins.
 
     ``arguments`` is what the template gets besides them: `tools`, `documents`, `enable_thinking`, ...
+    ``controls`` are the template's own words: where a content has one it is encoded as letters.
 
     Raises ConfigError where the model has no template, DataError where the template refuses the messages.
     """
-    text = chat_text(tokenizer, messages, arguments, begin)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    texts = [message.get("content") for message in messages]
+    spelled = [
+        {**message, "content": spelled_out(text, controls)} if isinstance(text, str) else message
+        for message, text in zip(messages, texts, strict=True)
+    ]
+    return encoded_apart(tokenizer, chat_text(tokenizer, spelled, arguments, begin))
+
+
+def spelled_out(text: str, controls: Sequence[str]) -> str:
+    """A text in which a seam keeps the letters of control words apart. None is taken out, so none arises."""
+    if not any(word in text for word in controls):
+        return text
+    pattern = "|".join(re.escape(word) for word in sorted(controls, key=len, reverse=True))
+    return re.sub(pattern, lambda m: f"{m[0][0]}{SEAM}{m[0][1:]}", text)
+
+
+def encoded_apart(tokenizer: PreTrainedTokenizerBase, text: str, behind: bool = False) -> list[int]:
+    """Token ids of a text, what is on either side of a seam by itself; ``behind``: it follows a prompt."""
+    first, *others = text.split(SEAM)
+    begun = (
+        ids_behind(tokenizer, first) if behind else tokenizer(first, add_special_tokens=False)["input_ids"]
+    )
+    return [*begun, *(token for part in others for token in ids_behind(tokenizer, part))]
 
 
 def chat_text(
@@ -56,12 +97,27 @@ def chat_text(
             "into the model's folder as chat_template.jinja; the rest of the rendering is fixed"
         )
     template, refusal = tokenizer.apply_chat_template, None
+    _keep_time(tokenizer, arguments)
     for said in (_with_objects(messages), messages):
         try:
             return str(template(said, add_generation_prompt=begin, tokenize=False, **arguments))
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             refusal = refusal or error
     raise DataError(f"the chat template of {name} refuses the messages: {refusal}") from None
+
+
+def _keep_time(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object]) -> None:
+    """Give a template that asks for the time that of ``rendered_at``; Transformers would give it another."""
+    source = tokenizer.get_chat_template(tools=arguments.get("tools"))
+    if "strftime_now" in source:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        # Arguments are reduced to plain data, so a function can only be a global of the compiled template.
+        _compile_jinja_template(source).globals["strftime_now"] = _written_time
+
+
+def _written_time(form: str) -> str:
+    return rendered_at().strftime(form)
 
 
 def _with_objects(messages: Messages) -> Messages:
@@ -94,25 +150,6 @@ def leaves_out(
         return chat_text(tokenizer, messages, arguments) == chat_text(tokenizer, other, arguments)
     except DataError:
         return False
-
-
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token by which the chat template ends an assistant's answer; None where no token does.
-
-    It need not be the tokenizer's end of sequence: Gemma's is `<end_of_turn>`, that of base models with a
-    template often `<|im_end|>`.
-    """
-    answered = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        text = chat_text(tokenizer, answered, {}, begin=False)
-    except (ConfigError, DataError):
-        return None
-    _, found, behind = text.rpartition(ANSWER)
-    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
-    special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
-    if tokenizer.bos_token_id != tokenizer.eos_token_id:
-        special -= {tokenizer.bos_token_id}
-    return next((n for n in ids if n in special), None)
 
 
 def ignored(

@@ -88,6 +88,7 @@ class AutogradContext:
     cubic: float
     inverse: float
     mask: SamplingMask | None
+    known: int | None
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Nothing is kept."""
@@ -271,13 +272,14 @@ def score_compiled(
     temperature: float,
     mask: SamplingMask | None = None,
     cap: float | None = None,
+    known: int | None = None,
 ) -> TokenScores:
     """``score_tokens`` with the compiled operations: logits are recomputed in the backward pass.
 
     ``cap`` is that of the logits.
     """
     arguments = (hidden, layer, targets, 1.0 / temperature, layer.modules[0].weight, mask, cap or UNCAPPED)
-    logprobs, entropy, collision = _ScoreFunction.apply(*arguments)
+    logprobs, entropy, collision = _ScoreFunction.apply(*arguments, known)
     return TokenScores(logprobs, entropy, collision, torch.zeros_like(entropy))
 
 
@@ -292,15 +294,17 @@ class _ScoreFunction(torch.autograd.Function):
         weight: Tensor,
         mask: SamplingMask | None,
         cap: float,
+        known: int | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         logprobs, entropy, collision = (torch.empty(len(hidden)) for _ in range(3))
         buffer = hidden.new_empty(_chunk(len(hidden), len(weight)), len(weight))
         for x, rows in _chunks(hidden, buffer):
-            logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start)
+            logits = exclude(_logits(layer, x, buffer, cap), mask, rows.start, known)
             parts = (targets[rows], inverse, logprobs[rows], entropy[rows], collision[rows])
             call("score_rows", logits, *parts, *logits.shape, dtype=logits.dtype)
         ctx.save_for_backward(hidden, targets, entropy, buffer)
         ctx.layer, ctx.inverse, ctx.weight, ctx.mask, ctx.cap = layer, inverse, weight, mask, cap
+        ctx.known = known
         ctx.mark_non_differentiable(collision)
         return logprobs, entropy, collision
 
@@ -316,7 +320,7 @@ class _ScoreFunction(torch.autograd.Function):
 
         def add(into: Tensor | None) -> None:
             for x, rows in _chunks(hidden, buffer):
-                logits = exclude(_logits(ctx.layer, x, buffer, ctx.cap), ctx.mask, rows.start)
+                logits = exclude(_logits(ctx.layer, x, buffer, ctx.cap), ctx.mask, rows.start, ctx.known)
                 grads = (dlogprob[rows], None if dentropy is None else dentropy[rows], entropy[rows])
                 parts = (targets[rows], ctx.inverse, inverse_cap, *grads)
                 call("score_rows_back", logits, *parts, *logits.shape, dtype=logits.dtype)
@@ -326,7 +330,7 @@ class _ScoreFunction(torch.autograd.Function):
 
         if not weight.requires_grad:
             add(None)
-        return dhidden, None, None, None, add_gradient(weight, add), None, None
+        return dhidden, None, None, None, add_gradient(weight, add), None, None, None
 
 
 def _logits(layer: FusedLinear, x: Tensor, buffer: Tensor, cap: float) -> Tensor:

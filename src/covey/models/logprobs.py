@@ -50,11 +50,13 @@ def score_tokens(
     temperature: float,
     reference: tuple[Tensor, Head] | None = None,
     mask: SamplingMask | None = None,
+    known: int | None = None,
 ) -> TokenScores:
     """Score ``targets`` (M,) under softmax(head(hidden) / temperature), hidden (M, D).
 
     Chunks are recomputed in the backward pass. ``reference`` gives the other model's hidden states
-    and head for the full-vocabulary KL. With ``mask`` both softmaxes are over what it keeps.
+    and head for the full-vocabulary KL. With ``mask`` both softmaxes are over what it keeps, and
+    with ``known`` over so many ids.
     """
     vocabulary = int(head(hidden[:1].detach()).shape[-1])
     rows = max(1, CHUNK_LOGITS // vocabulary)
@@ -62,7 +64,7 @@ def score_tokens(
     parts = []
     for start in range(0, max(len(hidden), 1), rows):
         h, r, y = (x[start : start + rows] for x in (hidden, ref_hidden, targets))
-        arguments = (h, head, y, temperature, r, ref_head, mask, start)
+        arguments = (h, head, y, temperature, r, ref_head, mask, start, known)
         if torch.is_grad_enabled() and len(hidden) > rows:
             parts.append(checkpoint(_score, *arguments, use_reentrant=False))
         else:
@@ -79,21 +81,30 @@ def _score(
     ref_head: Head | None,
     mask: SamplingMask | None,
     start: int,
+    known: int | None,
 ) -> tuple[Tensor, ...]:
-    all_logprobs = exclude(head(hidden).float() / temperature, mask, start).log_softmax(-1)
+    all_logprobs = exclude(head(hidden).float() / temperature, mask, start, known).log_softmax(-1)
     probs = all_logprobs.exp()
     logprobs = all_logprobs.gather(1, targets[:, None])[:, 0]
     entropy = -(probs * all_logprobs).sum(-1)
     collision = probs.square().sum(-1)
     full_kl = torch.zeros_like(entropy)
     if ref_head is not None:
-        reference = exclude(ref_head(ref_hidden).float() / temperature, mask, start).log_softmax(-1)
+        reference = exclude(ref_head(ref_hidden).float() / temperature, mask, start, known).log_softmax(-1)
         full_kl = (probs * (all_logprobs - reference)).sum(-1)
     return logprobs, entropy, collision, full_kl
 
 
-def exclude(logits: Tensor, mask: SamplingMask | None, start: int) -> Tensor:
+def exclude_unknown(logits: Tensor, known: int | None) -> Tensor:
+    """Exclude, in place, the ids from ``known`` on, which pad a vocabulary and stand for nothing. (n, V)."""
+    if known is not None and known < logits.shape[-1]:
+        logits[:, known:] = EXCLUDED
+    return logits
+
+
+def exclude(logits: Tensor, mask: SamplingMask | None, start: int, known: int | None = None) -> Tensor:
     """Exclude, in place, what could not be drawn. logits (n, V) of the predictions from ``start`` on."""
+    logits = exclude_unknown(logits, known)
     if mask is None:
         return logits
     kept = torch.from_numpy(mask.flat(start, start + len(logits), logits.shape[1])).to(logits.device)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ from transformers import (
 )
 
 from covey.errors import CheckpointError, ConfigError
-from covey.models.chat import chat_tokens, turn_end
+from covey.models.chat import chat_tokens
 from covey.models.compiled import score_compiled
 from covey.models.forward import (
     LOGITS_CAP,
@@ -36,6 +38,9 @@ from covey.models.ops import soft_cap
 from covey.models.packing import Packed
 from covey.models.pretrained import pretrained
 from covey.models.sharded import Gathering, split_weights, take, unsplit, whole
+from covey.models.template import template_facts
+from covey.models.text import FaithfulText
+from covey.models.written import check_folder
 from covey.types import Messages
 
 if TYPE_CHECKING:
@@ -75,7 +80,7 @@ class Policy:
         self.rounds = False
         if rounds:
             self.round_products()
-        self.turn_end = turn_end(tokenizer)
+        self.turn_end = template_facts(tokenizer).turn_end
         self.end_ids = end_ids(model, tokenizer, self.turn_end)
         self.plain_head = self.decoder is not None or self._head_explains_logits()
         self.value: ValueHead | None = None
@@ -143,7 +148,7 @@ class Policy:
         and one that begins as the tokenizer begins every text is not begun twice.
         """
         if not isinstance(prompt, str):
-            return chat_tokens(self.tokenizer, prompt, template or {})
+            return self.conversation(prompt, template or {}, begin=True)
         ids = list(self.tokenizer(prompt)["input_ids"])
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
             ids = ids[1:]  # a prompt that a template was applied to has one already
@@ -152,11 +157,41 @@ class Policy:
             return ids[:-1] if ids[-1 - len(plain) : -1] == plain else ids
         return ids
 
+    def conversation(self, messages: Messages, template: Mapping[str, object], begin: bool) -> list[int]:
+        """Token ids of messages, with ``begin`` up to where the assistant begins.
+
+        No content can forge the template's own words: there they are encoded as letters.
+        """
+        controls = template_facts(self.tokenizer, template).controls
+        return chat_tokens(self.tokenizer, messages, template, begin, controls)
+
     @property
     def end_id(self) -> int:
         """What a text of its own ends with: the tokenizer's end of sequence, or the first that ends one."""
         own = self.tokenizer.eos_token_id
         return self.end_ids[0] if own is None else own
+
+    @cached_property
+    def known(self) -> int:
+        """Ids below it may be drawn. Many models have more, to pad their embedding: nobody can read them, and
+        they are neither drawn nor counted in a log-prob, but where servers sample, which draw from all.
+        """
+        return min(self.embedded, 1 + max(self.tokenizer.get_vocab().values(), default=0))
+
+    def draw_from_all(self) -> None:
+        """Let every id be drawn that the model has an embedding of, as servers do."""
+        self.known = self.whole.known = self.embedded
+
+    @property
+    def embedded(self) -> int:
+        """How many ids the model has an embedding of."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @cached_property
+    def vocabulary_hash(self) -> str:
+        """Of what each token id stands for: the same for tokenizers whose ids mean the same."""
+        words = sorted((n, word) for word, n in self.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:32]
 
     def load_weights(self, folder: Path) -> None:
         """Take the weights of a checkpoint folder; its adapter's if this policy trains one.
@@ -186,7 +221,9 @@ class Policy:
         """Another of the same weights."""
         adapter = copy.deepcopy(self.adapter)
         model = copy.deepcopy(self.model) if adapter is None else adapter.get_base_model()
-        return Policy(model, self.tokenizer, adapter, self.rounds)
+        made = Policy(model, self.tokenizer, adapter, self.rounds)
+        made.known = self.known
+        return made
 
     def split(self) -> None:
         """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
@@ -204,9 +241,10 @@ class Policy:
         """Modules for values."""
         return [] if self.value is None else [self.value]
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a completion, special tokens left out."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+    @cached_property
+    def decode(self) -> FaithfulText:
+        """Gives the text of a completion: special tokens kept, its end left out."""
+        return FaithfulText(self.tokenizer, self.end_ids)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., D) -> logits (..., V)."""
@@ -238,9 +276,9 @@ class Policy:
         hidden, mask = self.hidden(packed), packed.sampling_mask
         if self.decoder is not None and self.decoder.ops.compiled and self._head.plain and reference is None:
             cap = self.decoder.logits_cap
-            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap)
+            scores = score_compiled(hidden, self._head, packed.targets, temperature, mask, cap, self.known)
         else:
-            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask)
+            scores = score_tokens(hidden, self.head, packed.targets, temperature, reference, mask, self.known)
         return scores._replace(values=None if self.value is None else self.value(hidden))
 
     def _states(self, tokens: Tensor, attention_mask: Tensor) -> Tensor:
@@ -265,7 +303,9 @@ def snapshot(policy: Policy) -> Policy:
     """A copy to sample from while the policy is trained; what is not trained is shared."""
     frozen = {id(p): p for p in policy.model.parameters() if not p.requires_grad}
     model, adapter = copy.deepcopy((policy.model, policy.adapter), frozen)
-    return Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
+    made = Policy(model.requires_grad_(False), policy.tokenizer, adapter, policy.rounds)
+    made.known = policy.known
+    return made
 
 
 @torch.no_grad()
@@ -317,11 +357,17 @@ def save_policy(policy: Policy, folder: Path, merged: bool = True) -> None:
     policy.tokenizer.save_pretrained(folder)
     if policy.adapter is None:
         policy.model.save_pretrained(folder)
+        check_folder(folder, policy.model.state_dict())
     elif merged:
         policy.adapter.save_pretrained(folder / "adapter")
-        copy.deepcopy(policy.adapter).merge_and_unload().save_pretrained(folder)
+        model = copy.deepcopy(policy.adapter).merge_and_unload()
+        model.save_pretrained(folder)
+        check_folder(folder, model.state_dict())
     else:
+        from peft import get_peft_model_state_dict
+
         policy.adapter.save_pretrained(folder)
+        check_folder(folder, get_peft_model_state_dict(policy.adapter))
 
 
 def weights_hash(weights: Mapping[str, Tensor]) -> str:

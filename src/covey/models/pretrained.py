@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -17,9 +16,11 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.utils import cached_file
 
-from covey.errors import ConfigError
+from covey.errors import CheckpointError, ConfigError
 from covey.integrity import MANIFEST, damage
 from covey.machine import available_memory
+from covey.models.trial import TEXT_BYTES, refuse_unusable, try_texts
+from covey.opening import load_json, read_regular
 
 LOADING = RLock()
 """transformers switches the tying of weights off for the whole process while it loads a model. Two
@@ -37,8 +38,11 @@ HEADS = {
     WRITES: "it writes and judges nothing",
 }
 """The end of a class's name -> what its models do."""
-LEAST_BYTES = 1 / 4
-"""A weight takes at least so many bytes, however it is quantized."""
+LEAST_BYTES, MOST_BYTES = 1 / 4, 64
+"""A weight takes at least so many bytes, however it is quantized; a file has at most so many for each, what
+other parts of a model need (eyes, say) included.
+"""
+HEADER_BYTES = 1 << 26
 
 
 Loader = type[_BaseAutoModelClass]
@@ -77,6 +81,8 @@ def alone(loader: Loader, source: str | Path, **options: object) -> Any:
 def pretrained_tokenizer(source: str | Path, local_files_only: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of ``source``. Raises as ``pretrained``."""
     refuse_strange(str(source))
+    for path in _found(str(source), CONFIG):
+        try_texts(path.parent)
     return AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local_files_only)
 
 
@@ -116,6 +122,8 @@ def refuse_strange(source: str) -> None:
         _refuse_config(path)
     for path in indices:
         _refuse_index(path, Path(source) if Path(source).is_dir() else None)
+    for path in _found(source, CONFIG):
+        refuse_unusable(path.parent)
 
 
 def _found(source: str, name: str) -> Iterator[Path]:
@@ -176,8 +184,10 @@ def _refuse_index(path: Path, folder: Path | None) -> None:
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        value = load_json(read_regular(path, TEXT_BYTES))
+    except CheckpointError as error:
+        raise ValueError(str(error)) from None
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return _object(value, str(path))
 
@@ -234,7 +244,14 @@ def _check_size(loader: Loader, config: PretrainedConfig, folder: Path) -> None:
             f"model: {folder} has {count:,} weights, {4 * count / 1e9:,.0f} GB while they are loaded, and "
             f"this machine has {memory / 1e9:,.0f} GB. Take a smaller model"
         )
-    held = sum(p.stat().st_size for p in folder.glob("*.safetensors")) if folder.is_dir() else 0
+    sizes = {p: p.stat().st_size for p in folder.glob("*.safetensors")} if folder.is_dir() else {}
+    held = sum(sizes.values())
+    for path, size in sizes.items():
+        if size > MOST_BYTES * count + HEADER_BYTES:
+            raise ConfigError(
+                f"model: {path} has {size:,} bytes, and {folder / CONFIG} describes {count:,} weights. They "
+                "are not of the same model"
+            )
     if held and count * LEAST_BYTES > held:
         raise ConfigError(
             f"model: {folder / 'config.json'} describes {count:,} weights and its weight files have "

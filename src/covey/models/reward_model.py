@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from covey.errors import ConfigError
+from covey.errors import CheckpointError, ConfigError
 from covey.models.chat import chat_text
 from covey.models.forward import Decoder, embed_every_token, supported
 from covey.models.logprobs import TokenScores
@@ -25,6 +24,7 @@ from covey.models.packing import Packed
 from covey.models.policy import Policy
 from covey.models.pretrained import LOADING, Loader, pretrained
 from covey.models.sharded import unsplit
+from covey.opening import RECORD_BYTES, load_json, read_regular
 from covey.types import Messages
 
 
@@ -123,8 +123,8 @@ def with_head(policy: Policy, kind: Judges) -> TrainedRewardModel:
 def is_reward_model(folder: Path) -> bool:
     """Whether a model's folder holds a model with a head for values."""
     try:
-        named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
-    except (OSError, ValueError, AttributeError):
+        named = load_json(read_regular(folder / "config.json", RECORD_BYTES)).get("architectures")
+    except (OSError, ValueError, AttributeError, CheckpointError):
         return False
     return "Classification" in str(named)
 

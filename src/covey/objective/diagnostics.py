@@ -199,6 +199,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": _std(rewards),
+        "reward/stderr": standard_error([g.rewards for g in groups]),
         "reward/unscored": float(np.isnan(rewards).mean()),
         "groups/count": float(len(groups)),
         "groups/dead": len(dead) / len(groups),
@@ -208,6 +209,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "groups/dead_unscored": sum(not g.scorable.any() for g in dead) / len(groups),
         "groups/effective_completions": float(sum(len(g.completions) for g in groups if not g.dead)),
         "accuracy": float(correct.mean()),
+        "accuracy/stderr": standard_error([g.correct.astype(float) for g in groups]),
         "length/mean": float(lengths.mean()),
         "length/correct": _mean(lengths[correct]),
         "length/incorrect": _mean(lengths[~correct]),
@@ -217,11 +219,48 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     for name, values in components.items():
         metrics[f"reward/{name}/mean"] = _mean(values)
         metrics[f"reward/{name}/std"] = _std(values)
+        metrics[f"reward/{name}/stderr"] = standard_error([g.components[name] for g in groups])
         agree = agreement(groups, name)
         if len(components) > 1 and name != groups[0].verdict and not math.isnan(agree):
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
-    return metrics | correlations(components) | step_spread(groups) | text_metrics(texts, correct)
+    spread, inside = step_spread(groups), answers_inside(groups)
+    return metrics | correlations(components) | spread | inside | text_metrics(texts, correct)
+
+
+LONGEST_ANSWER = 32
+"""Characters of a reference answer that may be looked for in a text: a longer one is a text itself."""
+
+
+def answers_inside(groups: Sequence[Group]) -> dict[str, float]:
+    """How often a completion has its problem's answer in it, and how often that of another problem.
+
+    Read by itself, as a number or a word, wherever it stands: what no verdict has to agree with. Nothing
+    where no problem has a short `answer`.
+    """
+    own, other = list[bool](), list[bool]()
+    answers = [_short_answer(g) for g in groups]
+    for n, group in enumerate(groups):
+        later = (*answers[n + 1 :], *answers[:n])
+        elsewhere = next((a for a in later if a and a != answers[n]), "")
+        texts = [c.text for c in group.completions]
+        own += _with(answers[n], texts)
+        other += _with(elsewhere, texts)
+    if not own or not other:
+        return {}
+    return {"text/reference": float(np.mean(own)), "text/reference_elsewhere": float(np.mean(other))}
+
+
+def _with(answer: str, texts: Sequence[str]) -> list[bool]:
+    """Which texts have it, as a number or a word of its own; nothing without an answer."""
+    pattern = re.compile(rf"(?<![\w.-]){re.escape(answer)}(?!\w|[.,]\d)")
+    return [bool(pattern.search(text)) for text in texts] if answer else []
+
+
+def _short_answer(group: Group) -> str:
+    """The reference answer, what follows the last #### where there is one; empty where it is long."""
+    answer = str(group.problem.columns.get("answer", "")).rpartition("####")[2].strip()
+    return answer if len(answer) <= LONGEST_ANSWER else ""
 
 
 def step_spread(groups: Sequence[Group]) -> dict[str, float]:
@@ -329,6 +368,20 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
 def _mean(values: np.ndarray) -> float:
     known = values[~np.isnan(values)] if len(values) else values
     return float(known.mean()) if len(known) else 0.0
+
+
+def standard_error(by_group: Sequence[np.ndarray]) -> float:
+    """Of the mean over all completions, where those of a group are no more independent than their problem.
+
+    (G,) groups of (n,) values, NaN where there is none. NaN of less than two groups.
+    """
+    known = [values[~np.isnan(values)] for values in by_group]
+    known = [values for values in known if len(values)]
+    if len(known) < 2:
+        return math.nan
+    every = np.concatenate(known)
+    off = np.array([float((values - every.mean()).sum()) for values in known])
+    return float(np.sqrt(len(known) / (len(known) - 1) * (off**2).sum())) / len(every)
 
 
 def _std(values: np.ndarray) -> float:

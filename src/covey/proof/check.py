@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from covey.advantage import off_centre
 from covey.batching import Batch, with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
@@ -23,6 +24,7 @@ from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy, weights_hash
+from covey.proof.direction import AGAINST, against, small_step, told_apart
 from covey.rollout import Position, Rollouts
 from covey.runs.reader import with_newest
 from covey.sampling.base import Sampler
@@ -36,6 +38,10 @@ CLOSE = 1e-3
 """Largest difference of log-probs, in nats, between sampler and trainer in float32."""
 WHOLE = 1 << 30
 """Tokens of a micro-batch that holds everything."""
+WITHOUT_BASELINE = (
+    "algorithm.advantage {}: the advantages of a group do not sum to 0, so there is no baseline in it and "
+    "every completion of a group that is paid is reinforced. If that is intended, all is well"
+)
 EVERY_BIT = ", where every bit has to be the same"
 
 
@@ -72,7 +78,13 @@ def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
             sampled = next(rollouts.after(0, Position(), run.on_sample))
             old = old_logprob_source(algorithm, run.sampler, updates_of(config))
             groups, now = sampled.groups or sampled.filtered, run.state.coefficients
-            batch = with_signal(prepare(groups, run.learner, algorithm, config, old, now, 0, run.critic))
+            parts = (run.learner, algorithm, config, old, now, 0, run.critic)
+            batch = prepare(groups, *parts)
+            if not batch.advantages.any():
+                console.say("no reward told completions apart: for this check every second one is paid")
+                batch = with_signal(prepare(told_apart(groups), *parts))
+            if algorithm.advantage.own and off_centre(batch, groups) is not None:
+                console.say(WITHOUT_BASELINE.format(algorithm.advantage.name), "yellow")
             minibatch = next(updates(batch, algorithm, config, old, step=0))
             console.doing("measuring")
             rollout = config.rollout
@@ -117,6 +129,7 @@ def claims(
         leak == 0.0,
         f"largest change {leak:.1e} with NaN in every second token's advantage",
     )
+    yield from _directions(learner, objective, batch)
     before = weights_hash(learner.policy.model.state_dict())
     learner.forward_backward(batch, objective)
     learner.step(lr=0.0)
@@ -126,6 +139,23 @@ def claims(
         after == before,
         f"sha256 {before[:12]} before and {after[:12]} after a step",
     )
+
+
+def _directions(learner: Learner[Policy], objective: PolicyObjective, batch: Batch) -> Iterator[Claim]:
+    """Whether the loss and a step that follows from it go the right way."""
+    wrong = against(learner, objective, batch)
+    yield Claim(
+        "the loss pulls each token to the side of its advantage",
+        wrong <= AGAINST,
+        f"{wrong:.0%} of the tokens are pulled to the other side",
+    )
+    moved = small_step(learner, objective, batch)
+    if moved is not None:
+        yield Claim(
+            "a small step makes what was paid above its group's mean more likely, against the rest",
+            moved[0] > 0,
+            f"{moved[0]:+.1e} nats a token after a step at {moved[1]:.0e}",
+        )
 
 
 def _gradient(learner: Learner[Policy], objective: PolicyObjective, batch: Batch, tokens: int) -> Tensor:

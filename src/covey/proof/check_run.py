@@ -37,21 +37,21 @@ from covey.tasks.ordered_stages import MODELLESS, STAGE
 from covey.tasks.source import load_source
 
 
-def check_run(folder: Path, steps: int, console: RunConsole) -> list[Claim]:
+def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False) -> list[Claim]:
     """Repeat the first steps of a recorded run in float64, and compare what was written down.
 
     Of a pipeline those of each stage that has trained a policy, from the model that the stage before it has
     left. Raises ConfigError for a run that the shadow trainer cannot repeat.
     """
     if (folder / "config.yaml").exists() or not stages_in(folder):
-        return _of_stage(last_stage(folder), steps, console)
+        return _of_stage(last_stage(folder), steps, console, trust)
     claims: list[Claim] = []
     for stage in stages_in(folder):
         why = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
         if why:
             console.say(f"{stage.name} is passed over: {why}")
         else:
-            found = _of_stage(stage, steps, console)
+            found = _of_stage(stage, steps, console, trust)
             claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in found]
     if not claims:
         raise ConfigError(f"{folder}: no stage has steps that can be repeated: of {stage.name}, {why}")
@@ -72,8 +72,8 @@ def unrepeatable(method: str) -> str:
     return ""
 
 
-def _of_stage(stage: Path, steps: int, console: RunConsole) -> list[Claim]:
-    loaded = from_stage_before(load_recorded(stage), stage.resolve())
+def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
+    loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
     if why := unrepeatable(loaded.config.method):
         raise ConfigError(f"{stage}: no step of it can be repeated: {why}")
     console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")

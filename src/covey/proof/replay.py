@@ -115,7 +115,7 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
     config = recorded_settings(folder) or {}
     if config["guards"]["kl_action"] == "raise_coef" or config["train"]["optimizer"] != "adamw":
         raise ConfigError(f"{folder}: the replay knows neither guards.kl_action raise_coef nor 8-bit moments")
-    rollout, factors = config["rollout"], (read_environment(folder) or {}).get("rounds_products")
+    rollout, record = config["rollout"], read_environment(folder) or {}
     return shadow.ShadowConfig(
         architecture,
         config["algorithm"],
@@ -126,7 +126,8 @@ def read_setting(folder: Path, architecture: AxisSettings) -> shadow.ShadowConfi
         rollout["group_size"],
         config["seed"],
         rounded=config["dtype"] == "bfloat16",
-        product=rounded if factors else exactly,
+        product=rounded if record.get("rounds_products") else exactly,
+        known=record.get("known_tokens"),
         staleness=rollout["staleness"],
     )
 

@@ -18,6 +18,7 @@ from covey.proof.formulas import AxisSettings
 from covey.proof.replay import read_setting
 from covey.proof.shadow import Trainer
 from covey.proof.shadow_given import Answer, Example, Lessons, step
+from covey.runs.arithmetic import computing_as
 from covey.runs.folder import read_numbers
 from covey.runs.reader import read_environment
 from covey.tasks.source import data_files, load_source
@@ -68,10 +69,11 @@ def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
                 f"{path} has changed since {stage} has read it, so its steps cannot be repeated. Put the "
                 "file back as it was"
             )
-    learned, held_out = (
-        [_example(p) for p in encode_examples(policy, own, config)]
-        for own in (source.examples, source.held_out)
-    )
+    with computing_as(stage):  # a template may print the date
+        learned, held_out = (
+            [_example(p) for p in encode_examples(policy, own, config)]
+            for own in (source.examples, source.held_out)
+        )
     settings = loaded.loss.all_settings if loaded.loss is not None else {}
     return Lessons(config.method, settings, learned, held_out, policy.context)
 

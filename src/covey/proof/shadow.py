@@ -41,10 +41,9 @@ class ShadowConfig:
     seed: int
     rounded: bool = False
     """Whether the model computes with bfloat16 copies of float32 weights."""
-    product: Product = exactly
-    """How it multiplies."""
-    staleness: int = 0
-    """By how many steps a completion may be behind."""
+    product: Product = exactly  # how it multiplies
+    known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
+    staleness: int = 0  # by how many steps a completion may be behind
 
 
 @dataclass
@@ -91,7 +90,7 @@ def used(weights: NamedWeights, setting: ShadowConfig) -> NamedWeights:
 def distribution(weights: NamedWeights, setting: ShadowConfig, row: Row) -> Tensor:
     """log pi over the vocabulary at each sampled token of a completion, as it was sampled. (T, V)."""
     every = logits(used(weights, setting), setting.model, [*row.prompt, *row.tokens[:-1]], setting.product)
-    scaled = every[len(row.prompt) - 1 :][row.drawn] / setting.temperature
+    scaled = every[len(row.prompt) - 1 :, : setting.known][row.drawn] / setting.temperature
     if row.kept is not None:
         left = torch.full_like(scaled, -math.inf)
         for t, place in enumerate(row.drawn):

@@ -168,5 +168,6 @@ def logprobs(
     """Of an answer's tokens that the model has to write; with the prompt, of all its tokens but the first."""
     whole, first = [*example.prompt, *answer.tokens], len(example.prompt)
     said = [*(range(1, first) if with_prompt else ()), *(first + place for place in answer.trained)]
-    every = logits(used(weights, setting), setting.model, whole[:-1], setting.product).log_softmax(-1)
+    every = logits(used(weights, setting), setting.model, whole[:-1], setting.product)
+    every = every[:, : setting.known].log_softmax(-1)
     return every[[place - 1 for place in said], [whole[place] for place in said]]

@@ -17,7 +17,7 @@ import numpy as np
 from covey.errors import ConfigError, DataError, RewardError
 from covey.rewards.contract import FULL, PROVIDED, Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
-from covey.types import Group, Problem
+from covey.types import TAGS, Group, Problem
 
 SHOWN = 5
 """Bad rows that an error lists."""
@@ -119,6 +119,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
     row: once may be the row's fault. Scores that could not be made say nothing.
     """
     counts = dict(refused)
+    problem = replace(problem, thoughts=TAGS)  # canaries are written with tags, from the first one on
     for reward in scorer.rewards:
         for kind, text in canaries(reward, problem) if not reward.options.format_only else ():
             score = scorer.score(reward, problem, text)

@@ -13,6 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Annotated, Any, Literal
@@ -20,7 +21,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from covey.errors import SandboxUnavailable
-from covey.rewards.contract import fault, in_subprocess, reward
+from covey.machine import available_cpus
+from covey.rewards.contract import FULL, fault, in_subprocess, reward
 from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, text_of
 from covey.sandbox.base import Outcome, SandboxBackend, too_long
 from covey.sandbox.confine import Limits
@@ -37,6 +39,8 @@ SUSPICIOUS = re.compile(
 """Signs of a program that plays with its tester. Logged, never paid or punished."""
 MOST_SECONDS = 300.0
 """Of a check: well below the reward's own limit, so that a program that hangs is 0 and never None."""
+MOST_SOLUTIONS = 1_000
+"""Solutions that are tried before a run: seconds, and not minutes."""
 NO_CODE = re.compile(r"/\*(?:.*?\*/|.*)|//[^\n]*|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
 """Comments of C, and lines for its preprocessor."""
 
@@ -79,8 +83,13 @@ def cases_of(tests: object, mode: Mode) -> list[Case]:
     return found
 
 
-def bad_tests(rows: Sequence[Mapping[str, Any]], mode: Mode = "function", **_: object) -> list[str | None]:
-    """Rows whose tests cannot decide anything."""
+def bad_tests(
+    rows: Sequence[Mapping[str, Any]],
+    mode: Mode = "function",
+    sandbox: SandboxBackend | None = None,
+    **settings: Any,
+) -> list[str | None]:
+    """Rows whose tests cannot decide anything, or refuse the row's own solution."""
     complaints: list[str | None] = []
     for row in rows:
         try:
@@ -95,7 +104,23 @@ def bad_tests(rows: Sequence[Mapping[str, Any]], mode: Mode = "function", **_: o
             complaints.append(None)
         except (ValueError, TypeError, SyntaxError, RecursionError) as error:
             complaints.append(str(error)[:200])
+    if sandbox is None:
+        return complaints
+    solved = [n for n, row in enumerate(rows) if complaints[n] is None and _example(row)][:MOST_SOLUTIONS]
+    settings = {**settings, "mode": mode, "sandbox": sandbox}
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        for n, fault in zip(solved, pool.map(lambda n: _unsolved(rows[n], settings), solved), strict=True):
+            complaints[n] = fault
     return complaints
+
+
+def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+    """What is wrong with a row whose own solution does not pass its own tests."""
+    columns = {name: row[name] for name in ("tests", "test", "setup", "entry_point") if row.get(name)}
+    score = code_tests(str(_example(row, **settings)), **columns, **settings)
+    if score.value is None or score.value >= FULL:
+        return None
+    return f"its own solution gets {score.value:g} ({score.status}): {score.detail[:150]}"
 
 
 def _example(row: Mapping[str, object], form: Form = "block", **_: object) -> str | None:

@@ -251,6 +251,9 @@ def _against_chain(reference: Node, answer: Node, leaf: Leaf) -> bool | None:
     if answer.kind == "chain":
         if (found := _assigned(answer)) is not None:
             return _all([compare(reference, found, leaf), _consistent(answer, leaf)])
+        if set(answer.marks) <= {"=", r"\approx"} and all(p.text.strip() for p in answer.parts):
+            values = [p for p, mark in zip(answer.parts, ("=", *answer.marks), strict=True) if mark == "="]
+            return _in_order([reference] * len(values), values, leaf)  # 1/2 = 0.5
         between = as_interval(answer)
         return compare(reference, between, leaf) if between and reference.kind != "leaf" else False
     found = _assigned(reference) or as_interval(reference)

@@ -18,7 +18,7 @@ import numbers
 import sys
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -26,6 +26,8 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from covey.errors import ConfigError, RewardError
+from covey.rewards.ends import drawn_ends, spans_of
+from covey.rewards.reading import CallReader, Said, Tagged, said_in_tags, turns_of
 from covey.sandbox.base import Outcome
 from covey.sandbox.client import verifier_server
 from covey.sandbox.confine import Limits
@@ -34,7 +36,8 @@ from covey.types import Completion, Positive, Problem, Score, Status, StepReward
 
 FROM_TRAINER = ("trainer_state", "log_extra", "log_metric")
 GROUP_ARGUMENTS = {
-    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", *FROM_TRAINER
+    "prompts", "completions", "completion_ids", "sampled_ids", "turns", "environments", "thought_marks",
+    *FROM_TRAINER,
 }  # fmt: skip
 SAMPLE_ARGUMENTS = {
     "prompt", "completion", "token_ends", "environment", "solution_str", "ground_truth", "data_source",
@@ -52,6 +55,8 @@ TAKEN = {"mean", "std", "agreement", *get_args(Status)}
 """What the log says of every reward, as reward/NAME/mean: no number of a function's own is called so."""
 LARGEST_REWARD = 1e18
 """Of a weight or a completion's reward: an estimator squares it, and the trainer computes in float32."""
+LONGEST_EXTRA = 2_000
+"""Characters of a text that a function logs of a completion."""
 FULL = 1.0 - 1e-9
 """A score from here on pays in full."""
 F = TypeVar("F", bound=Callable[..., object])
@@ -98,16 +103,36 @@ class Context:
 
     step: int = 0
     decode: Callable[[Sequence[int]], str] = lambda _: ""
+    calls: CallReader = lambda *_: ()
     logged: dict[str, list[float]] = field(default_factory=dict)
+    extra: dict[str, list[str]] = field(default_factory=dict)
+    """Column -> a text for each completion of one call."""
+
+    def of_call(self) -> Context:
+        """The same for one call, whose columns are its own."""
+        return replace(self, extra={})
+
+    def log_extra(self, column: object, values: Sequence[object]) -> None:
+        """TRL's: a value for each completion of the call, for people."""
+        self.extra[_writable(column)] = [_writable(v)[:LONGEST_EXTRA] for v in values]
+
+    def with_extra(self, scores: list[Score]) -> list[Score]:
+        """The scores of a call with what it logged of each completion."""
+        whole = {column: own for column, own in self.extra.items() if len(own) == len(scores)}
+        return [
+            replace(score, extra={column: own[i] for column, own in whole.items()}) if whole else score
+            for i, score in enumerate(scores)
+        ]
 
     def log_metric(self, name: object, value: float) -> None:
         """TRL's."""
         self.logged.setdefault(_writable(name), []).append(float(value))
 
     def provided(self, reward: Reward) -> dict[str, object]:
-        """The arguments among FROM_TRAINER that a function asks for."""
-        values = (TrainerState(self.step), lambda *_: None, self.log_metric)
-        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if n in reward.parameters}
+        """The arguments among FROM_TRAINER that a function asks for, by name or as one of its `**kwargs`."""
+        values = (TrainerState(self.step), self.log_extra, self.log_metric)
+        every = reward.takes_all and not reward.ours
+        return {n: v for n, v in zip(FROM_TRAINER, values, strict=True) if every or n in reward.parameters}
 
 
 def reward(**options: Any) -> Callable[[F], F]:
@@ -209,6 +234,11 @@ class Reward:
                 return f"needs the module {module!r}, which is not installed"
         return None
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether its signature ends in `**kwargs`."""
+        return any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+
     def arguments(
         self, problem: Problem, completions: Sequence[Completion], context: Context
     ) -> dict[str, object]:
@@ -217,7 +247,12 @@ class Reward:
         if not isinstance(asked, str) and problem.asked_in_text and not self.ours:
             asked = str(asked[-1]["content"])
         in_text = isinstance(asked, str)
-        texts = [c.text if in_text else [{"role": "assistant", "content": c.text}] for c in completions]
+        read = [
+            said_in_tags(c, problem.thoughts, context.decode) if self.ours else Said(Tagged(c.text))
+            for c in completions
+        ]
+        said = [r.whole.text for r in read]
+        texts = [text if in_text else [{"role": "assistant", "content": text}] for text in said]
         if self.per_sample:
             row = problem.columns
             available = {
@@ -237,27 +272,34 @@ class Reward:
                 "completions": texts,
                 "completion_ids": [c.tokens.tolist() for c in completions],
             }
-        available |= self._made_of(completions, context, available)
+        available |= self._made_of(problem, completions, read, context, available)
         if self.ours:  # a column that happens to be called points, or percent, is no setting
             available = {n: v for n, v in available.items() if n not in self.set_only}
-        if not any(p.kind is p.VAR_KEYWORD for p in self.parameters.values()):
+        if not self.takes_all:
             available = {n: v for n, v in available.items() if n in self.parameters}
         given = {**available, **self.settings}
         return {**(given if self.ours else own_copy(given)), **context.provided(self)}
 
     def _made_of(
-        self, completions: Sequence[Completion], context: Context, columns: Container[str]
+        self,
+        problem: Problem,
+        completions: Sequence[Completion],
+        read: Sequence[Said],
+        context: Context,
+        columns: Container[str],
     ) -> dict[str, object]:
         """What is made of each completion only where the signature asks for it."""
-        made: dict[str, Callable[[Completion], object]] = {
-            "sampled_ids": lambda c: c.tokens[c.drawn].tolist(),
-            "token_ends": lambda c: drawn_ends(c, context.decode),
-            "turns": turns_of,
+        made: dict[str, Callable[[Completion, Said], object]] = {
+            "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
+            "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
+            "turns": lambda c, r: r.turns or turns_of(c, r.whole.text, problem, context.calls),
+            "thought_marks": lambda *_: problem.thoughts,
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
-            made[state] = lambda c: None if c.environment is None else Attributes(**c.environment)
-        asked = {n: [make(c) for c in completions] for n, make in made.items() if n in self.parameters}
+            made[state] = lambda c, _: None if c.environment is None else Attributes(**c.environment)
+        pairs = list(zip(completions, read, strict=True))
+        asked = {n: [make(*pair) for pair in pairs] for n, make in made.items() if n in self.parameters}
         return {n: found[0] if self.per_sample else found for n, found in asked.items()}
 
     def scores(self, problem: Problem, returned: Any, count: int) -> list[Score]:
@@ -286,9 +328,7 @@ class Reward:
         given: object = score.value
         try:
             if isinstance(given, StepRewards):
-                starts = (0, *(end + 1 for end in given.ends))
-                steps = tuple(zip(starts, (end + 1 for end in given.ends), given.values, strict=False))
-                score = Score(given.total, steps=steps)
+                score = Score(given.total, steps=spans_of(given))
             return Score(
                 self._number(score.value),
                 "not_applicable" if score.value is None and score.status == "ok" else score.status,
@@ -314,33 +354,6 @@ class Reward:
     def broken(self, problem: Problem, what: str) -> RewardError:
         """An error that names the function and the problem."""
         return RewardError(f"reward {self.name} on problem {problem.id}: {what}")
-
-
-def token_ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """For each token the number of characters decoded up to its end.
-
-    Decodes a sliding window, as tokenizers may drop a leading space or need several tokens for one
-    character.
-    """
-    ends, known, before, read = [], 0, 0, 0
-    for place in range(1, len(tokens) + 1):
-        old, new = decode(tokens[before:read]), decode(tokens[before:place])
-        if len(new) > len(old) and not new.endswith("\ufffd"):
-            known, before, read = known + len(new) - len(old), read, place
-        ends.append(known)
-    return ends
-
-
-def drawn_ends(completion: Completion, decode: Callable[[Sequence[int]], str]) -> list[int]:
-    """``token_ends`` in a completion's text, to which inserted tokens add nothing."""
-    ends = [0, *token_ends(completion.tokens[completion.drawn].tolist(), decode)]
-    return [ends[drawn] for drawn in np.cumsum(completion.drawn).tolist()]
-
-
-def turns_of(completion: Completion) -> list[dict[str, str]]:
-    """What the model wrote and what tools said to it, one after another, as {role, content}."""
-    said = completion.turns or ({"role": "assistant", "content": completion.text},)
-    return [dict(turn) for turn in said]
 
 
 def in_subprocess(name: str, *arguments: object) -> Outcome:

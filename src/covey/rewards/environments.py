@@ -6,6 +6,8 @@ from covey.errors import RewardError
 from covey.sandbox.wire import Attributes
 from covey.types import Score
 
+ENDED_BADLY = "the environment hung or died, or its get_reward raised"
+
 
 def environment_reward(
     completion: str,  # noqa: ARG001 - who asks for it is called with one at a time
@@ -13,11 +15,11 @@ def environment_reward(
 ) -> Score:
     """What the environment's `get_reward()` returned at the end, or its attribute `reward`.
 
-    0 where it hung or died, as it is the model's call that it stumbled over. Raises RewardError where it has
-    neither.
+    0 where it hung, died or raised, as it is the model's call that it stumbled over. Raises RewardError where
+    it has neither.
     """
     if environment is None:
-        return Score(0.0, "crashed", detail="the environment hung or died")
+        return Score(0.0, "crashed", detail=ENDED_BADLY)
     if not hasattr(environment, "reward"):
         raise RewardError(
             "environment_reward: the environment has neither a method get_reward nor an attribute reward; it "

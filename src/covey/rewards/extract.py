@@ -10,8 +10,8 @@ from typing import Any, Literal
 BLANK = "\u115f\u1160\u2800\u3164\uffa0"
 """Letters and signs that are drawn as nothing."""
 TextOrMessages = str | list[dict[str, Any]]
-Turns = Sequence[Mapping[str, str]]
-"""What the model and its tools said in turn, as {role, content}."""
+Turns = Sequence[Mapping[str, Any]]
+"""What the model and its tools said in turn, as {role, content}, and `tool_calls` where the model called."""
 Rule = Literal["boxed", "answer_tag", "hash4", "last_number", "choice", "whole"]
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 LONGEST = 50_000

@@ -7,14 +7,33 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import warnings
 from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
 
-from covey.sandbox.wire import decode_value, encode_value
+from covey.sandbox.wire import decode_value, deeper, encode_value
 
 MAX_JSON = 100_000
 MAX_DEPTH = 60
+MOMENT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?([Zz]|[+-]\d\d:\d\d)")
+FORMATS = {
+    "time": re.compile(r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"),
+    "uri": re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[!-~]+"),
+    "hostname": re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*"),
+    "email": re.compile(r"[^@\s]+@[^@\s.]+(\.[^@\s.]+)*"),
+}
+STANDARD = """
+    date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri
+    iri-reference uuid uri-template json-pointer relative-json-pointer regex
+"""
+STANDARD_FORMATS = frozenset(STANDARD.split())
+"""Others say something to a reader only."""
+BLANKS = " \t\r\n"
+"""What JSON takes for white space."""
 
 
 def matched(pattern: str, how: str, text: str) -> str | None:
@@ -36,22 +55,53 @@ def python_accepts(code: str) -> bool:
 def strict_json(text: str) -> object:
     """JSON and nothing more: no NaN, no repeated key, no lone surrogate, no bottomless nest.
 
-    Raises ValueError.
+    No number is beyond what a float can hold: `1e999` would be infinite. Raises ValueError.
 
     >>> strict_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
     """
-    if len(text) > MAX_JSON:
-        raise ValueError(f"longer than {MAX_JSON} characters")
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "[{") - (character in "]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_DEPTH:
-        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
-    found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
-    json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    found, end = strict_json_at(text, after_blanks(text, 0))
+    if text[end:].strip(BLANKS):
+        raise ValueError(f"no JSON behind {end} characters: {text[end : end + 20]!r}")
     return found
+
+
+def strict_json_at(text: str, start: int) -> tuple[object, int]:
+    """The JSON value that begins at a place of a text, and where it ends; as strict. Raises ValueError.
+
+    >>> strict_json_at('<call>{"a": "</call>"}</call>', 6)
+    ({'a': '</call>'}, 22)
+    """
+    try:
+        found, end = DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("nested without end") from None
+    if end - start > MAX_JSON:
+        raise ValueError(f"longer than {MAX_JSON} characters")
+    if deeper(found, MAX_DEPTH):
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
+    json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return found, end
+
+
+def after_blanks(text: str, place: int) -> int:
+    """Where something else than white space follows.
+
+    >>> after_blanks("a  b", 1)
+    3
+    """
+    while place < len(text) and text[place] in BLANKS:
+        place += 1
+    return place
+
+
+def finite(value: object) -> bool:
+    """Whether all numbers in a JSON value are such that a float can hold them."""
+    try:
+        strict_json(json.dumps(value))
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -62,6 +112,20 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
+
+
+def _number(kind: type[int | float], text: str) -> int | float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"the number {text[:20]}... is too large")
+    return kind(text)
+
+
+DECODER = json.JSONDecoder(
+    object_pairs_hook=_unique,
+    parse_constant=_refuse,
+    parse_int=partial(_number, int),
+    parse_float=partial(_number, float),
+)
 
 
 def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
@@ -76,10 +140,43 @@ def conforms(documents: Sequence[tuple[object, object]]) -> str | None:
 
             kind = jsonschema.validators.validator_for(schema)
             kind.check_schema(schema)
-            complaint = jsonschema.exceptions.best_match(kind(schema).iter_errors(found))
+            validator = kind(schema, format_checker=format_checker())
+            complaint = jsonschema.exceptions.best_match(validator.iter_errors(found))
             if complaint is not None:
                 return f"{complaint.json_path}: {complaint.message[:200]}"
     return None
+
+
+def format_checker() -> Any:
+    """jsonschema's checker of `format`, with the times and addresses for which it wants other packages."""
+    import jsonschema
+
+    found = jsonschema.FormatChecker()
+    for name, pattern in FORMATS.items():
+        found.checks(name)(lambda text, p=pattern: not isinstance(text, str) or bool(p.fullmatch(text)))
+    found.checks("date-time", raises=ValueError)(_is_moment)
+    return found
+
+
+def unchecked_formats(schema: object) -> set[str]:
+    """Formats of the standard that a schema asks for and nobody here checks."""
+    if isinstance(schema, list):
+        return set().union(*map(unchecked_formats, schema))
+    if not isinstance(schema, dict):
+        return set()
+    found: set[str] = set().union(*map(unchecked_formats, schema.values()))
+    asked = schema.get("format")
+    if isinstance(asked, str) and asked in STANDARD_FORMATS - format_checker().checkers.keys():
+        found.add(asked)
+    return found
+
+
+def _is_moment(text: object) -> bool:
+    if isinstance(text, str):
+        if MOMENT.fullmatch(text) is None:
+            return False
+        datetime.fromisoformat(text.upper())
+    return True
 
 
 def gym_items(name: str, seed: int, size: int) -> list[object]:

@@ -29,6 +29,8 @@ SCRIPTS = {
 LATIN = {"en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "no", "pl", "cs", "tr", "vi", "id"}
 # A word, or a single character of the scripts that put no space between words.
 WORD = re.compile(f"[{SCRIPTS['ja']}{SCRIPTS['th']}]|[^\\W\\d_]+")
+LATIN_WORD, GREEK_WORD = (re.compile(f"[{SCRIPTS[name]}]+") for name in ("latin", "el"))
+SENTENCE = re.compile(r"(?<![\\a-z])[a-z]{2,}(?:,? [a-z]{2,}){2,}", re.IGNORECASE)
 FEWEST = 10
 """Words below which nothing is known: the language of `x = 4` is not known."""
 
@@ -39,7 +41,8 @@ PIECE = 8
 
 @reward(weight=0.1, concurrent=True, format_only=True)
 def language_consistency(completion: TextOrMessages, *, language: str = "en", detect: bool = False) -> Score:
-    """Fraction of words in the script of ``language``; formulas, code and tags do not count.
+    """Fraction of words in the script of ``language``; formulas, code and tags do not count, but for words in
+    them that belong to neither: another language cannot hide there.
 
     DeepSeek-R1, arXiv 2501.12948, section 2.3.2. Languages of one script are not told apart, but with
     ``detect`` those of the Latin one are: words count in pieces whose language py3langid finds to be
@@ -52,7 +55,8 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
         known = ", ".join(sorted(LATIN | SCRIPTS.keys()))
         raise ConfigError(f"language_consistency: language {language!r} is unknown; known are {known}")
     script = re.compile(f"[{SCRIPTS['latin' if language in LATIN else language]}]+")
-    words = WORD.findall(NOT_PROSE.sub(" ", text_of(completion)[:LONGEST]))
+    prose = NOT_PROSE.sub(lambda m: f" {_foreign(m[0], script)} ", text_of(completion)[:LONGEST])
+    words = WORD.findall(prose)
     if len(words) < FEWEST:
         return Score(None, "not_applicable")
     fitting = [w for w in words if script.fullmatch(w)]
@@ -62,6 +66,18 @@ def language_consistency(completion: TextOrMessages, *, language: str = "en", de
         pieces = [fitting[a:b] for a, b in pairwise(edges)]
         fitting = [w for p in pieces if identifier().classify(" ".join(p))[0] == language for w in p]
     return Score(len(fitting) / len(words))
+
+
+def _foreign(notation: str, script: re.Pattern[str]) -> str:
+    """What counts in a formula, in code or in a tag all the same: words that no formula or code consists of.
+
+    Their letters are Latin, and single Greek ones; three Latin words in a row are no formula.
+    """
+    words = [w for w in WORD.findall(notation) if not (script.fullmatch(w) or LATIN_WORD.fullmatch(w))]
+    found = [w for w in words if len(w) > 2 or not GREEK_WORD.fullmatch(w)]
+    if notation.startswith("$") and not script.fullmatch("a"):
+        found += [w for run in SENTENCE.findall(notation) for w in run.split()]
+    return " ".join(found)
 
 
 @cache

@@ -35,11 +35,21 @@ TEXT_LETTER = re.compile(
     r"(?:(?<=[\d})])|(?<=\}/)) ?(?:\\[,;:! ]|~)? ?\\(?:text|mbox|mathrm) ?\{ ?([mgshlLJNWVK]) ?\}"
 )
 """A unit of one letter behind a number: 5\\text{ m} is no product."""
+LOOKS = re.compile(
+    r"\\(?:text)?color ?\{[^{}]*\}|\\(?:underline|uline|mathbf|boldsymbol)(?= ?\{)"
+    r"|\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|rm|sf|bfseries|boldmath)(?![a-zA-Z])"
+)
+"""Colour, size and weight: they say nothing."""
 QUOTED = re.compile(r"(\*{1,3}|`+|\"|“)([^*`\"“”]+)(?:\1|”)[.,]?")
 """Bold or quoted as a whole."""
 INSIDE = r"\(((?:[^()]|\([^()]*\))*)\)"
 """What one pair of parentheses holds, others in it but one deep."""
 END = r"(?![a-zA-Z])"
+BRACED = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+"""What one pair of braces holds, others in it two deep."""
+NAMED = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|pi|rho|sigma|tau|phi|varphi|psi|omega|infty"
+SINGLE = rf"\d|[a-zA-Z]|\\(?:{NAMED}){END}"
+"""What TeX takes for an argument that has no braces."""
 REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), by)
     for pattern, by in (
@@ -62,11 +72,13 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"(?<!\\)\{ ?([^{}]*) ?\\choose ?([^{}]*) ?\}|^([^{}]*)\\choose ([^{}]*)$", r"\\binom{\1\3}{\2\4}"),
         (r"\\[dtc]frac" + END, r"\\frac"),
         (r"\\[dt]binom" + END, r"\\binom"),
-        (r"\\binom ?(\d) ?(\d)", r"\\binom{\1}{\2}"),
-        (r"\\frac ?(\d) ?(\d)", r"\\frac{\1}{\2}"),
+        (rf"\\(frac|binom){END} ?({SINGLE})", r"\\\1{\2}"),
+        (rf"(\\(?:frac|binom) ?{BRACED}) ?({SINGLE})", r"\1{\2}"),
+        (rf"(\\sqrt|\^) ?(\\(?:frac|binom) ?{BRACED} ?{BRACED})", r"\1{\2}"),
+        (rf"\\sqrt ?(\\(?:{NAMED}){END})", r"\\sqrt{\1}"),
+        (r"(\.\d*)\\dot ?\{?(\d)\}?(\d*)\\dot ?\{?(\d)\}?", r"\1\\overline{\2\3\4}"),
+        (r"(\.\d*)\\dot ?(?:\{(\d)\}|(\d))", r"\1\\overline{\2\3}"),
         (r"\\(overline|bar) ?(\d)", r"\\\1{\2}"),
-        (r"\\frac ?(\d) ?\{", r"\\frac{\1}{"),
-        (r"(\\frac ?\{[^{}]*\}) ?(\d)", r"\1{\2}"),
         (r"\\sqrt ?(\d|[a-zA-Z])|√ ?(\d+|[a-zA-Z])", r"\\sqrt{\1\2}"),
         (r"(\\vec ?(?:\{[^{}]*\}|\w)) ?\\times" + END, r"\1 ⨯ "),  # in order, and no number
         (r"\\(?:cdot|times|ast)" + END, "*"),
@@ -84,13 +96,13 @@ REWRITES: Sequence[tuple[re.Pattern[str], str]] = [
         (r"π", r"\\pi "),
         (r"\\(?:lbrace" + END + r"|\{)", OPEN),
         (r"\\(?:rbrace" + END + r"|\})", CLOSE),
-        (r"\^ ?\{? ?\\circ ?\}?|°|\\degree" + END, "⟨degree⟩"),
+        (r"\^ ?(?:\{ ?\\circ ?\}|\\circ" + END + r")|°|\\degree" + END, "⟨degree⟩"),
         (r"\\?%|⟨(?:percent(?:age)?|pct)⟩|(?<=[\d)} ])(?:percent(?:age)?|pct)\b(?![^⟨⟩]*⟩)", "⟨percent⟩"),
         (r"⟩ ?/ ?⟨", "/"),
         (r"\\operatorname\*? ?\{([^{}]*)\}", r"\\\1 "),
         # The angle of a function is no quantity with a unit.
         (
-            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^ ?\{?\d\}?)? ?\(? ?)(\d+(?:\.\d+)?) ?⟨degree⟩",
+            r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^ ?\{?\d\}?)? ?[({]? ?)(\d+(?:\.\d+)?) ?⟨degree⟩",
             r"\1\\frac{\2\\pi}{180}",
         ),
     )
@@ -214,6 +226,8 @@ def clean(text: str, percent: Percent = "ignored") -> str:
         text = INVISIBLE.sub("", text).translate(OWN_SIGNS)
     if quoted := QUOTED.fullmatch(text.strip()):
         text = quoted[2]
+    if LOOKS.search(text):
+        text = TEXT_COMMAND.sub(_words, LOOKS.sub(" ", text))  # one in the other
     text = " ".join(TEXT_COMMAND.sub(_words, TEXT_LETTER.sub(r" ⟨\1⟩", text)).split())
     for pattern, by in REWRITES:
         text = pattern.sub(by, text)
@@ -222,7 +236,7 @@ def clean(text: str, percent: Percent = "ignored") -> str:
     text = MIXED.sub(r"\1\\frac{\2}{\3}", text)
     if percent == "ignored":
         text = PERCENT.sub("", text)
-    return " ".join(text.split()).rstrip(".,;: ")
+    return " ".join(text.split()).rstrip(".,;: 。")
 
 
 def _plain_digits(match: re.Match[str]) -> str:

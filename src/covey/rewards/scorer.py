@@ -20,6 +20,7 @@ from covey.errors import CoveyError
 from covey.rewards.contract import Context, Reward, described, trace_of, verdict_of
 from covey.rewards.groups import assemble
 from covey.rewards.judge import JudgeFailed
+from covey.rewards.reading import CallReader
 from covey.rewards.serving import UserSetup
 from covey.rewards.threads import SHARED_SIZE, Call, Executor
 from covey.rewards.worker import ASYNC_CALLS, Failed, Isolated, Link, Worker, WorkerLink, sent
@@ -45,6 +46,8 @@ class Rewards:
         """For the record: where model code runs, if any does."""
         self.decode: Callable[[Sequence[int]], str] = lambda _: ""
         """Of the tokenizer, which is loaded later than the rewards."""
+        self.calls: CallReader = lambda *_: ()
+        """How calls are read: by the model's form, which is known as late."""
         self.executor = Executor()
         self.apart: dict[str, Worker | Isolated] = {}
         self.link: Callable[[UserSetup], WorkerLink] = Link
@@ -160,7 +163,7 @@ class Scorer:
 
     def __init__(self, rewards: Rewards, step: int = 0, strict: bool = False) -> None:
         self.rewards, self.strict = rewards, strict
-        self.context = Context(step, rewards.decode)
+        self.context = Context(step, rewards.decode, rewards.calls)
         self.calls = self.completions = 0
         self.waited = 0.0
 
@@ -212,7 +215,7 @@ class GroupScoring:
     def __init__(self, scorer: Scorer, problem: Problem, prompt: np.ndarray, size: int) -> None:
         self.scorer, self.problem, self.prompt, self.size = scorer, problem, prompt, size
         self.completions: dict[int, Completion] = {}
-        self.calls: list[tuple[Reward, Sequence[int], Call[Any]]] = []
+        self.calls: list[tuple[Reward, Sequence[int], Context, Call[Any]]] = []
 
     def add(self, sample: int, completion: Completion) -> None:
         """A completion has ended."""
@@ -225,8 +228,9 @@ class GroupScoring:
 
     def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
         scorer, completions = self.scorer, [self.completions[s] for s in samples]
-        call = scorer.rewards.submit(reward, self.problem, completions, scorer.context)
-        self.calls.append((reward, samples, call))
+        context = scorer.context.of_call()
+        call = scorer.rewards.submit(reward, self.problem, completions, context)
+        self.calls.append((reward, samples, context, call))
         scorer.calls += 1
         scorer.completions += len(samples)
 
@@ -234,8 +238,8 @@ class GroupScoring:
         """Wait for all scores. Raises RewardError."""
         rewards, begun = self.scorer.rewards.rewards, time.perf_counter()
         found = {r.name: [Score(None)] * self.size for r in rewards}
-        for reward, samples, call in self.calls:
-            scores = self.scorer.scores(reward, self.problem, call, len(samples))
+        for reward, samples, context, call in self.calls:
+            scores = context.with_extra(self.scorer.scores(reward, self.problem, call, len(samples)))
             for sample, score in zip(samples, scores, strict=True):
                 found[reward.name][sample] = score
         self.scorer.waited += time.perf_counter() - begun

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -37,7 +38,7 @@ class UserSetup(TypedDict):
     environment: NotRequired[dict[str, str]]
     """Its variables, where they are those of the process that asks."""
     config_folder: NotRequired[str]
-    sandbox: NotRequired[tuple[str, str]]
+    sandbox: NotRequired[tuple[str, str, Sequence[str]]]
     """Its name and URL."""
 
 
@@ -60,6 +61,7 @@ class CallReply(TypedDict, total=False):
     id: int
     scores: list[dict[str, Any]]
     logged: dict[str, list[float]]
+    extra: dict[str, list[str]]
     late: bool
     refused: str
     code: int
@@ -137,14 +139,18 @@ def _settings(setup: UserSetup) -> dict[str, object]:
     return settings
 
 
+def _logged(context: Context) -> CallReply:
+    return {"logged": context.logged, "extra": context.extra}
+
+
 def answered(reward: Reward, request: CallRequest) -> CallReply:
     """A call of a reward function and its outcome, as plain values."""
     context = Context(request["step"])
     try:
         returned = reward.function(**_arguments(reward, request, context))
-        return {"scores": _scores(reward, request, returned), "logged": context.logged}
+        return {"scores": _scores(reward, request, returned), **_logged(context)}
     except BaseException as error:
-        return {**_failure(reward, error), "logged": context.logged}
+        return {**_failure(reward, error), **_logged(context)}
 
 
 async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
@@ -154,10 +160,10 @@ async def answered_later(reward: Reward, request: CallRequest) -> CallReply:
     try:
         async with clock:
             returned = await reward.function(**_arguments(reward, request, context))
-        return {"scores": _scores(reward, request, returned), "logged": context.logged}
+        return {"scores": _scores(reward, request, returned), **_logged(context)}
     except BaseException as error:
         failure: CallReply = {"late": True} if clock.expired() else _failure(reward, error)
-        return {**failure, "logged": context.logged}
+        return {**failure, **_logged(context)}
 
 
 def _arguments(reward: Reward, request: CallRequest, context: Context) -> dict[str, object]:

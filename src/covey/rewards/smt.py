@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from covey.rewards.answers import FORMS
@@ -13,6 +14,8 @@ from covey.sandbox.client import verifier_server
 from covey.types import Score, Status
 
 HERE = "covey.rewards.smt"
+PER_PROCESS = 50
+"""Rows that one subprocess looks at before a run."""
 BOOLEANS = {"true": True, "false": False}
 Ask = Literal["equivalent", "witness"]
 SCORES: Mapping[str, tuple[float | None, Status]] = {
@@ -28,10 +31,43 @@ def _example(row: Mapping[str, object], ask: Ask = "equivalent", rule: Rule = "a
     return FORMS[rule].format(row["formula"]) if ask == "equivalent" else None
 
 
+def bad_formulas(
+    rows: Sequence[Mapping[str, object]], ask: Ask = "equivalent", **_: object
+) -> list[str | None]:
+    """Rows whose formula no answer can meet."""
+    if importlib.util.find_spec("z3") is None:
+        return [None] * len(rows)  # which is said already
+    found: list[str | None] = []
+    for start in range(0, len(rows), PER_PROCESS):
+        some = [[row.get("declarations"), row.get("formula")] for row in rows[start : start + PER_PROCESS]]
+        result = verifier_server("z3", HERE).call(f"{HERE}:faults", some, ask, limits=LIMITS)
+        found += result.value if result.kind == "ok" else [None] * len(some)
+    return found
+
+
+def faults(formulas: Sequence[tuple[str, str]], ask: Ask) -> list[str | None]:
+    """What is wrong with each (declarations, formula); called in a subprocess."""
+    import z3
+
+    found: list[str | None] = []
+    for declarations, formula in formulas:
+        term = _term(str(declarations), str(formula))
+        constants = z3.z3util.get_vars(term) if term is not None and ask == "witness" else []
+        odd = [c for c in constants if not (z3.is_arith(c) or z3.is_bool(c))]
+        if term is None:
+            found.append(f"Z3 cannot read the formula: {str(formula)[:60]!r}")
+        elif odd:
+            found.append(f"ask: witness gives values to numbers and truths; {odd[0]} is a {odd[0].sort()}")
+        else:
+            found.append(None)
+    return found
+
+
 @reward(
     concurrent=True,
     verdict=True,
     requires=("z3",),
+    check_references=bad_formulas,
     example=_example,
     counterexample=lambda row, rule="answer_tag", **_: FORMS[rule].format(f"(not {row['formula']})"),
 )

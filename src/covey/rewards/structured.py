@@ -20,7 +20,7 @@ from covey.rewards.extract import (
     tagged,
     text_of,
 )
-from covey.rewards.isolated import strict_json
+from covey.rewards.isolated import after_blanks, strict_json, strict_json_at, unchecked_formats
 from covey.rewards.notation import number
 from covey.types import Score
 
@@ -47,6 +47,11 @@ def _schema_fault(schema: object) -> str | None:
     try:
         wanted = json.loads(schema) if isinstance(schema, str) else schema
         validator_for(wanted).check_schema(wanted)
+        if unchecked := unchecked_formats(wanted):
+            return (
+                f"nobody checks the format {min(unchecked)!r} here: pip install 'jsonschema[format]', or say "
+                "it by a pattern"
+            )
     except SchemaError as error:
         return f"the schema cannot be used: {error.message[:200]}"
     except (ValueError, RecursionError) as error:
@@ -93,14 +98,17 @@ def json_schema(
 Comparator = Literal["exact", "number", "text", "set", "any"]
 JsonCall = Mapping[str, Any]
 """The name of a tool and its arguments."""
+ARGUMENTS = ("arguments", "parameters")
+BESIDE_ARGUMENTS = {"name", "id", "type", "index"}
+"""What a call without arguments may have."""
 COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
-    "exact": lambda a, b: _canonical(a) == _canonical(b),
+    "exact": lambda a, b: canonical(a) == canonical(b),
     "number": lambda a, b: _number(a) is not None and _number(a) == _number(b),
     "text": lambda a, b: (
         str(a).split() == str(b).split() or str(a).casefold().split() == str(b).casefold().split()
     ),
     "set": lambda a, b: (
-        sorted(map(_canonical, a)) == sorted(map(_canonical, b))
+        sorted(map(canonical, a)) == sorted(map(canonical, b))
         if isinstance(a, list) and isinstance(b, list)
         else False
     ),
@@ -120,6 +128,7 @@ COMPARATORS: Mapping[str, Callable[[object, object], bool]] = {
 def tool_calls(
     completion: TextOrMessages,
     tool_calls: object,
+    turns: Turns = (),
     *,
     ordered: bool = False,
     partial: bool = False,
@@ -127,13 +136,14 @@ def tool_calls(
 ) -> Score:
     """1 if exactly the expected calls are made, else 0; ``partial``: the fraction that fits.
 
-    Calls are `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning, or the
-    messages' own. ``compare`` names how an argument is compared, by `tool.argument` or `argument`.
-    Calls beyond the expected ones count against the completion.
+    Calls are those that the run has read, in whatever form its model writes them; else the messages' own,
+    and `<tool_call>{"name", "arguments"}</tool_call>` blocks after the reasoning. ``compare`` names how an
+    argument is compared, by `tool.argument` or `argument`; numbers are numbers, 2.0 is 2. Calls beyond the
+    expected ones count against the completion.
     """
     expected = _expected(tool_calls)
     try:
-        made = _made(completion)
+        made = _made(completion, turns)
     except ValueError as error:
         return Score(0.0, "unparsable", detail=str(error)[:200])
     if made is None:
@@ -181,27 +191,46 @@ def bad_calls(rows: Sequence[Mapping[str, object]], **_: object) -> list[str | N
     return list(map(complaint, rows))
 
 
-def _made(completion: TextOrMessages) -> list[JsonCall] | None:
+def _made(completion: TextOrMessages, turns: Turns) -> list[JsonCall] | None:
     """The calls of a completion; None if its reasoning never ended. Raises ValueError."""
-    found: list[object] = []
-    for message in completion if isinstance(completion, list) else ():
-        found += [_function_of(c) for c in message.get("tool_calls") or () if isinstance(c, Mapping)]
+    messages = completion if isinstance(completion, list) else ()
+    own, read = ([c for turn in said for c in turn.get("tool_calls") or ()] for said in (messages, turns))
+    told = [*own, *read]
+    if wrong := [call["error"] for call in told if isinstance(call, Mapping) and call.get("error")]:
+        raise ValueError(wrong[0])
     answer = extract(completion, "whole") if text_of(completion).strip() else ""
-    if answer is None and not found:
+    answered = any(turn["role"] == "tool" for turn in turns)
+    if answer is None and not own and not (read and answered):
         return None
-    for block in (answer or "").split(OPEN_CALL)[1:]:
-        inside, closed, _ = block.partition(CLOSE_CALL)
-        if not closed:
-            raise ValueError("a call that is never closed")
-        found.append(strict_json(inside))
+    found = list(map(_function_of, told)) or _in_tags(answer or "")
     return [named_call(call) for call in found]
 
 
+def _in_tags(answer: str) -> list[object]:
+    """What stands between tags. Raises ValueError."""
+    found: list[object] = []
+    place = answer.find(OPEN_CALL)
+    while place >= 0:
+        one, end = strict_json_at(answer, after_blanks(answer, place + len(OPEN_CALL)))
+        if not answer.startswith(CLOSE_CALL, after_blanks(answer, end)):
+            raise ValueError("a call that is never closed")
+        found += one if isinstance(one, list) and one else [one]
+        place = answer.find(OPEN_CALL, end)
+    return found
+
+
 def named_call(found: object) -> JsonCall:
-    """A call with its arguments, which may have been JSON in a text. Raises ValueError."""
+    """A call with its arguments, also called `parameters`, which may have been JSON in a text.
+
+    Raises ValueError, also where there are others under a name that nobody reads.
+    """
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         raise ValueError("a call without a name")  # noqa: TRY004 - of the text, not of an argument
-    given = found.get("arguments", {})
+    key = next((key for key in ARGUMENTS if key in found), None)
+    unread = [name for name in found if name not in BESIDE_ARGUMENTS]
+    if key is None and unread:
+        raise ValueError(f"a call without arguments, and with {unread[0]!r}")
+    given = {} if key is None else found[key]
     return {"name": found["name"], "arguments": strict_json(given) if isinstance(given, str) else given}
 
 
@@ -213,8 +242,21 @@ def _same_call(expected: JsonCall, made: JsonCall, compare: Mapping[str, Compara
     return all(COMPARATORS[how[a]](ours[a], theirs[a]) for a in ours)
 
 
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
+def canonical(value: object) -> str:
+    """A JSON value such that equal ones are the same text, numbers as numbers: 2 is 2.0, and true is not 1.
+
+    >>> canonical({"b": 1e2, "a": [2.0, True]})
+    '{"a": [2, true], "b": 100}'
+    """
+    return json.dumps(_plain(value), sort_keys=True, default=str)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_plain, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(value: object) -> Fraction | None:

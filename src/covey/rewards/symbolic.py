@@ -1,8 +1,9 @@
 """Algebra, in a killable subprocess only: SymPy objects made by a LaTeX grammar, never by evaluation.
 
-Two expressions are equal if they agree wherever they are tried: exactly where the difference is
-rational, else to 200 digits and after expansion. That is much faster than simplification, and tiny
-differences stay differences.
+Two expressions are equal if they agree wherever they are tried, to 200 digits and after expansion; where
+their difference is a rational function, its numerator has to be zero as well. That is much faster than
+simplification, and tiny differences stay differences. Where they are tried follows from the two of them,
+so no answer can be made to agree there and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import sympy
@@ -18,10 +20,14 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from covey.rewards.compare import compare, decimals, no_formula, significant
 from covey.rewards.notation import CLOSE, OPEN, ROW, THOUSANDS, Node, Percent, read, value
+from covey.rewards.scope import scoped
 
 Formula: TypeAlias = Any
 """One of sympy, which declares no types: an expression, a relation or a matrix."""
-POINTS = tuple(map(Fraction, ["7/5", "23/9", "-17/7", "5/11", "-31/13", "43/6"]))
+RANGES = ((1, 2), (2, 3), (-3, -2), (0, 1), (-2, -1), (6, 8), (-1, 0), (3, 4))
+"""Where a variable is tried: on both sides of 0, 1 and -1, and small enough for powers of powers."""
+GRAIN = 1 << 61
+"""Denominators of points are of this size, so that no sine of a multiple of pi has its zeros there."""
 DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
 FACTORS = re.compile(r"((?:^|(?<=[-+*/=(,{\s]))\d+|\)) ?(?=[({])")
 TRANSPOSED = re.compile(r"(?<!matrix\})\^ ?(?:T|\{ ?T ?\})")
@@ -96,6 +102,10 @@ def expression(text: str) -> Formula:
         raise Unreadable(text)
     latex = text.replace(THOUSANDS, "").replace(OPEN, r"\{").replace(CLOSE, r"\}").replace(ROW, r"\\ ")
     latex = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", latex)
+    try:
+        latex = scoped(latex)
+    except ValueError as error:
+        raise Unreadable(text) from error
     latex = FACTORS.sub(r"\1*", latex)  # the grammar takes 3(4) for a mixed number
     latex = TRANSPOSED.sub("^{(T)}", latex)
     latex = DECIMAL.sub(lambda m: rf"{{\frac{{{m[1]}{m[2]}}}{{{10 ** len(m[2])}}}}}", latex)
@@ -146,8 +156,11 @@ def _compare_values(reference: Formula, answer: Formula, tolerance: Fraction) ->
     """Agreement at every point that both have a value at; None if there are too few."""
     names = sorted({s.name for s in reference.free_symbols | answer.free_symbols})
     difference, tried = reference - answer, 0
-    for place in range(len(POINTS) if names else 1):
-        at = {n: sympy.Rational(POINTS[(place + k) % len(POINTS)]) + k for k, n in enumerate(names)}
+    raised = {s.name for power in difference.atoms(sympy.Pow) for s in power.exp.free_symbols}
+    for place in range(len(RANGES) if names else 1):
+        at: dict[str, Formula] = {}
+        for k, name in enumerate(names):
+            at[name] = _point(f"{place}\0{name}\0{reference}\0{answer}", place + k, name in raised)
         at["i"] = sympy.I
         a, b, apart = (_value(formula, at) for formula in (reference, answer, difference))
         if a is None or b is None or apart is None:
@@ -157,7 +170,35 @@ def _compare_values(reference: Formula, answer: Formula, tolerance: Fraction) ->
         if abs(apart) > tolerance and not _vanishes(difference, at, min(abs(a), abs(b), 1)):
             return False
         tried += 1
-    return True if tried >= (2 if names else 1) else None
+    if tried < (2 if names else 1):
+        return None
+    return tolerance > 0 or _is_zero(difference)
+
+
+def _point(key: str, place: int, raised: bool) -> Formula:
+    """A number in the range of a place, drawn by a hash of what is compared.
+
+    Of an exponent (``raised``) SymPy tries to take the root that its denominator says: it gets none.
+    """
+    digest = sha256(key.encode(errors="replace")).digest()
+    low, high = RANGES[place % len(RANGES)]
+    size = 60 if raised else GRAIN
+    below = size + int.from_bytes(digest[:7]) % size
+    found = low + (high - low) * sympy.Rational(1 + int.from_bytes(digest[7:15]) % (below - 1), below)
+    root = 3 + digest[15]
+    return found * sympy.sqrt(root**2 + 1) / root if raised else found
+
+
+def _is_zero(difference: Formula) -> bool:
+    """Whether a difference that vanishes wherever it was tried is 0: exact for rational functions."""
+    symbols = sorted(difference.free_symbols, key=str)
+    if not symbols or not difference.is_rational_function(*symbols):
+        return True
+    above = sympy.fraction(sympy.together(difference))[0]
+    try:
+        return bool(sympy.Poly(above, *symbols, domain="QQ").is_zero)
+    except (sympy.CoercionFailed, sympy.PolynomialError):  # roots and pi among its coefficients
+        return True
 
 
 def _vanishes(difference: Formula, at: Mapping[str, Formula], scale: Formula) -> bool:

@@ -17,7 +17,7 @@ UNITS = {
         h hr hour 小时; day; week; month; year yr; g gram; mg milligram
         kg kilogram 千克 公斤; lb pound; oz ounce
         l liter litre; ml milliliter millilitre; gal gallon; degree deg; rad radian; cent; eur euro
-        dollar usd; mi/h mph; km/h kph kmh; n newton; j joule; kj kilojoule; w watt; kw kilowatt
+        dollar usd; mi/h mph; km/h kph kmh kmph; n newton; j joule; kj kilojoule; w watt; kw kilowatt
         v volt; pa pascal; hz hertz; k kelvin; mol mole; unit
     """.replace("\n", ";").split(";")
     for word in words.split()

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, InvalidStateError
 from functools import cache
 from io import FileIO
@@ -28,6 +28,7 @@ from covey.errors import RewardError
 from covey.rewards.contract import FROM_TRAINER, SERVING, Context, Reward
 from covey.rewards.serving import CallReply, CallRequest, UserSetup
 from covey.rewards.threads import Call
+from covey.sandbox.base import Outcome
 from covey.sandbox.client import GRACE, ForkServer, trusted_environment
 from covey.sandbox.confine import Limits
 from covey.sandbox.driver import MAX_FRAME
@@ -42,6 +43,8 @@ MOST_LOST = 3
 """Machines that may be lost under one call."""
 ASYNC_CALLS = 256
 """Calls of an async function that are under way at once."""
+TEXTS = {"completion", "completions", "solution_str", "turns"}
+"""Arguments that hold what was sampled."""
 PLAIN_TYPES = {
     type(None),
     bool,
@@ -158,19 +161,63 @@ class Isolated:
     def call(
         self, problem: Problem, arguments: Mapping[str, object], count: int, context: Context, seconds: float
     ) -> list[Score]:
-        """The function's scores of ``count`` completions; a hang is theirs.
+        """The function's scores of ``count`` completions; a hang, an exit or a crash that a text causes is 0.
 
         Raises Failed, or RewardError if the function breaks its contract.
         """
-        request = request_of(self.reward, problem, arguments, count, context, seconds)
-        limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
-        found = self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
-        late = found.kind == "ok" and "late" in found.value
-        if found.kind == "timeout" or late:
+
+        def asked(empty: Collection[int]) -> Outcome:
+            own = without_text(arguments, empty, self.reward.per_sample)
+            request = request_of(self.reward, problem, own, count, context, seconds)
+            limits = Limits(wall=seconds, cpu=math.ceil(seconds), memory=8 << 30)
+            return self.server.call(f"{SERVING}:answer_once", self.setup, request, limits=limits)
+
+        found, guilty = asked(()), list[int]()
+        why = _ended_by(found)
+        if why:  # a completion's doing, if the same call without its text ends well
+            each = range(count)
+            guilty = [i for i in each if count == 1 or _ended_by(asked([j for j in each if j != i]))]
+            found = asked(guilty)
+            if not guilty or _ended_by(found):
+                raise Failed(why, found.value if isinstance(found.value, str) else "")
+        if found.kind == "timeout" or (found.kind == "ok" and "late" in found.value):
             return [Score(0.0, "timeout", detail=found.text)] * count
         if found.kind != "ok":
             raise Failed(found.text, found.value or "")
-        return scores_of(found.value, context, seconds)
+        scores = scores_of(found.value, context, seconds)
+        return [Score(0.0, "crashed", detail=why) if i in guilty else s for i, s in enumerate(scores)]
+
+
+def _ended_by(found: Outcome) -> str:
+    """How a function's process ended before it had an answer, if it did: by an exit, a crash, or memory."""
+    if found.kind in ("crashed", "flood"):
+        return f"it ended its own process ({found.text})"
+    raised = str(found.value.get("raised", "")) if found.kind == "ok" else found.text
+    return raised if raised.startswith(("SystemExit", "MemoryError", "KeyboardInterrupt")) else ""
+
+
+def without_text(
+    arguments: Mapping[str, object], empty: Collection[int], per_sample: bool
+) -> dict[str, object]:
+    """The arguments of a call in which some of the completions say nothing.
+
+    >>> without_text({"completions": ["a", "b"], "answer": ["1", "1"]}, [1], False)
+    {'completions': ['a', ''], 'answer': ['1', '1']}
+    """
+    found = dict(arguments)
+    for name in TEXTS & found.keys() if empty else ():
+        value: Any = found[name]
+        if per_sample:
+            found[name] = _silent(value)
+        else:
+            found[name] = [_silent(v) if i in empty else v for i, v in enumerate(value)]
+    return found
+
+
+def _silent(said: Any) -> object:
+    if isinstance(said, str):
+        return ""
+    return [{**turn, "content": ""} if turn.get("role") == "assistant" else turn for turn in said]
 
 
 def setup_of(reward: Reward) -> UserSetup:
@@ -190,7 +237,7 @@ def setup_of(reward: Reward) -> UserSetup:
     if "config_folder" in reward.settings:
         setup["config_folder"] = str(reward.settings["config_folder"])
     if (sandbox := reward.settings.get("sandbox")) is not None:
-        setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""))
+        setup["sandbox"] = (sandbox.name, getattr(sandbox, "url", ""), getattr(sandbox, "packages", ()))
     return setup
 
 
@@ -217,6 +264,7 @@ def scores_of(reply: CallReply, context: Context, seconds: float) -> list[Score]
     for name, values in reply.get("logged", {}).items():
         for value in values:
             context.log_metric(name, value)
+    context.extra.update(reply.get("extra", {}))
     if "late" in reply:
         raise TimeoutError(f"no answer within {seconds:g} s")
     if "refused" in reply:

@@ -1,16 +1,22 @@
-"""Computing as a run did, whoever loads its model: the record says what products multiply, and whose."""
+"""Computing as a run did, whoever loads its model: the record says what products multiply, and whose.
+
+It also says at what time its prompts were rendered first: chat templates may print the date.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from covey.config.load import Loaded
 from covey.config.schema import Config
 from covey.kernels.build import processor
 from covey.kernels.calls import follow, followed, rounding_pays
+from covey.models.chat import render_at, rendered_at
 from covey.models.policy import Policy
+from covey.models.template import template_facts
 from covey.processes import by_first
 from covey.runs.reader import read_environment
 
@@ -38,17 +44,20 @@ def follow_run(run: Path | None) -> None:
     recorded = _rounded(run)
     rounding = by_first(lambda: rounding_pays() if recorded is None else recorded)
     follow(before.get("products") if before.get("machine") == processor() else None, rounding)
+    now = datetime.now().isoformat(timespec="seconds")
+    render_at(datetime.fromisoformat(by_first(lambda: str(before.get("rendered", now)))))
 
 
 @contextmanager
 def computing_as(run: Path | None) -> Iterator[None]:
     """``follow_run`` for a while: the process is the caller's."""
-    before = followed()
+    before, time = followed(), rendered_at()
     follow_run(run)
     try:
         yield
     finally:
         follow(*before)
+        render_at(time)
 
 
 def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str]:
@@ -57,6 +66,12 @@ def unfollowed(policy: Policy, config: Config, run: Path | None) -> Iterator[str
         yield (
             f"note: {run} rounded its products to bfloat16, which cannot be done here: these are computed "
             "in float32, and differ a little from its own"
+        )
+    if template_facts(policy.tokenizer).dated and rendered_at().date() != datetime.now().date():
+        name = policy.tokenizer.name_or_path or "the model"
+        yield (
+            f"note: the chat template of {name} prints the date; here it is that of the run's first "
+            f"rendering, {rendered_at():%Y-%m-%d}, so that prompts stay as they were"
         )
 
 

@@ -6,6 +6,7 @@ then renamed; a crash at any instant leaves the old state or the new one.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from covey.integrity import MANIFEST, manifest_of
+from covey.opening import naming
 
 TEMPORARY = ".tmp-"
 LEFTOVER = re.compile(r"\.tmp-.+\.\d+", re.DOTALL)
@@ -35,6 +37,8 @@ def write_file(path: Path, content: str | bytes) -> None:
             return
         temporary.write_bytes(written)
         sync(temporary)
+        if temporary.read_bytes() != written:
+            raise OSError(errno.EIO, "the disk, or the memory, does not give back what was written")
         temporary.replace(target)
         sync(target.parent)
     except BaseException as error:
@@ -43,6 +47,19 @@ def write_file(path: Path, content: str | bytes) -> None:
         if isinstance(error, OSError):
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def append_whole(path: Path, line: bytes) -> None:
+    """Add a line to a file, all of it or nothing. OSError names the path."""
+    with path.open("ab", buffering=0) as file, naming(path):
+        before, left = file.tell(), line
+        try:
+            while left:  # a disk that is nearly full takes a part, and refuses the rest
+                left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), before)
+            raise
 
 
 def make_folder(path: Path) -> None:
@@ -99,6 +116,7 @@ def sync(path: Path) -> None:
     """Make a file's content, or the names in a folder, survive a power loss."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)

@@ -16,7 +16,7 @@ from covey.objective.controllers import Coefficients
 from covey.processes import by_first, is_joint, together
 from covey.rollout import Position
 from covey.runs.atomic import discard
-from covey.runs.folder import Logged, RunFolder
+from covey.runs.folder import Logged, RunFolder, checkpoint_at
 from covey.runs.tensors import folder_of_all, load_tensors, save_tensors
 
 
@@ -69,12 +69,12 @@ def save_checkpoint(
     moves_reference: bool,
     critic: Learner[ValueModel] | None = None,
 ) -> None:
-    """Commit a checkpoint of ``state`` and keep the newest ``keep``; nothing if it is there.
+    """Commit a checkpoint of ``state``; nothing if it is there. Keeps the newest ``keep`` and the best one.
 
     Raises GuardStop if a weight is not finite, OutOfRoom if it cannot be written; either leaves the
-    checkpoints there were, in the worst case the newest one only.
+    checkpoints there were, in the worst case only the newest one and that of the best evaluation.
     """
-    target = folder.path / "checkpoints" / f"step_{state.step:06d}"
+    target = checkpoint_at(folder.path, state.step)
     if by_first(target.exists):
         return
     for part in (learner, critic):

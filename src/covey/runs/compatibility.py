@@ -32,6 +32,7 @@ SAFETY: tuple[tuple[str, Safety], ...] = (
     ("output", "safe"),
     ("train.save_every", "safe"),
     ("train.keep", "safe"),
+    ("train.final", "safe"),
     ("guards.kl_action", "breaks exactness"),
     ("guards.*", "safe"),
     ("threads", "safe"),  # what it means for the numbers is told by the environment
@@ -80,6 +81,7 @@ ENVIRONMENT = (
     *PACKAGES,
     "data",
     "reference",
+    "tokenizer",
 )
 """What the bits of a run depend on besides its config. Threads count where torch's own kernels are used."""
 
@@ -214,7 +216,7 @@ def changed_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> li
     before = {"processes": 1, **before}
     for name in ENVIRONMENT:
         old, new = before.get(name), now.get(name)
-        if old != new and name in ("data", "reference"):
+        if old != new and name in ("data", "reference", "tokenizer"):
             facts.append(Changed(name, old, "changed", "breaks exactness"))
         elif old != new:
             safe = name == "threads" and same_for_any
@@ -231,7 +233,7 @@ def found_differences(loaded: Loaded, begun: bool, now: Mapping[str, Any]) -> li
     if before is not None:
         differences += changed_environment(before, now)
     collects = loaded.config.method in ("rejection_sampling", "pairs")
-    if begun and collects and any(d.name == "data" for d in differences):
+    if begun and collects and any(d.name in ("data", "tokenizer") for d in differences):
         raise ConfigError(
             f"{output}: the data have changed since its first completions were sampled, and its examples "
             "would join those with rows of today. Put the data back, or choose another --output"

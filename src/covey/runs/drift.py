@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from covey.batching import Batch, collate
-from covey.errors import CoveyError
+from covey.errors import CheckpointError, ConfigError
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
 from covey.processes import by_first
@@ -44,13 +44,16 @@ class Drift:
 
 
 def first_completions(folder: Path) -> Batch | None:
-    """Some completions of a run's first step, spread evenly over it; None where its files cannot be read."""
+    """Some completions of a run's first step, spread evenly over it; None where they are gone or damaged.
+
+    Raises OSError, with the file's name, where a read fails time and again.
+    """
     try:
         log = read_rollouts(folder, 0)
         count = min(MOST, max(FEWEST, len(log.rows) // ONE_IN), len(log.rows))
         chosen = np.unique(np.linspace(0, len(log.rows) - 1, count).astype(int))
         return collate([_as_group(log.arrays, log.rows[i]["group"], int(i)) for i in chosen])
-    except (CoveyError, OSError, IndexError):
+    except (CheckpointError, ConfigError):
         return None
 
 

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 
 import numpy as np
 
-from covey.errors import CheckpointError, FolderBusy
-from covey.integrity import damage
+from covey.errors import CheckpointError, ConfigError, FolderBusy
+from covey.integrity import damage, read_record, sealed_line, unsealed_line
+from covey.opening import naming, read_below, stream_bytes
 from covey.processes import first
-from covey.runs.atomic import clear_leftovers, discard, make_folder, sync, write_file
-from covey.runs.rollouts import ROLLOUT, or_null, rollout_arrays, rollout_rows
+from covey.runs.atomic import append_whole, clear_leftovers, discard, make_folder, sync, write_file
+from covey.runs.best import Best, best_of
+from covey.runs.rollouts import ROLLOUT, or_null, read_rollouts, rollout_arrays, rollout_rows
 from covey.types import Group
 
 STREAMS = ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "events.jsonl", "findings.jsonl")
+RESULT = "result.json"
+"""What a run that has ended leaves; one that trains on has none."""
+WRITTEN = "written"
+"""In it: bytes and sha256 of what the run has written, by name."""
 CHECKPOINT = re.compile(r"step_(\d{6,})")
 IN_CHECKPOINT = "trainer.json"
 """A file that every checkpoint has, besides those of the model and the optimizer's."""
@@ -44,6 +50,22 @@ class Logged:
     """Bytes and sha256 of each stream."""
     rollouts: int = 0
     """Files in rollouts/."""
+
+
+@dataclass
+class Meant:
+    """What a stream was meant to hold, counted while it is appended: a disk that loses some is found out."""
+
+    size: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    unread: bytearray = field(default_factory=bytearray)
+    """Appended since what is in the file was last compared."""
+
+    def add(self, line: bytes) -> None:
+        """A line more."""
+        self.size += len(line)
+        self.digest.update(line)
+        self.unread += line
 
 
 class RunFolder:
@@ -68,7 +90,8 @@ class RunFolder:
         self._lock.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._lock.flush()
         os.register_at_fork(after_in_child=self._lock.close)  # a user's child outlives us
-        self._digests = {name: (0, hashlib.sha256()) for name in STREAMS}
+        self._appending = Lock()
+        self._meant = {name: Meant() for name in STREAMS}
         for folder in folders:
             clear_leftovers(folder)
 
@@ -78,12 +101,14 @@ class RunFolder:
             self._lock.close()
 
     def append(self, stream: str, record: Mapping[str, object]) -> None:
-        """Add one JSON line to a stream. Non-finite numbers become null."""
+        """Add one JSON line, with its sha256, to a stream. Non-finite numbers become null."""
         if not self.writes:
             return
-        line = json.dumps({k: or_null(v) for k, v in record.items()}, ensure_ascii=False)
-        with (self.path / stream).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = sealed_line({k: or_null(v) for k, v in record.items()}).encode()
+        path = self.path / stream
+        with self._appending:
+            append_whole(path, line)
+            self._meant[stream].add(line)
 
     def read(self, stream: str) -> list[dict[str, object]]:
         """All records of a stream."""
@@ -94,14 +119,26 @@ class RunFolder:
         paths = [p for name in STREAMS if (p := self.path / name).exists()]
         for path in (*paths, self.path):
             sync(path)
-        for path in paths:  # what was there before has been read: damage since then shows in a resume
-            start, digest = self._digests[path.name]
-            with path.open("rb") as file:
-                file.seek(start)
-                digest.update(new := file.read())
-            self._digests[path.name] = (start + len(new), digest)
-        known = {p.name: (self._digests[p.name][0], self._digests[p.name][1].hexdigest()) for p in paths}
+        for name, meant in self._meant.items():
+            self._check_written(self.path / name, meant)
+        known = {
+            name: (meant.size, meant.digest.hexdigest()) for name, meant in self._meant.items() if meant.size
+        }
         return Logged(known, len(self._rollouts()))
+
+    def _check_written(self, path: Path, meant: Meant) -> None:
+        """Raise CheckpointError if a stream does not end in what has been appended since the last look."""
+        held = b""
+        if meant.unread:
+            with path.open("rb") as file, naming(path):
+                file.seek(meant.size - len(meant.unread))
+                held = file.read()
+        if held != meant.unread:
+            raise CheckpointError(
+                f"{path} does not hold what was written into it: the disk, or the memory, loses data. See to "
+                "it, then run the same command again"
+            )
+        meant.unread.clear()
 
     def damaged(self, logged: Logged, step: int) -> list[str]:
         """Streams that are not what they were when the checkpoint of ``step`` was written, each in words.
@@ -113,7 +150,7 @@ class RunFolder:
         remedy = f"Put the file back, or remove {newest} to resume from a checkpoint that knew less of it"
         for name, (size, expected) in logged.streams.items():
             path = self.path / name
-            content = path.read_bytes()[:size] if path.exists() else b""
+            content = read_below(self.path, name, stream_bytes())[:size] if path.exists() else b""
             if len(content) < size:
                 raise CheckpointError(
                     f"{path} has {len(content):,} bytes and had {size:,} when the checkpoint of step {step} "
@@ -125,13 +162,29 @@ class RunFolder:
                     raise CheckpointError(f"{complaints[-1]}, and the verdict rests on it. {remedy}")
         return complaints
 
-    def rewind(self, logged: Logged, step: int) -> int:
+    def damaged_rollouts(self, logged: Logged, step: int, every: bool) -> list[str]:
+        """What the log of completions before ``step`` lacks, and what in it is not as it was written, each in
+        words: of the first step, which is read again, or of ``every`` one.
+        """
+        before = [path for path, number in self._rollouts().items() if number < step]
+        numbers = sorted({number for path, number in self._rollouts().items() if number < step})
+        complaints, place = [], self.path / "rollouts"
+        if (lost := logged.rollouts - len(before)) > 0:
+            complaints.append(f"{place} lacks {lost} of {logged.rollouts} files")
+        for number in numbers if every else [n for n in numbers[:1] if n == 0]:
+            try:
+                _ = read_rollouts(self.path, number).arrays
+            except (CheckpointError, ConfigError) as error:
+                complaints.append(str(error).partition(". Put the file back")[0])
+        return complaints
+
+    def rewind(self, logged: Logged, step: int) -> None:
         """Forget what was logged after a checkpoint: truncate the streams, drop later rollouts; blank what is
-        damaged. -> how many files of earlier rollouts are gone.
+        damaged.
         """
         for name in STREAMS:
             path, (size, _) = self.path / name, logged.streams.get(name, (0, ""))
-            whole = path.read_bytes() if path.exists() else b""
+            whole = read_below(self.path, name, stream_bytes()) if path.exists() else b""
             readable = _blanked(whole[:size])
             later = whole[size:].splitlines(keepends=True) if logged.streams else []
             lasting = b"".join(line for line in later if _lasts(line))
@@ -139,11 +192,10 @@ class RunFolder:
                 write_file(path, readable + lasting)
             elif whole:
                 os.truncate(path, size)
-            self._digests[name] = (size, hashlib.sha256(readable))
+            self._meant[name] = Meant(len(readable + lasting), hashlib.sha256(readable + lasting))
         for path, number in self._rollouts().items():
             if number >= step:
                 path.unlink()
-        return max(0, logged.rollouts - len(self._rollouts()))
 
     def _rollouts(self) -> dict[Path, int]:
         """The files that ``write_rollouts`` has written, and their steps; users may keep others there."""
@@ -170,8 +222,9 @@ class RunFolder:
             unseen = np.full(sum(len(c.tokens) for c in unused), np.nan, np.float32)
             values = {name: np.concatenate([own, unseen]) for name, own in seen.items()}
             name = self.path / "rollouts" / f"step_{step:06d}"
-            write_file(name.with_suffix(".npz"), rollout_arrays(groups, every, values))
-            write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained)))
+            arrays = rollout_arrays(groups, every, values)
+            write_file(name.with_suffix(".npz"), arrays)
+            write_file(name.with_suffix(".jsonl"), rollout_rows(step, groups, every, len(trained), arrays))
 
     def checkpoints(self) -> list[Path]:
         """Committed checkpoints, oldest first."""
@@ -181,10 +234,26 @@ class RunFolder:
         """The newest undamaged checkpoint, and what is wrong with those that had to be passed over."""
         return latest_checkpoint(self.path)
 
+    def best(self) -> Best | None:
+        """The best evaluation so far."""
+        return best_of(self.read("evals.jsonl"))
+
     def rotate(self, keep: int) -> None:
-        """Remove all but the newest ``keep`` checkpoints."""
+        """Remove all but the newest ``keep`` checkpoints and that of the best evaluation."""
+        best = self.best()
         for path in self.checkpoints()[:-keep]:
-            discard(path)
+            if best is None or step_of(path) != best.step:
+                discard(path)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Steps that were done when a checkpoint was written."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def checkpoint_at(run: Path, step: int) -> Path:
+    """The folder of a step's checkpoint, whether it is there or not."""
+    return run / "checkpoints" / f"step_{step:06d}"
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -224,6 +293,8 @@ def read_stream(folder: Path, stream: str) -> list[dict[str, object]]:
                 f"{folder / stream}:{number}: damaged. Put the file back, or remove this line"
             )
         records.append(record)
+    if complaint := ended_otherwise(folder, stream):
+        raise CheckpointError(f"{complaint}: it lacks lines, or has other ones. Put the file back")
     return records
 
 
@@ -235,10 +306,29 @@ def readable_stream(folder: Path, stream: str) -> tuple[list[dict[str, object]],
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, object] | None]]:
     """The number of each whole line of a stream and its record; a resume has made damaged ones blank."""
-    whole = path.read_bytes().rpartition(b"\n")[0] if path.exists() else b""
+    whole = read_below(path.parent, path.name, stream_bytes()).rpartition(b"\n")[0] if path.exists() else b""
     for number, line in enumerate(whole.split(b"\n"), start=1):
         if line.strip():
             yield number, stream_record(line)
+
+
+def ended_otherwise(folder: Path, name: str) -> str:
+    """What a file of a run that has ended has lost or changed since, by its result; empty if nothing, or if
+    the run has not ended. Raises CheckpointError where the result is damaged.
+    """
+    if not (folder / RESULT).is_file():
+        return ""
+    result = read_record(folder / RESULT, dict[str, object], "Put it back, or remove it")
+    written = result.get(WRITTEN)
+    size, expected = written.get(name, (0, None)) if isinstance(written, dict) else (0, None)
+    if expected is None:
+        return ""
+    try:
+        content = read_below(folder, name, stream_bytes())[:size]
+    except FileNotFoundError:
+        return f"{folder / name} is missing"
+    fits = hashlib.sha256(content).hexdigest() == expected
+    return "" if fits else f"{folder / name} is not as it was written"
 
 
 def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
@@ -250,17 +340,17 @@ def read_numbers(folder: Path, stream: str) -> list[dict[str, float]]:
 def stream_record(line: bytes) -> dict[str, object] | None:
     """A line of a stream; None if it is damaged."""
     try:
-        record = json.loads(line, parse_int=_bounded)
-    except (ValueError, RecursionError):
+        record = unsealed_line(line, _bounded)
+    except ValueError:
         return None
-    if not isinstance(record, dict) or type(record.get("step")) is not int:
+    if type(record.get("step")) is not int:
         return None
     finite = all(math.isfinite(v) for v in record.values() if isinstance(v, float))
     return record if finite else None  # nobody writes what is not: see ``append``
 
 
 def _lasts(line: bytes) -> bool:
-    record = stream_record(line)
+    record = stream_record(line.rstrip(b"\n"))
     return record is not None and record.get("event") == INEXACT
 
 

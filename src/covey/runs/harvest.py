@@ -10,11 +10,17 @@ from typing import NamedTuple
 from covey.config.schema import Keep
 from covey.errors import ConfigError, DataError
 from covey.runs.atomic import make_folder, write_file
-from covey.runs.reader import stages_in
-from covey.runs.rollouts import read_rollouts, recorded_steps
-from covey.types import Problem
+from covey.runs.reader import read_environment, stages_in
+from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
+from covey.tasks.sampled import ANSWERS, SAMPLED, sampled_column
+from covey.types import AnswerTokens, Problem, SampledTokens
 
 ExampleRow = dict[str, object]
+OF_ROW = (
+    *("step", "group", "problem", "prompt", "completion"),
+    *("finish", "reward", "components", "turns"),
+)
+"""What is taken from a row of the log."""
 
 
 class LoggedSample(NamedTuple):
@@ -28,7 +34,12 @@ class LoggedSample(NamedTuple):
     finish: str
     reward: float | None
     components: Mapping[str, float | None]
-    turns: Sequence[Mapping[str, str]] = ()
+    turns: Sequence[Mapping[str, object]] = ()
+    tokens: AnswerTokens | None = None
+    """What the text was decoded from."""
+    prompt_tokens: tuple[int, ...] = ()
+    tokenizer: str = ""
+    """Hash of the vocabulary of these."""
 
 
 def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
@@ -39,11 +50,31 @@ def sampled_groups(run: Path) -> Iterator[list[LoggedSample]]:
     logged = [(folder, step) for folder in (run, *stages_in(run)) for step in recorded_steps(folder)]
     if not logged:
         raise DataError(f"{run}: nothing was sampled there (no rollouts/step_*.jsonl)")
+    tokenizers = {folder: _tokenizer_of(folder) for folder, _ in logged}
     for folder, step in logged:
         log = read_rollouts(folder, step)
-        for places in log.groups.values():
-            rows = (log.rows[place] for place in places)
-            yield [LoggedSample(**{n: row[n] for n in LoggedSample._fields if n in row}) for row in rows]
+        ends = log.arrays["prompt_ends"].tolist()
+        for places, first, after in zip(log.groups.values(), [0, *ends], ends, strict=False):
+            prompt = tuple(log.arrays["prompt_tokens"][first:after].tolist())
+            yield [_logged(log, place, prompt, tokenizers[folder]) for place in places]
+
+
+def _logged(log: RolloutLog, place: int, prompt: tuple[int, ...], tokenizer: str) -> LoggedSample:
+    row, arrays = log.rows[place], log.of_completion(place)
+    said = {n: row[n] for n in OF_ROW if n in row}
+    ids = tuple(arrays["tokens"].tolist())
+    drawn = tuple(arrays["sampled"].tolist()) if "sampled" in arrays else (True,) * len(ids)
+    return LoggedSample(**said, tokens=AnswerTokens(ids, drawn), prompt_tokens=prompt, tokenizer=tokenizer)
+
+
+def _tokenizer_of(folder: Path) -> str:
+    found = (read_environment(folder) or {}).get("tokenizer")
+    if not isinstance(found, str):
+        raise DataError(
+            f"{folder}: env.json is gone or does not name the tokenizer that its completions were sampled "
+            "with; put the file back, or sample anew"
+        )
+    return found
 
 
 def write_pairs(run: Path, output: Path, margin: float, per_problem: int) -> dict[str, object]:
@@ -80,13 +111,8 @@ def pairs_of(
         for (best, chosen), (worst, rejected) in zip(ranked[:count], ranked[::-1], strict=False):
             if best - worst <= keep.margin or chosen.completion == rejected.completion:
                 continue
-            row = {
-                "prompt": chosen.prompt,
-                "chosen": _said(chosen),
-                "rejected": _said(rejected),
-                "margin": best - worst,
-                **_columns(chosen, columns),
-            }
+            answers = {"chosen": chosen, "rejected": rejected}
+            row = {**example_row(answers), "margin": best - worst, **_columns(chosen, columns)}
             identity = [row[name] for name in ("prompt", "chosen", "rejected")]
             rows.setdefault(json.dumps(identity, ensure_ascii=False), row)
     return list(rows.values())
@@ -106,7 +132,7 @@ def kept_of(
             continue
         texts = kept.setdefault(sampled.problem, {})
         if len(texts) < keep.per_problem:
-            row = {"prompt": sampled.prompt, "completion": _said(sampled), **_columns(sampled, columns)}
+            row = {**example_row({"completion": sampled}), **_columns(sampled, columns)}
             texts.setdefault(" ".join(sampled.completion.split()), row)
     return [row for texts in kept.values() for row in texts.values()]
 
@@ -123,13 +149,25 @@ def mostly_truncated(groups: Iterable[Sequence[LoggedSample]]) -> str:
     )
 
 
+def example_row(answers: Mapping[str, LoggedSample]) -> ExampleRow:
+    """Answers to one prompt: as texts for people and other programs, as tokens for the next stage."""
+    one = next(iter(answers.values()))
+    row: ExampleRow = {"prompt": one.prompt, **{name: _said(a) for name, a in answers.items()}}
+    ids = {name: a.tokens for name, a in answers.items() if a.tokens is not None}
+    if ids:
+        row[SAMPLED] = sampled_column(row, SampledTokens(one.tokenizer, one.prompt_tokens, ids))
+    return row
+
+
 def _said(sampled: LoggedSample) -> object:
     """A completion in the form of its prompt; with what tools said in it, only messages can tell who did.
 
     Raises DataError where the prompt is text and a tool answered.
     """
     if not isinstance(sampled.prompt, str):
-        return list(sampled.turns) or [{"role": "assistant", "content": sampled.completion}]
+        # Their content has the calls as the model wrote them: a template would write `tool_calls` once more.
+        said = [{"role": turn["role"], "content": turn["content"]} for turn in sampled.turns]
+        return said or [{"role": "assistant", "content": sampled.completion}]
     if sampled.turns:
         raise DataError(
             f"{sampled.problem}: a tool answered, and in an example of plain text nobody could tell what the "
@@ -146,7 +184,7 @@ def _columns(sampled: LoggedSample, columns: Mapping[str, Problem]) -> ExampleRo
             f"{sampled.problem} has another prompt than when its completions were sampled: put the data "
             "back, or sample anew with another output"
         )
-    taken = ("prompt", "completion", "chosen", "rejected", "label", "labels", "margin", "messages")
+    taken = ("prompt", *ANSWERS, "label", "labels", "margin", "messages", SAMPLED)
     return {k: v for k, v in (problem.columns if problem else {}).items() if k not in taken}
 
 

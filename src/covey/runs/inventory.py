@@ -37,7 +37,7 @@ LIBRARIES = tuple(
 
 def inventory(loaded: Loaded, rewards: Rewards) -> dict[str, str]:
     """name -> sha256 of every file the run has read; files of the project by their path in its folder."""
-    files = {_name(path, loaded.folder): path for path in data_files(loaded)}
+    files = {_name(path, loaded.folder, loaded.home): path for path in data_files(loaded)}
     chosen = [*loaded.algorithm.functions, *([loaded.algorithm.kl.estimator] if loaded.algorithm.kl else [])]
     tools = loaded.config.rollout.tools
     called = load_tools(tools, loaded.folder).values() if tools is not None else ()
@@ -72,27 +72,27 @@ def sources(functions: Iterable[Callable[..., object]], folder: Path) -> set[Pat
     """The files of users' functions, and those of their project that they import: as their text says,
     or, whatever way it was imported, because it is loaded and lies beside them.
     """
-    begun = {path for f in functions for path in _begin(f, folder) if not _library(path)}
+    begun = {path for f in functions for path in _begin(f, folder) if not is_library_file(path)}
     known = _with_imports(begun, folder)
     trees = {path.parent for path in begun}
     loaded = {Path(f).resolve() for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
-    beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not _library(p)}
+    beside = {p for p in loaded if any(p.is_relative_to(tree) for tree in trees) and not is_library_file(p)}
     return {p for p in known | beside if p.is_file()}
 
 
 @cache
 def code_of(function: Callable[..., object], folder: Path) -> str:
     """The sha256 of a user's function with what its text imports, when first asked for; empty of ours."""
-    begun = {path for path in _begin(function, folder) if not _library(path)}
+    begun = {path for path in _begin(function, folder) if not is_library_file(path)}
     return " ".join(sorted(digest_of(path) for path in _with_imports(begun, folder) if path.is_file()))
 
 
 def _with_imports(files: set[Path], folder: Path) -> set[Path]:
-    places = [folder, *(Path(p) for p in sys.path if p and not _library(Path(p)))]
+    places = [folder, *(Path(p) for p in sys.path if p and not is_library_file(Path(p)))]
     known, waiting = set[Path](), set(files)
     while waiting:
         known.add(path := waiting.pop())
-        waiting |= {p for p in _imported(path, places) if not _library(p)} - known
+        waiting |= {p for p in _imported(path, places) if not is_library_file(p)} - known
     return known
 
 
@@ -107,14 +107,20 @@ def _begin(function: Callable[..., object], folder: Path) -> Iterator[Path]:
 
 def _file(function: Callable[..., object]) -> Path | None:
     """Where a function of the user's is defined; None of covey's own, or where there is no file."""
-    function = inspect.unwrap(getattr(function, "func", function))
-    name = getattr(function, "__module__", None) or type(function).__module__
+    path = origin_of(function)
+    return None if path is None or is_library_file(path) else path
+
+
+def origin_of(function: object) -> Path | None:
+    """The file of a function's module, or of an object's class; None where there is none."""
+    plain = getattr(function, "func", function)
+    plain = inspect.unwrap(plain) if callable(plain) else plain
+    name = getattr(plain, "__module__", None) or type(plain).__module__
     file = getattr(sys.modules.get(name), "__file__", None)
-    path = Path(file).resolve() if file else None
-    return None if path is None or _library(path) else path
+    return Path(file).resolve() if file else None
 
 
-def _library(path: Path) -> bool:
+def is_library_file(path: Path) -> bool:
     """Whether a file belongs to Python, to an installed package or to covey."""
     path = path.resolve()
     return any(path.is_relative_to(place) for place in (*LIBRARIES, OURS)) or not {
@@ -174,8 +180,13 @@ def _own_code() -> str:
     return digest.hexdigest()
 
 
-def _name(path: Path, folder: Path) -> str:
+def _name(path: Path, folder: Path, pipeline: Path | None = None) -> str:
+    """A file's name where the project lies; one that an earlier stage has left has it in the pipeline, which
+    may be moved.
+    """
     path, folder = path.resolve(), folder.resolve()
+    if pipeline is not None and path.is_relative_to(pipeline.resolve()):
+        return f"../{path.relative_to(pipeline.resolve())}"
     return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from covey.runs.atomic import discard, make_folder
+from covey.runs.atomic import append_whole, discard, make_folder
 from covey.runs.folder import checkpoints
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, SamplingMask
@@ -54,7 +54,7 @@ class Kept:
         return None if record is None else _completion(record)
 
     def add(self, ticket: int, request: Request, params: SamplingParams, done: Sampled) -> None:
-        """Append a completion, in one write; a line that a killed process has torn before it stays torn."""
+        """Append a completion; a line that a killed process has torn before it stays torn."""
         c = done.completion
         arrays = {"tokens": c.tokens, "logprobs": c.logprobs, "versions": c.token_versions}
         if c.sampling_mask is not None:
@@ -69,10 +69,10 @@ class Kept:
             "finish": c.finish,
             "turns": json.dumps(list(map(dict, c.turns))),
             "environment": json.dumps(c.environment),
+            "fault": c.fault,
         }
         record = json.dumps({**said, **packed}).encode()
-        with self._path(ticket).open("ab", buffering=0) as file:
-            file.write(b"\n" + _check(record) + b" " + record + b"\n")
+        append_whole(self._path(ticket), b"\n" + _check(record) + b" " + record + b"\n")
 
     def passed(self, step: int, cursor: int) -> None:
         """A step begins, and tickets below ``cursor`` were taken before: forget what no resume asks for."""
@@ -120,4 +120,5 @@ def _completion(record: Mapping[str, str]) -> Completion:
     version = int(versions[0]) if len(versions) else 0
     drawn, turns = arrays.get("sampled"), tuple(json.loads(record["turns"]))
     state = json.loads(record["environment"])
-    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, turns, state)
+    ended = (turns, state, record["fault"])
+    return Completion(tokens, logprobs, record["text"], finish, version, mask, drawn, versions, *ended)

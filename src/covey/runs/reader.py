@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from covey.config.algorithm import own_code
 from covey.config.load import Loaded, load_config, moved
 from covey.config.schema import Config
 from covey.config.section import Section
-from covey.config.sources import read_yaml
-from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
-from covey.integrity import read_record
-from covey.runs.folder import latest_checkpoint
+from covey.config.sources import MAX_BYTES, parse_yaml
+from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError, GuardStop
+from covey.integrity import read_record, unsealed_text
+from covey.opening import RECORD_BYTES, load_json, read_below
+from covey.runs.folder import RESULT, latest_checkpoint
+from covey.runs.origin import is_own, refuse_others_code
 
 T = TypeVar("T")
-RESULT = "result.json"
-"""What a run that has ended leaves; one that trains on has none."""
 BEFORE = re.compile(r"^\.\./(?=\d+-[a-z_]+(/final)?$)")
 """How a stage's record begins to name what an earlier stage has left."""
 
 
 def load_run(
-    folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
+    folder: Path,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, object] | None = None,
+    trust: bool = False,
+    names_only: bool = True,
 ) -> Loaded:
     """The config of a run, or of a pipeline's last stage, with the model it ended with.
 
-    While it has not ended, that is the newest checkpoint. Overrides and values win, also for `model`. Raises
-    ConfigError where there is no run, or no model yet.
+    While it has not ended, that is the newest checkpoint. Overrides and values win, also for `model`. The
+    functions of its algorithm stay names, unless they are asked for (``names_only``). Raises ConfigError
+    where there is no run, or no model yet, and, without ``trust``, where somebody else's run names code.
     """
     stage, values = last_stage(folder), values or {}
     arrived = _arrived_at(stage)
     whole = arrived is not None and _is_whole(arrived)
     found = {"model": str(arrived)} if whole else {}
-    loaded = load_recorded(stage, overrides, {**found, **values})
+    settings = (stage, overrides, {**found, **values})
+    loaded = look_at(*settings) if names_only else load_recorded(*settings, trust)
+    refuse_others_code(loaded, stage, trust or is_own(stage), algorithm=False)
     if _has_ended(arrived) or "model" in values or loaded.origins.get("model", "").startswith("--"):
         return loaded
     if arrived is None:
@@ -94,15 +101,38 @@ def _with_model(loaded: Loaded, arrived: Path) -> Loaded:
 
 
 def load_recorded(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, object] | None = None,
+    trust: bool = False,
+) -> Loaded:
+    """The config a run was started with, to compute with: the code that it names may be imported.
+
+    Raises ConfigError where there is no run, and, without ``trust``, where somebody else's names code.
+    """
+    seen = look_at(folder, overrides, values)
+    refuse_others_code(seen, folder, trust or is_own(folder))
+    return _recorded(folder, overrides, values, names_only=False) if own_code(seen.algorithm) else seen
+
+
+def look_at(
     folder: Path, overrides: Sequence[str] = (), values: Mapping[str, object] | None = None
 ) -> Loaded:
-    """The config a run was started with. Raises ConfigError where there is no run."""
+    """The config a run was started with, to be read only: functions of the algorithm stay names, and nothing
+    that it names is imported or opened. Raises ConfigError where there is no run.
+    """
+    return _recorded(folder, overrides, values, names_only=True)
+
+
+def _recorded(
+    folder: Path, overrides: Sequence[str], values: Mapping[str, object] | None, names_only: bool
+) -> Loaded:
     recorded = recorded_settings(folder)
     if recorded is None:
         raise ConfigError(f"{folder}: no run in this folder (it has no config.yaml)")
     origin = _origin(folder)
     here = origin if origin.is_dir() else Path.cwd()
-    loaded = load_config(folder / "config.yaml", overrides, values, here)
+    loaded = load_config(folder / "config.yaml", overrides, values, here, names_only)
     loaded.notes.clear()  # they were told when the run began
     loaded.run = folder
     if folder.name.partition("-")[0].isdecimal():  # a pipeline's stage: from wherever the pipeline lies now
@@ -141,8 +171,8 @@ def last_stage(folder: Path) -> Path:
 
 def stages_in(folder: Path) -> list[Path]:
     """The folders of a pipeline's stages that have begun, in their order."""
-    begun = [p.parent for p in folder.glob("*-*/config.yaml") if p.parent.name.partition("-")[0].isdecimal()]
-    return sorted(begun, key=stage_number)
+    begun = (p.parent for p in folder.glob("*-*/config.yaml") if not p.parent.is_symlink())
+    return sorted((p for p in begun if p.name.partition("-")[0].isdecimal()), key=stage_number)
 
 
 def stage_method(stage: Path) -> str:
@@ -170,8 +200,8 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        recorded, _ = read_yaml(path)
-    except ConfigError as error:
+        recorded = recorded_yaml(output)
+    except (ConfigError, CheckpointError) as error:
         recorded, why = {}, str(error)
     else:
         lacking = sorted(set(Config.model_fields) - {"stages"} - set(recorded)) or _lacking(recorded)
@@ -182,6 +212,16 @@ def recorded_settings(output: Path) -> dict[str, Any] | None:
             "continue without a comparison"
         )
     return recorded
+
+
+def recorded_yaml(folder: Path) -> dict[str, Any]:
+    """What stands in the config.yaml of a run's folder. Raises ConfigError, or CheckpointError for damage."""
+    path, content = folder / "config.yaml", read_below(folder, "config.yaml", MAX_BYTES)
+    try:
+        text = unsealed_text(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged: {error}") from None
+    return parse_yaml(text, path)[0]
 
 
 def _lacking(recorded: Mapping[str, Any]) -> list[str]:
@@ -208,21 +248,35 @@ def read_environment(output: Path) -> dict[str, Any] | None:
 
 def read_verdict(stage: Path) -> str:
     """The sentence a run ended with; empty where it has not ended or had nothing to judge by."""
+    return str((verdict_record(stage) or {}).get("sentence", ""))
+
+
+def verdict_record(stage: Path) -> dict[str, Any] | None:
+    """The verdict a run ended with; None where it has not ended or had nothing to judge by."""
     verdict = _end(stage).get("verdict")
-    return str(verdict.get("sentence", "")) if isinstance(verdict, Mapping) else ""
+    return dict(verdict) if isinstance(verdict, Mapping) else None
 
 
 def read_ending(stage: Path) -> str:
-    """Why a run ended early and how it continues, of a damaged record its text; empty where it did not."""
-    path = next((p for p in (stage / RECORD, stage.parent / RECORD) if p.is_file()), None)
-    if path is None or (stage / RESULT).exists():
+    """Why a run ended early and how it continues, or that this cannot be read; empty where it did not."""
+    homes = (stage, stage.parent) if stage.name.partition("-")[0].isdecimal() else (stage,)
+    home = next((folder for folder in homes if (folder / RECORD).is_file()), None)
+    if home is None or (stage / RESULT).exists():
         return ""
-    text = path.read_text(encoding="utf-8", errors="replace")
     try:
-        record = json.loads(text)
+        record = load_json(read_below(home, RECORD, RECORD_BYTES))
+        if record["exit_code"] == GuardStop.code:  # the same steps would lead to the same end
+            return f"stopped by a guard: {record['error']}"
         return f"{record['error']}. Continue with: {record['go_on']}"
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return text
+    except (ValueError, KeyError, TypeError):
+        return f"{home / RECORD} is damaged: why the run ended cannot be read"
+    except CheckpointError as error:
+        return str(error)
+
+
+def resumable(stage: Path) -> bool:
+    """Whether a run may just go on: not one that a guard has stopped, which needs another setting."""
+    return not read_ending(stage).startswith("stopped by a guard")
 
 
 def seconds_of(stage: Path, timings: Sequence[Mapping[str, Any]]) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
-import json
 import math
 import re
 import zipfile
@@ -17,6 +17,8 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from covey.errors import CheckpointError, ConfigError
+from covey.integrity import sealed_line, unsealed_line
+from covey.opening import read_below, stream_bytes
 from covey.types import Completion, Group, SamplingMask, StepRewards
 
 
@@ -39,7 +41,12 @@ class _Row(BaseModel, strict=True):
     dead: bool = False
     status: dict[str, str] = {}
     extracted: dict[str, object] = {}
+    extra: dict[str, dict[str, str]] = {}
     steps: dict[str, list[list[float]]] = {}
+    rows: int
+    """In the file."""
+    arrays: str
+    """sha256 of the npz."""
 
 
 ROLLOUT = re.compile(r"step_(\d{6,})\.(jsonl|npz)")
@@ -67,11 +74,17 @@ class RolloutLog:
         """Everything in the npz. Raises CheckpointError where that is missing, damaged or of other rows."""
         path = self.path.with_suffix(".npz")
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                found = dict(archive)
+            content = read_below(path.parent.parent, f"{path.parent.name}/{path.name}", stream_bytes())
+            if hashlib.sha256(content).hexdigest() != self.rows[0]["arrays"]:
+                raise ValueError("not as it was written")
+            found = read_arrays(content)
             self._check(found)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"{path}: cannot be read ({error}). {_remedy(self.path)}") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}. {_remedy(self.path)}") from None
+        except FileNotFoundError:
+            raise CheckpointError(f"{path}: missing. {_remedy(self.path)}") from None
+        except (ValueError, KeyError) as error:
+            raise CheckpointError(f"{path}: damaged ({error}). {_remedy(self.path)}") from None
         return found
 
     def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -109,27 +122,62 @@ def rollout_file(folder: Path, step: int) -> Path:
 
 
 def read_rollouts(folder: Path, step: int) -> RolloutLog:
-    """The completions of a step. Raises ConfigError where there are none, CheckpointError for damage."""
+    """The completions of a step.
+
+    Raises ConfigError where there are none, CheckpointError for anything that is not as it was written,
+    OSError, with the file's name, where it cannot be read.
+    """
     path = rollout_file(folder, step)
     if not path.is_file():
         logged = recorded_steps(folder)
         there = f"it has {logged[0]} to {logged[-1]}" if logged else "it is empty"
         raise ConfigError(f"{folder}: no completions of step {step} in its rollout log; {there}")
     rows, places = [], set()
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    try:
+        content = read_below(folder, f"rollouts/{path.name}", stream_bytes())
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {_remedy(path)}") from None
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
         try:
-            row = json.loads(line)
+            row = unsealed_line(line)
             _Row.model_validate(row)
             place = (row["group"], row["sample"])
             if place in places:
                 raise ValueError("a completion twice")
-        except (ValueError, RecursionError, ValidationError):
+        except (ValueError, ValidationError):
             raise CheckpointError(f"{path}:{number}: damaged. {_remedy(path)}") from None
         places.add(place)
         rows.append(row)
-    if not rows:
-        raise CheckpointError(f"{path}: empty. {_remedy(path)}")
+    if len(rows) != rows[0]["rows"]:
+        raise CheckpointError(f"{path}: {len(rows)} of {rows[0]['rows']} lines are left. {_remedy(path)}")
     return RolloutLog(path, tuple(rows))
+
+
+def read_arrays(content: bytes) -> dict[str, np.ndarray]:
+    """The arrays of an npz that covey has written: plain ones, not compressed.
+
+    Nothing is allocated that the bytes do not hold. Raises ValueError for any other archive.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+            held = sum(member.file_size for member in members)
+            if any(m.compress_type != zipfile.ZIP_STORED for m in members) or held > len(content):
+                raise ValueError("it has compressed parts, and covey writes none")
+            return {m.filename.removesuffix(".npy"): _array(archive.read(m)) for m in members}
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _array(content: bytes) -> np.ndarray:
+    file = io.BytesIO(content)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("an array of another version than covey writes")
+    shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError("an array that does not fill its place")
+    flat = np.frombuffer(content, dtype, offset=file.tell()).copy()
+    return flat.reshape(shape, order="F" if by_column else "C")
 
 
 def _remedy(path: Path) -> str:
@@ -139,9 +187,14 @@ def _remedy(path: Path) -> str:
 # --- writing ----------------------------------------------------------------------------------------
 
 
-def rollout_rows(step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray], trained: int) -> str:
-    """A line for each completion; ``advantages`` are theirs, (T,) each. The first ``trained`` groups were."""
+def rollout_rows(
+    step: int, groups: Sequence[Group], advantages: Sequence[np.ndarray], trained: int, arrays: bytes
+) -> str:
+    """A sealed line for each completion; ``advantages`` are theirs, (T,) each. The first ``trained`` groups
+    were. Each line says of how many it is one, and what ``arrays``, the npz beside them, is.
+    """
     found = iter(advantages)
+    count, digest = len(advantages), hashlib.sha256(arrays).hexdigest()
     rows = (
         {
             "step": step,
@@ -151,11 +204,13 @@ def rollout_rows(step: int, groups: Sequence[Group], advantages: Sequence[np.nda
             "dead": group.dead,
             **_row(group, sample),
             "advantage": _mean(next(found), completion),
+            "rows": count,
+            "arrays": digest,
         }
         for number, group in enumerate(groups)
         for sample, completion in enumerate(group.completions)
     )
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return "".join(map(sealed_line, rows))
 
 
 def rollout_arrays(
@@ -193,12 +248,14 @@ def _mean(advantage: np.ndarray, completion: Completion) -> float:
 def _row(group: Group, sample: int) -> dict[str, object]:
     """What the log says of one completion."""
     completion = group.completions[sample]
+    extra = {k: dict(v[sample].extra) for k, v in group.scores.items() if v[sample].extra}
     return {
         "problem": group.problem.id,
         "prompt": group.problem.prompt,
         "completion": completion.text,
         **({"turns": list(map(dict, completion.turns))} if completion.turns else {}),
         **({} if completion.environment is None else {"environment": dict(completion.environment)}),
+        **({"environment_fault": completion.fault} if completion.fault else {}),
         "finish": completion.finish,
         "tokens": len(completion.tokens),
         "version": completion.version,
@@ -210,6 +267,7 @@ def _row(group: Group, sample: int) -> dict[str, object]:
         **_for_estimators(group, sample),
         "status": {k: v[sample].status for k, v in group.scores.items()},
         "extracted": {k: v[sample].extracted for k, v in group.scores.items()},
+        **({"extra": extra} if extra else {}),
     }
 
 

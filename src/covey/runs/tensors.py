@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from covey.models.written import check_written
 from covey.processes import by_first, objects_group, size
 from covey.runs.atomic import committed_folder
 
@@ -30,7 +31,9 @@ def folder_of_all(target: Path) -> Iterator[Path]:
 def save_tensors(tensors: Mapping[str, Tensor], place: Path) -> None:
     """Write tensors to ``place`` with the suffix of one file, or to a folder. Every process has to."""
     if size() == 1:
-        save_file(dict(tensors), place.with_suffix(".safetensors"))
+        file = place.with_suffix(".safetensors")
+        save_file(dict(tensors), file)
+        check_written(file, tensors)
         return
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save

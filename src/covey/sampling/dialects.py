@@ -160,7 +160,7 @@ VLLM_NEUTRAL: Body = {
     "response_format": None,
     "truncate_prompt_tokens": None,
     "skip_special_tokens": False,  # as all others here it decides where a stop string is found
-    "spaces_between_special_tokens": True,
+    "spaces_between_special_tokens": False,
     "include_stop_str_in_output": True,
     "echo": False,
     "suffix": None,
@@ -182,7 +182,7 @@ SGLANG_NEUTRAL: Body = {
     "structural_tag": None,
     "custom_params": None,
     "skip_special_tokens": False,
-    "spaces_between_special_tokens": True,
+    "spaces_between_special_tokens": False,
     "no_stop_trim": True,
 }
 """The same; null here takes the place of what --preferred-sampling-params says."""

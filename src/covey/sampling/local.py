@@ -23,6 +23,7 @@ from torch import Tensor
 from covey.errors import OutOfRoom, out_of_memory
 from covey.fault_injection import Faults
 from covey.kernels.calls import threads_lent
+from covey.models.logprobs import exclude_unknown
 from covey.models.policy import Policy, copy_trained
 from covey.rng import uniforms_of
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
@@ -242,7 +243,7 @@ class _Running:
 
     def draw(self, logits: Tensor, version: int) -> None:
         place = self.starts[: self.count] + self.lengths[: self.count]
-        drawn = draw(logits, self.uniform.view(-1)[place], self.params)
+        drawn = draw(exclude_unknown(logits, self.policy.known), self.uniform.view(-1)[place], self.params)
         self.tokens.view(-1)[place], self.logprobs.view(-1)[place] = drawn.tokens, drawn.logprobs
         self.versions.view(-1)[place] = version
         self.lengths[: self.count] += 1

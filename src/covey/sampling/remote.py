@@ -98,7 +98,8 @@ class RemoteSampler:
         self.waiting: Callable[[], None] = lambda: None
         """Called once a second while nothing comes; may raise to stop."""
         self._probes = [p for p in probes[:PROBES] if len(p)]
-        self._vocabulary = policy.model.get_input_embeddings().num_embeddings
+        self._vocabulary = policy.embedded
+        policy.draw_from_all()
         self._exact: bool | None = None
         self._written: int | None = None
         """Version of the weights in ``folder``."""
@@ -290,7 +291,7 @@ class RemoteSampler:
         """A completion ends with the first stop string in its text, as this run's tokenizer reads it."""
         if any(s in self.policy.decode(one.tokens[:-1]) for s in stop):
             raise Misbehaved("a completion goes on after a stop string: has it another tokenizer?")
-        whole = self.policy.tokenizer.decode(one.tokens)
+        whole = self.policy.decode(one.tokens)
         if (
             one.finish == "stop"
             and one.tokens[-1] not in self.policy.end_ids

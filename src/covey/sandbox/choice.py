@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from covey.errors import SandboxUnavailable
 from covey.sandbox import portable
 from covey.sandbox.base import SandboxBackend
+from covey.sandbox.importable import PACKAGES
 from covey.sandbox.probe import holes
 from covey.sandbox.process import NOT_BLOCKED, VISIBLE, ProcessSandbox
 
-MAKERS: Mapping[str, Callable[[str], SandboxBackend]] = {
-    "bwrap": lambda _: ProcessSandbox("bwrap"),
-    "landlock": lambda _: ProcessSandbox("landlock"),
-    "wasm": lambda _: portable.Wasm(),
-    "remote": portable.Remote,
+MAKERS: Mapping[str, Callable[[str, Sequence[str]], SandboxBackend]] = {
+    "bwrap": lambda _, packages: ProcessSandbox("bwrap", packages),
+    "landlock": lambda _, packages: ProcessSandbox("landlock", packages),
+    "wasm": lambda *_: portable.Wasm(),
+    "remote": lambda url, _: portable.Remote(url),
 }
 """Strongest first."""
 
@@ -28,12 +29,18 @@ class Chosen:
     sandbox: SandboxBackend
     passed_over: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def sealed(self) -> bool:
+        """Whether the file system keeps what is installed, and covey, from a program."""
+        return self.sandbox.name in ("bwrap", "landlock", "wasm")
+
     def record(self) -> dict[str, object]:
         """For the run's record."""
         sandbox = self.sandbox
         found: dict[str, object] = {
             "backend": sandbox.name,
             "layers": sandbox.layers,
+            "packages": list(getattr(sandbox, "packages", ())),
             "passed_over": dict(self.passed_over),
         }
         if sandbox.name == "landlock":
@@ -41,13 +48,18 @@ class Chosen:
         return found | ({"not_blocked": NOT_BLOCKED} if sandbox.name == "unsafe_local" else {})
 
 
-def remade(name: str, url: str) -> SandboxBackend:
+def remade(name: str, url: str, packages: Sequence[str]) -> SandboxBackend:
     """A sandbox that has been chosen, in another process."""
-    return MAKERS[name](url) if name in MAKERS else ProcessSandbox(name)
+    return MAKERS[name](url, packages) if name in MAKERS else ProcessSandbox(name, packages)
 
 
 @cache
-def choose(backend: str = "auto", url: str | None = None, unsafe_local: bool = False) -> Chosen:
+def choose(
+    backend: str = "auto",
+    url: str | None = None,
+    unsafe_local: bool = False,
+    packages: tuple[str, ...] = PACKAGES,
+) -> Chosen:
     """The sandbox asked for, or the first that holds. Raises SandboxUnavailable naming each hole.
 
     ``unsafe_local`` runs model code as this user, when nothing better works.
@@ -58,7 +70,7 @@ def choose(backend: str = "auto", url: str | None = None, unsafe_local: bool = F
     failures: dict[str, str] = {}
     for name in wanted:
         try:
-            sandbox = MAKERS[name](url or "")
+            sandbox = MAKERS[name](url or "", packages)
             found = holes(sandbox)
         except SandboxUnavailable as error:
             failures[name] = str(error)
@@ -67,7 +79,7 @@ def choose(backend: str = "auto", url: str | None = None, unsafe_local: bool = F
             return Chosen(sandbox, failures)
         failures[name] = "; ".join(found)
     if unsafe_local:
-        return Chosen(ProcessSandbox("unsafe_local"), failures)
+        return Chosen(ProcessSandbox("unsafe_local", packages), failures)
     tried = "".join(f"\n  {name}: {why}" for name, why in failures.items())
     raise SandboxUnavailable(
         f"no sandbox for model-written code withstands its probe:{tried}\nInstall bubblewrap, use a "

@@ -84,16 +84,25 @@ class ForkServer:
         confined: bool = True,
         at_once: int | None = None,
         folder: str = "/",
+        listed: Sequence[str] = (),
+        roots: Sequence[str] = (),
+        place: str = "",
+        packages: Sequence[str] | None = None,
     ) -> None:
         """``confined=False``: for trusted code, which keeps this user's rights and environment.
 
         ``at_once``: children of ``call`` at the same time; None: one for each CPU. ``folder`` is where all
-        of them begin.
+        of them begin. A model's programs have ``packages``, the names of those that they may import, and
+        what ``Confinement`` has for them.
         """
         self.at_once = at_once or available_cpus()
         self.options = {
             "preload": list(preload),
-            "readable": [*python_folders(), *readable],
+            "readable": [*python_folders(), *readable] if packages is None else list(readable),
+            "listed": list(listed),
+            "roots": list(roots),
+            "place": place,
+            "packages": None if packages is None else list(packages),
             "landlock": landlock,
             "syscalls": syscalls,
             "exec_too": exec_too,

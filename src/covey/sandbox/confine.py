@@ -23,7 +23,8 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 SECCOMP_FILTER = 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 CAPABILITY_VERSION = 0x20080522
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE, MAKE_FILE, TRUNCATE = 1, 2, 4, 8, 32, 256, 1 << 14
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1, 2, 4, 8, 1 << 14
+REMOVE_FOLDER, REMOVE_FILE, MAKE_FOLDER, MAKE_FILE = 16, 32, 128, 256
 
 
 LARGEST_FILE = 16 << 20
@@ -67,13 +68,32 @@ class Confinement:
     """The layers of one fork server, prepared once and entered by each of its children."""
 
     def __init__(
-        self, readable: Sequence[str], landlock: bool, syscalls: bool, exec_too: bool, confined: bool = True
+        self,
+        readable: Sequence[str],
+        landlock: bool,
+        syscalls: bool,
+        exec_too: bool,
+        confined: bool = True,
+        listed: Sequence[str] = (),
+        roots: Sequence[str] = (),
+        place: str = "",
     ) -> None:
+        """Of a model's programs: ``listed`` are folders whose names may be read, and no content; ``roots``
+        a few folders with all of ``readable`` in them, and in ``place`` each has a folder of its own.
+        """
         self.exec_too, self.confined, self.readable = exec_too, confined, readable
+        self.roots, self.place = roots, place
         self.abi = landlock_abi() if landlock else 0
-        self.ruleset = _ruleset(self.abi, readable, exec_too) if self.abi else None
+        self.ruleset = _ruleset(self.abi, readable, exec_too, place, listed) if self.abi else None
         linux = sys.platform == "linux"
-        self.filter = seccomp.build(allow_exec=exec_too) if syscalls and linux else None
+        self.threads = bool(roots) and Path("/proc/self/stat").exists()
+        """Whether children may start threads: only where the server can count them."""
+        scratch = bool(place) and self.abi > 0
+        self.filter = (
+            seccomp.build(allow_exec=exec_too, scratch=scratch, threads=self.threads)
+            if syscalls and linux
+            else None
+        )
 
     @property
     def layers(self) -> list[str]:
@@ -112,9 +132,12 @@ class Confinement:
         _prctl(PR_SET_DUMPABLE, 0)
         _prctl(PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:
-            own = _ruleset(self.abi, self.readable, self.exec_too, folder) if folder else self.ruleset
-            _syscall(RESTRICT_SELF, own, 0)
-            for ruleset in {own, self.ruleset}:
+            layers = [self.ruleset] if self.place or not folder else []
+            if folder:  # of all folders in `place` this one; everything else by the layer below, or the same
+                layers.append(_ruleset(self.abi, self.roots or self.readable, self.exec_too, folder))
+            for ruleset in layers:
+                _syscall(RESTRICT_SELF, ruleset, 0)
+            for ruleset in {*layers, self.ruleset}:
                 os.close(ruleset)
         if self.filter is not None:
             _drop_capabilities()
@@ -137,18 +160,22 @@ def adopt_orphans() -> None:
         _prctl(PR_SET_DUMPABLE, 0)
 
 
-def _ruleset(abi: int, readable: Sequence[str], exec_too: bool, writable: str = "") -> int:
+def _ruleset(
+    abi: int, readable: Sequence[str], exec_too: bool, writable: str = "", listed: Sequence[str] = ()
+) -> int:
     """A Landlock ruleset: everything it knows is forbidden but reading ``readable`` and /dev/null.
 
-    In the folder ``writable`` files may be made too.
+    In the folder ``writable`` files may be made too, in ``listed`` names read.
     """
     files = {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)  # rights known to each version
     attributes = struct.pack("QQQ", (1 << files) - 1, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = _syscall(CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     folder = READ_FILE | READ_DIR | (EXECUTE if exec_too else 0)
     rules = [(path, folder if Path(path).is_dir() else READ_FILE) for path in readable]
+    rules += [(path, READ_DIR) for path in listed]
     if writable:
-        change = WRITE_FILE | MAKE_FILE | REMOVE_FILE | (TRUNCATE if abi > 2 else 0)
+        change = WRITE_FILE | MAKE_FILE | REMOVE_FILE | MAKE_FOLDER | REMOVE_FOLDER
+        change |= TRUNCATE if abi > 2 else 0
         rules.append((writable, READ_FILE | READ_DIR | change))
     for path, rights in (*rules, ("/dev/null", READ_FILE | WRITE_FILE), ("/dev/urandom", READ_FILE)):
         if Path(path).exists():

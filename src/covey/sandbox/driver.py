@@ -6,12 +6,16 @@ the parent, or a checker in a process of its own, compares them.
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import importlib.util
 import os
 import random
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +24,8 @@ from covey.sandbox.wire import decode_value, encode_value, frame, read_frame
 MAX_FRAME = 64 << 20
 CHANNEL, PEER = 3, 4
 """Descriptors of a child: to its parent, and to another child."""
+PACKAGES: Sequence[str] | None = None
+"""What a model's programs may import beyond the standard library; None where no program of a model runs."""
 READY = b"R"
 """What a child says once it is confined, before it runs anything."""
 
@@ -84,13 +90,49 @@ def _serve() -> None:
     getattr(load_module(module), name)(setup)
 
 
+def _prepare() -> None:
+    """Make this process what a program expects of Python, and leave it nothing of covey."""
+    random.seed(0)
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # which Python has from `site`
+    sys.set_int_max_str_digits(0)  # time is limited, which is what the limit is for
+    if (place := str(Path.cwd())) != "/":
+        os.environ["TMPDIR"] = place
+    if PACKAGES is not None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "covey"]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, Importable(PACKAGES))
+
+
+class Importable:
+    """Refuses an import of what is neither in the standard library nor allowed."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Leave what is allowed to the finders behind. Raises ModuleNotFoundError."""
+        del target
+        top = name.partition(".")[0]
+        if path is None and top not in sys.stdlib_module_names and top not in self.packages:
+            offer = ", ".join(self.packages) or "nothing else"
+            raise ModuleNotFoundError(
+                f"No module named {name!r} in the sandbox: programs import the standard library and "
+                f"{offer} (sandbox.packages)",
+                name=name,
+            )
+
+
 def _calls() -> None:
     """Load a candidate and call its function as often as the other side asks for."""
     setup = receive(CHANNEL)
-    random.seed(0)
+    _prepare()
+    namespace: dict[str, object] = {"__name__": "candidate"}
     try:
-        namespace: dict[str, object] = {"__name__": "candidate"}
-        exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        try:
+            exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        except SystemExit as leaving:  # behind the function that it was asked for
+            if leaving.code not in (None, 0):
+                raise
         function = resolve(namespace, setup["entry"])
     except BaseException as error:
         send(CHANNEL, failure(error))
@@ -124,9 +166,11 @@ def _script() -> None:
     """Run a whole program: its input on descriptor 0, its output on descriptor 1."""
     setup = receive(CHANNEL)
     os.dup2(CHANNEL, 1)
-    random.seed(0)
+    _prepare()
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    output = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = output
+    vars(sys)["__stdout__"] = output
     namespace: dict[str, object] = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
         exec(compile(setup["code"], "candidate.py", "exec"), namespace)
@@ -136,7 +180,14 @@ def _script() -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    sys.stdout.flush()
+    try:  # as Python ends: other threads first, then what was registered, then what was printed
+        vars(threading)["_shutdown"]()  # the threads of executors too, which nobody else can end
+        vars(atexit)["_run_exitfuncs"]()
+        sys.stdout.flush()
+        output.flush()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     os._exit(code)
 
 

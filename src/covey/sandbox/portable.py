@@ -26,7 +26,11 @@ def _serve(setup):
         reply({"error": type(error).__name__, "text": str(error)[:500]})
     try:
         namespace = {"__name__": "candidate"}
-        exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        try:
+            exec(compile(setup["code"], "candidate.py", "exec"), namespace)
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise
         owner, _, method = setup["entry"].partition(".")
         function = getattr(namespace[owner](), method) if method else namespace[owner]
     except BaseException as error:

@@ -28,6 +28,8 @@ def attempt(name):
     return run
 @attempt("read a private file")
 def _(): return setup["secret"] in open(setup["file"]).read()
+@attempt("read what makes the problems: covey's own source")
+def _(): return len(open(setup["source"]).read()) > 0
 @attempt("overwrite a file")
 def _(): open(setup["file"], "w").write("taken")
 @attempt("make a file")
@@ -100,7 +102,14 @@ def _bait() -> Iterator[tuple[dict[str, object], Callable[[], list[str]]]]:
             return found
 
         port = listener.getsockname()[1]
-        setup = {"secret": secret, "variable": variable, "file": str(file), "folder": folder}
+        source = str(Path(__file__).resolve().parents[1] / "rng.py")
+        setup = {
+            "secret": secret,
+            "variable": variable,
+            "file": str(file),
+            "folder": folder,
+            "source": source,
+        }
         try:
             yield {**setup, "port": port, "pid": os.getpid()}, witness
         finally:

@@ -7,16 +7,18 @@ file but Python's own. `unsafe_local` only limits resources.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile, mkdtemp
 
@@ -24,6 +26,7 @@ from covey.errors import SandboxUnavailable
 from covey.sandbox.base import Arguments, Outcome, reply_result, too_long
 from covey.sandbox.client import ChildProcess, ForkServer
 from covey.sandbox.confine import Limits, python_folders
+from covey.sandbox.importable import PACKAGES, hidden_folders, libraries, package_paths, without
 from covey.sandbox.wire import encode_value
 
 NOT_BLOCKED = "files, network, other processes, signals and the environment of this user"
@@ -40,9 +43,13 @@ class ProcessSandbox:
 
     interactive = True
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.server = self._start()
+    def __init__(self, name: str, packages: Sequence[str] = PACKAGES) -> None:
+        """``packages``: what candidates may import beyond the standard library."""
+        self.name, self.packages = name, tuple(packages)
+        self.place = mkdtemp(prefix="covey-")
+        """Where each candidate has a folder of its own."""
+        weakref.finalize(self, _removed, self.place, os.getpid())
+        self.server = self._start_candidates()
         self._verifiers: dict[tuple[str, ...], ForkServer] = {}
         self._builders: dict[tuple[str, ...], tuple[ForkServer, str]] = {}
         self._building = threading.Lock()
@@ -70,6 +77,38 @@ class ProcessSandbox:
             exec_too=exec_too,
         )
 
+    def _start_candidates(self) -> ForkServer:
+        """The server whose children run what a model wrote: of what is installed they see ``packages``."""
+        confined, allowed, hidden = (
+            self.name != "unsafe_local",
+            package_paths(self.packages),
+            hidden_folders(),
+        )
+        readable, listed = without(libraries(), hidden)
+        tops = {Path(path).name.removesuffix(".py").partition(".")[0] for path in allowed}
+        return ForkServer(
+            prefix=_bwrap([], self.place, (hidden, allowed)) if self.name == "bwrap" else [],
+            readable=[*readable, *allowed],
+            listed=listed,
+            roots=[*libraries(), *allowed],
+            place=self.place,
+            packages=sorted(tops),
+            landlock=confined,
+            syscalls=confined,
+        )
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[str]:
+        """A folder for one candidate; none where nothing would keep others out of it."""
+        if self.name == "bwrap" and not any("landlock" in layer for layer in self.layers):
+            yield ""
+            return
+        folder = mkdtemp(dir=self.place)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     @cached_property
     def compilers(self) -> ForkServer:
         """A server whose children may start programs; only compilers are started with it."""
@@ -82,7 +121,10 @@ class ProcessSandbox:
 
     def script(self, code: str, stdin: str, limits: Limits) -> Outcome:
         """Run a program; ``ok`` with its output if it ended with status 0."""
-        return _with_input(self.server, "script", {"code": code}, stdin, limits)
+        if lost := self.server.start():
+            return Outcome("lost", text=lost)
+        with self._scratch() as folder:
+            return _with_input(self.server, "script", {"code": code}, stdin, limits, folder)
 
     def compile(self, argv: Sequence[str], text: str, limits: Limits) -> Outcome:
         """Run a compiler on ``text`` (its standard input); ``ok`` with its messages if it accepts it."""
@@ -134,12 +176,19 @@ class ProcessSandbox:
         All processes together have ``limits.wall`` seconds; waiting for a place does not count.
         """
         left, seconds = list(inputs), limits.wall
+        if lost := self.server.start():
+            yield from [Outcome("lost", text=lost)] * len(left)
+            return
         while left:
             if seconds <= 0:
                 yield from [too_long()] * len(left)
                 return
             whole = replace(limits, wall=seconds)
-            with self.server.slots, self.server.child("calls", whole) as child:
+            with (
+                self._scratch() as folder,
+                self.server.slots,
+                self.server.child("calls", whole, folder=folder) as child,
+            ):
                 begun = time.monotonic()
                 child.send({"code": code, "entry": entry})
                 result = _reply(child, each)
@@ -160,13 +209,16 @@ class ProcessSandbox:
 
         ``ok`` with the number of calls it made if the test passes.
         """
+        if lost := self.server.start():
+            return Outcome("lost", text=lost)
         ours, theirs = socket.socketpair()
         with (
             ours,
             theirs,
+            self._scratch() as folder,
             self.server.slots,
-            self.server.child("calls", limits, channel=ours) as candidate,
-            self.server.child("check", limits, peer=theirs) as checker,
+            self.server.child("calls", limits, channel=ours, folder=folder) as candidate,
+            self.verifiers().child("check", limits, peer=theirs) as checker,
         ):
             ours.close()
             theirs.close()
@@ -191,19 +243,39 @@ def _reply(child: ChildProcess, each: float) -> Outcome:
     return Outcome("ok") if isinstance(reply, dict) and "ready" in reply else reply_result(reply)
 
 
-def _with_input(server: ForkServer, job: str, setup: object, stdin: str, limits: Limits) -> Outcome:
+def _removed(place: str, pid: int) -> None:
+    """Remove a folder, in the process that made it."""
+    if os.getpid() == pid:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@cache
+def _has_proc(bubblewrap: str) -> bool:
+    """Whether bubblewrap may mount a /proc of its own, by which a server counts threads."""
+    tried = [bubblewrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", PROCESSES, "/bin/true"]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
+def _with_input(
+    server: ForkServer, job: str, setup: object, stdin: str, limits: Limits, folder: str = ""
+) -> Outcome:
     linux = sys.platform == "linux"
     with os.fdopen(os.memfd_create("input"), "w+b") if linux else TemporaryFile() as file:
         file.write(stdin.encode("utf-8", "surrogateescape"))
         file.seek(0)
-        with server.slots, server.child(job, limits, stdin=file.fileno()) as child:
+        with server.slots, server.child(job, limits, stdin=file.fileno(), folder=folder) as child:
             child.send(setup)
             output = child.output().decode("utf-8", "surrogateescape")
             return child.ended()._replace(value=output)
 
 
-def _bwrap(programs: Sequence[str], writable: str = "") -> list[str]:
-    """The command that starts bubblewrap with nothing in it but Python, and what is asked for."""
+def _bwrap(
+    programs: Sequence[str], writable: str = "", candidates: tuple[list[Path], list[str]] | None = None
+) -> list[str]:
+    """The command that starts bubblewrap with nothing in it but Python, and what is asked for.
+
+    ``candidates``: folders that they shall not see, and what they shall see of these all the same.
+    """
     program = shutil.which("bwrap")
     if program is None:
         raise SandboxUnavailable("bubblewrap is not installed (the program is called bwrap)")
@@ -212,10 +284,22 @@ def _bwrap(programs: Sequence[str], writable: str = "") -> list[str]:
     if PROCESSES in programs:
         command += ["--proc", PROCESSES]
     files = [path for path in programs if path != PROCESSES]
-    for path in map(Path, (os.path.realpath(sys.executable), *python_folders(), *files)):
+    if candidates is not None and _has_proc(program):
+        command += ["--proc", PROCESSES]
+    seen = python_folders() if candidates is None else libraries()
+    for path in map(Path, (os.path.realpath(sys.executable), *seen, *files)):
         real = str(path.resolve())
         command += ["--ro-bind", real, real]
         command += ["--symlink", str(path.readlink()), str(path)] if path.is_symlink() else []
+    if candidates is not None:
+        hidden, allowed = candidates
+        covered = [one for one in hidden if any(one.is_relative_to(Path(f).resolve()) for f in seen)]
+        for folder in covered:
+            command += ["--tmpfs", str(folder)]
+        for shown in (*allowed, str(Path(__file__).resolve().parent)):  # the server's own room, last
+            command += ["--ro-bind", shown, shown]
+        for folder in covered:
+            command += ["--remount-ro", str(folder)]
     for device in ("/dev/null", "/dev/urandom"):
         command += ["--dev-bind", device, device]
     return [*command, "--bind", writable, writable] if writable else command

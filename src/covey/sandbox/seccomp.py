@@ -44,11 +44,18 @@ ARGUMENTS: dict[str, tuple[int, tuple[int, ...]]] = {
     "prlimit64": (0, (0,)),  # its own limits
     "socketpair": (0, (1,)),  # AF_UNIX
     "sendto": (4, (0,)),  # without an address
+    "clone": (0, (0x3D0F00, 0x7D0F00)),  # a thread as glibc and musl make one, never a process
 }
 EXEC = """
 execve 59 221; execveat 322 281; vfork 58 -; clone 56 220; wait4 61 260; chdir 80 49; rename 82 -;
 renameat 264 38; renameat2 316 276
 """
+SCRATCH = """
+unlink 87 -; unlinkat 263 35; mkdir 83 -; mkdirat 258 34; rmdir 84 -; rename 82 -; renameat 264 38;
+renameat2 316 276; ftruncate 77 46; fsync 74 82; fdatasync 75 83; chdir 80 49
+"""
+"""For who has a folder of its own: only where Landlock says which one."""
+THREAD = "clone 56 220"
 CLONE3 = 435
 
 
@@ -82,11 +89,13 @@ def numbers(table: str, arch: Arch) -> dict[str, int]:
     return {name: int(row[arch.column]) for name, *row in rows if row[arch.column] != "-"}
 
 
-def build(machine: str | None = None, allow_exec: bool = False) -> bytes | None:
+def build(
+    machine: str | None = None, *, allow_exec: bool = False, scratch: bool = False, threads: bool = False
+) -> bytes | None:
     """The filter for a processor, ready for prctl; None where the processor is not known.
 
     ``allow_exec`` lets the process become, or start, other programs (compilers): these keep
-    the filter.
+    the filter. ``scratch`` lets it make and remove files, ``threads`` start threads.
     """
     arch = ARCHES.get((machine or platform.machine()).lower())
     if arch is None:
@@ -94,11 +103,12 @@ def build(machine: str | None = None, allow_exec: bool = False) -> bytes | None:
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, arch.audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     if arch.column == 0:  # the x32 calls of x86-64 have numbers of their own
         code += [(AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL)]
-    allowed = numbers(ALLOWED + (";" + EXEC if allow_exec else ""), arch)
+    more = (";" + EXEC if allow_exec else "") + (";" + SCRATCH if scratch else "")
+    allowed = numbers(ALLOWED + more, arch)
     for number in allowed.values():
         code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
     code += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, ERRNO | errno.ENOSYS)]  # libc then tries clone
-    for name, number in numbers(CHECKED, arch).items():
+    for name, number in numbers(CHECKED + (";" + THREAD if threads else ""), arch).items():
         block = list(_checked(name))
         code += [(EQUAL, 0, len(block), number), *block]
     code.append((RETURN, 0, 0, ERRNO | errno.EPERM))

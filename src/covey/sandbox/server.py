@@ -29,6 +29,10 @@ from covey.sandbox.confine import Confinement, Limits, adopt_orphans
 REQUEST_SIZE = 512
 LONGEST_WAIT = 1e6
 """Seconds; ``poll`` takes milliseconds in 31 bits."""
+MOST_THREADS, MOST_FILES, MOST_BYTES = 64, 1_000, 64 << 20
+"""Of a model's program: what one has beyond is ended."""
+WATCH = 0.02
+"""Seconds between two looks at what a child has taken that no limit of the system counts."""
 ABOVE = 16
 """Descriptors from here on are out of the way of a child's channels, and within any limit of open files."""
 
@@ -65,6 +69,7 @@ class RunningChild:
     started: float
     deadline: float
     timed_out: bool = False
+    folder: str = ""
 
 
 class Server:
@@ -100,6 +105,8 @@ class Server:
                 self._reap()
                 now = time.monotonic()
                 for pid, child in self.children.items():
+                    if self.confinement.roots and self._greedy(pid, child):
+                        self._kill(pid)
                     if now >= child.deadline:
                         child.timed_out = True
                         self._kill(pid)
@@ -112,6 +119,7 @@ class Server:
         if not self.children:
             return None
         left = min(c.deadline for c in self.children.values()) - time.monotonic()
+        left = min(left, WATCH) if self.confinement.roots else left
         return 1000 * min(max(0.0, left), LONGEST_WAIT) + 1
 
     def _start(self) -> bool:
@@ -132,7 +140,9 @@ class Server:
             os.close(descriptor)
         if pid > 0:
             now = time.monotonic()
-            self.children[pid] = RunningChild(socket.socket(fileno=status), now, now + job.limits.wall)
+            self.children[pid] = RunningChild(
+                socket.socket(fileno=status), now, now + job.limits.wall, folder=job.folder
+            )
             self.poll.register(status, select.POLLIN)
         return True
 
@@ -160,6 +170,16 @@ class Server:
             code = 0
         finally:
             os._exit(code)
+
+    def _greedy(self, pid: int, child: RunningChild) -> bool:
+        """Whether a child has more threads, or more in its folder, than a program needs."""
+        with contextlib.suppress(OSError):
+            if self.confinement.threads:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[17]) > MOST_THREADS:
+                    return True
+            return bool(child.folder) and _overfull(child.folder)
+        return False
 
     def _kill(self, pid: int) -> None:
         for end in (os.killpg, os.kill):  # the group, and the child that has not made it yet
@@ -197,6 +217,22 @@ class Server:
                 self._kill(pid)
 
 
+def _overfull(folder: str) -> bool:
+    """Whether a folder holds too many files, or too much. Stops looking when it does."""
+    folders, files, size = [folder], 0, 0
+    while folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                files += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    size += entry.stat(follow_symlinks=False).st_size
+                if files > MOST_FILES or size > MOST_BYTES:
+                    return True
+    return False
+
+
 def serve(descriptor: int, options: Mapping[str, Any]) -> None:
     """Prepare as ``options`` say, report, and run. Called by the client's start-up line."""
     control = socket.socket(fileno=descriptor)
@@ -205,8 +241,9 @@ def serve(descriptor: int, options: Mapping[str, Any]) -> None:
         adopt_orphans()
         for module in options["preload"]:
             getattr(driver.load_module(module), "warm_up", lambda: None)()
-        names = ("readable", "landlock", "syscalls", "exec_too", "confined")
+        names = ("readable", "landlock", "syscalls", "exec_too", "confined", "listed", "roots", "place")
         confinement = Confinement(*(options[name] for name in names))
+        driver.PACKAGES = options["packages"]
         if confinement.ruleset is not None:
             confinement.ruleset = fcntl.fcntl(confinement.ruleset, fcntl.F_DUPFD, ABOVE)
         report: dict[str, object] = {"layers": confinement.layers}

@@ -91,12 +91,12 @@ def parse_json(body: bytes) -> Any:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"not JSON: {error}") from None
-    if body.count(b"[") + body.count(b"{") > FRAME_DEPTH and _deeper(found, FRAME_DEPTH):
+    if body.count(b"[") + body.count(b"{") > FRAME_DEPTH and deeper(found, FRAME_DEPTH):
         raise BadFrame(f"nested more than {FRAME_DEPTH} levels deep")
     return found
 
 
-def _deeper(value: object, levels: int) -> bool:
+def deeper(value: object, levels: int) -> bool:
     """Whether lists and mappings are nested deeper than so many levels. Does not recurse."""
     layer = [value]
     for _ in range(levels + 1):

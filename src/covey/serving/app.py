@@ -269,7 +269,7 @@ class Service:
     def _request(self, wanted: Wanted, keys: list[int], encode: Callable[[], Sequence[int]]) -> Request:
         """Raises Refused."""
         policy, tokens = self.model.policy, encode()
-        size, vocabulary = len(tokens), policy.model.get_input_embeddings().num_embeddings
+        size, vocabulary = len(tokens), policy.embedded
         if size + wanted.max_tokens > policy.context:
             raise Refused(
                 400,

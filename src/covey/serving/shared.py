@@ -72,6 +72,7 @@ class SharedModel:
     def __init__(self, policy: Policy, max_running: int, most_waiting: int = 65_536) -> None:
         """``most_waiting`` is in completions. Raises ConfigError for a model that cannot be sampled from."""
         self.policy = policy
+        policy.draw_from_all()
         self.version = 0
         self.instance = new_instance()
         """Tells these weights, since they were taken, from all others: those of another start, and those that

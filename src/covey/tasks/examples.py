@@ -11,7 +11,8 @@ from typing import Literal
 
 from covey.config.schema import Data, Method
 from covey.errors import DataError
-from covey.types import Messages, Problem
+from covey.tasks.sampled import REMEDY, SAMPLED
+from covey.types import AnswerTokens, Messages, Problem
 
 Kind = Literal["answer", "pair", "judged", "steps"]
 AnswerText = str | Messages
@@ -48,6 +49,8 @@ class Example:
     """One, the chosen and the rejected, or the steps of one."""
     labels: tuple[float, ...]
     """1: imitated, chosen, good; 0: rejected, bad."""
+    sampled: tuple[AnswerTokens, ...] = ()
+    """The answers' tokens, where an earlier stage has sampled them."""
 
 
 def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, object]:
@@ -165,8 +168,10 @@ def _first(examples: Sequence[Example], kind: Kind) -> str:
 def _unpaired(example: Example) -> list[Example]:
     if example.kind != "pair":
         return [example]
-    parts = zip(example.answers, example.labels, strict=True)
-    return [Example("judged", example.problem, (answer,), (label,)) for answer, label in parts]
+    return [
+        Example("judged", example.problem, (answer,), (label,), example.sampled[n : n + 1])
+        for n, (answer, label) in enumerate(zip(example.answers, example.labels, strict=True))
+    ]
 
 
 def need_both(examples: Sequence[Example]) -> None:
@@ -182,6 +187,8 @@ def need_both(examples: Sequence[Example]) -> None:
 
 def _example(problem: Problem, method: Method, data: Data) -> Example:
     columns = problem.columns
+    if problem.sampled is not None:
+        data = Data()  # its columns have their own names, whatever those of the user's file are called
     readers: Mapping[Kind, Callable[[Problem, Data], Example]] = {
         "answer": _answer,
         "pair": _pair,
@@ -221,7 +228,17 @@ def _answer(problem: Problem, data: Data) -> Example:
     text = _text(problem, data.completion, answer)
     if _says_nothing(text):
         raise DataError(f"{problem.id}: the answer to imitate (data.completion) is empty; remove this row")
-    return Example("answer", problem, (text,), (1.0,))
+    return Example("answer", problem, (text,), (1.0,), _sampled(problem, data.completion))
+
+
+def _sampled(problem: Problem, *columns: str) -> tuple[AnswerTokens, ...]:
+    """The tokens of the answers in these columns; none where nobody has sampled the row."""
+    if problem.sampled is None:
+        return ()
+    found = problem.sampled.answers
+    if missing := [name for name in columns if name not in found]:
+        raise DataError(f"{problem.id}: {SAMPLED} has no tokens of {missing[0]!r}. {REMEDY}")
+    return tuple(found[name] for name in columns)
 
 
 def _missing(value: object) -> bool:
@@ -238,13 +255,15 @@ def _says_nothing(answer: AnswerText) -> bool:
 
 
 def _pair(problem: Problem, _: Data) -> Example:
-    answers = tuple(_text(problem, name, problem.columns[name]) for name in ("chosen", "rejected"))
-    return Example("pair", problem, answers, (1.0, 0.0))
+    names = ("chosen", "rejected")
+    answers = tuple(_text(problem, name, problem.columns[name]) for name in names)
+    return Example("pair", problem, answers, (1.0, 0.0), _sampled(problem, *names))
 
 
 def _judged(problem: Problem, data: Data) -> Example:
     answer = _text(problem, data.completion, problem.columns[data.completion])
-    return Example("judged", problem, (answer,), (_label(problem, problem.columns["label"]),))
+    label = _label(problem, problem.columns["label"])
+    return Example("judged", problem, (answer,), (label,), _sampled(problem, data.completion))
 
 
 def _steps(problem: Problem, _: Data) -> Example:

@@ -13,7 +13,9 @@ from typing import Any, TypeAlias
 from covey.config.given import GivenRows
 from covey.config.schema import Data
 from covey.errors import DataError
+from covey.opening import is_deep
 from covey.tasks.examples import PLACE, messages_of, with_prompt
+from covey.tasks.sampled import SAMPLED, read_sampled
 from covey.tasks.schemas import recognized
 from covey.types import Messages, Problem
 
@@ -103,6 +105,8 @@ def _parsed(text: str | bytes, where: str) -> Any:
             raise DataError(f"{where}: {twice!r} appears twice in one object; remove one of them")
         return found
 
+    if is_deep(text if isinstance(text, bytes) else text.encode("utf-8", "replace")):
+        raise DataError(f"{where}: nested too deeply")
     try:
         return json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
@@ -166,6 +170,8 @@ def _unique(file: Path, columns: Sequence[str]) -> None:
 
 
 def _problem(where: str, identifier: str, row: dict[str, object], data: Data) -> Problem:
+    if SAMPLED in row:
+        return _sampled_problem(where, identifier, row)
     row = with_prompt(in_our_names(row, data), where, data)
     if data.prompt not in row:
         raise DataError(
@@ -181,6 +187,15 @@ def _problem(where: str, identifier: str, row: dict[str, object], data: Data) ->
         raise DataError(f"{where}: the prompt has {size:,} bytes; {LONGEST_PROMPT:,} are allowed. Shorten it")
     template = {} if isinstance(prompt, str) else _template_arguments(where, columns, data)
     return Problem(identifier, prompt, columns, template, isinstance(row[data.prompt], str))
+
+
+def _sampled_problem(where: str, identifier: str, row: dict[str, object]) -> Problem:
+    """A row that a stage has sampled: its prompt is finished, and nothing of `data` is applied to it."""
+    sampled = read_sampled(where, row)
+    columns = {k: v for k, v in row.items() if k not in ("prompt", SAMPLED)}
+    prompt = _prompt(where, {"prompt": None, **row}, Data())
+    template = {} if isinstance(prompt, str) else _template_arguments(where, columns, Data())
+    return Problem(identifier, prompt, columns, template, sampled=sampled)
 
 
 def in_our_names(row: dict[str, Any], data: Data) -> dict[str, Any]:

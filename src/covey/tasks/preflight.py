@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from covey.config.load import Loaded
 from covey.config.schema import Config
+from covey.config.unread import reads
 from covey.console import RunConsole
 from covey.errors import ConfigError, DataError
 from covey.rewards.audit import check_columns, check_references, check_steps, rehearse
@@ -88,9 +89,11 @@ def _measurable(source: Source, rewards: Rewards, config: Config, console: RunCo
         console.say("no rewards are named: nothing judges held-out problems")
         source = replace(source, test=[])
     measured = source.test or source.held_out
+    wants_best = config.train.final == "best" and reads(config.method, "train.final")
     for key, value, there in (
         ("eval.every", config.eval.every, measured),
         ("train.stop_at", config.train.stop_at, source.test),
+        ("train.final best", wants_best, source.test),
     ):
         if value and not there:
             raise DataError(f"{key}: there are no held-out problems; set data.test to a file of them")

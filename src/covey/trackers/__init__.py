@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 import queue
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +22,8 @@ TRACKER_PACKAGES: Mapping[str, str] = {
     "mlflow": "mlflow",
 }
 """Tracker -> the package that its file wraps."""
+IDENTITY = "identity"
+"""In the folder of a run that has a tracker."""
 WAITS = 60.0
 """Seconds that the end of a run gives a tracker to write what is left."""
 WAITING = 1_000
@@ -50,6 +54,24 @@ def check_tracker(name: str | None) -> None:
             f"tracker: {name} needs {TRACKER_PACKAGES[name]}, which is not installed: pip install "
             f"'covey[{name}]' or leave it out; the run folder has everything"
         )
+
+
+def identity_of(run: Path) -> str:
+    """Of a run in its folder: 32 characters, made when they are first asked for, which a resume finds again.
+
+    A folder that was removed and begun anew is another run, and so is a copy in another place.
+    """
+    path = run / IDENTITY
+    if not path.is_file():
+        path.write_text(uuid.uuid4().hex, encoding="ascii")
+    own = f"{path.read_text(encoding='utf-8', errors='replace').strip()} {run.resolve()}"
+    return hashlib.sha256(own.encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def title_of(run: Path) -> str:
+    """What people call a run: its folder and the one around it; several may be called so."""
+    place = run.resolve()
+    return f"{place.parent.name}/{place.name}"
 
 
 def named(name: str) -> OpenTracker:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import mlflow
+
+from covey.trackers import identity_of, title_of
+
+LONGEST = 250
+"""Characters of a name."""
+PER_CALL = 100
+"""Settings that it takes at once."""
 
 
 class MLflow:
@@ -15,11 +23,21 @@ class MLflow:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Numbers of a step."""
-        mlflow.log_metrics(dict(values), step=step)
+        mlflow.log_metrics({allowed(name): value for name, value in values.items()}, step=step)
 
     def close(self) -> None:
         """End the run."""
         mlflow.end_run()
+
+
+def allowed(name: str) -> str:
+    """A name as MLflow takes it: letters, digits and _ - . : / and space, and a path that goes up nowhere.
+
+    >>> allowed("held_out/pass@1"), allowed("reward//é/../mean")
+    ('held_out/pass_1', 'reward/_/_/mean')
+    """
+    parts = (re.sub(r"[^0-9A-Za-z_\-. :]", "_", part) for part in name.split("/") if part)
+    return "/".join("_" if set(part) == {"."} else part for part in parts)[:LONGEST] or "_"
 
 
 def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> MLflow:
@@ -29,6 +47,9 @@ def begin_mlflow(run: Path, settings: Mapping[str, object], first: int) -> MLflo
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # else a database is asked for, and its packages
     mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or (place / "mlruns").as_uri())
     mlflow.set_experiment("covey")
-    mlflow.start_run(run_name=f"{place.parent.name}/{place.name}" + (f" from {first}" if first else ""))
-    mlflow.log_params({name: str(value)[:500] for name, value in settings.items()})
+    begun = f" from {first}" if first else ""
+    mlflow.start_run(run_name=title_of(run) + begun, tags={"covey.identity": identity_of(run)})
+    told = [(allowed(name), str(value)[:500]) for name, value in settings.items()]
+    for start in range(0, len(told), PER_CALL):
+        mlflow.log_params(dict(told[start : start + PER_CALL]))
     return MLflow()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import trackio
 
+from covey.trackers import identity_of, title_of
+
 
 class Trackio:
     """A run, the same one after a resume."""
@@ -22,13 +24,12 @@ class Trackio:
 
 
 def begin_trackio(run: Path, settings: Mapping[str, object], first: int) -> Trackio:  # noqa: ARG001 - it knows
-    """Begin, or go on."""
+    """Begin, or go on: it knows a run by its name alone, so that this has the identity in it."""
     for module in ("trackio", "trackio.run", "trackio.utils"):  # it prints, and has no setting against that
         vars(sys.modules.get(module, trackio))["print"] = lambda *_, **__: None
-    place = run.resolve()
     trackio.init(
         project="covey",
-        name=f"{place.parent.name}/{place.name}",
+        name=f"{title_of(run)} {identity_of(run)[:8]}",
         config=dict(settings),
         auto_log_cpu=False,
         auto_log_gpu=False,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import wandb
+
+from covey.trackers import identity_of, title_of
 
 
 class WeightsAndBiases:
@@ -23,12 +24,11 @@ class WeightsAndBiases:
 
 
 def begin_wandb(run: Path, settings: Mapping[str, object], first: int) -> WeightsAndBiases:  # noqa: ARG001 - it knows
-    """The identity follows from the folder, so that a resumed run goes on where it was."""
-    place = run.resolve()
+    """A resumed run goes on where it was."""
     wandb.init(
         project=os.environ.get("WANDB_PROJECT", "covey"),
-        name=f"{place.parent.name}/{place.name}",
-        id=hashlib.sha256(str(place).encode()).hexdigest()[:16],
+        name=title_of(run),
+        id=identity_of(run),
         dir=str(run),
         mode=os.environ.get("WANDB_MODE", "offline"),
         resume="allow",

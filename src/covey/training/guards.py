@@ -58,10 +58,12 @@ def judge_step(
     memory: GuardMemory,
     limits: Guards,
     why_none: Callable[[int], str],
+    cause: Callable[[], str] = str,
 ) -> tuple[GuardMemory, list[Action]]:
     """Look at a step that has ended: whether anything had an advantage, the KL, the entropy.
 
-    ``why_none`` explains the last so many steps without a signal.
+    ``why_none`` explains the last so many steps without a signal. ``cause`` is what was found in the run, and
+    what mends it: where there is something a guard gives no other advice.
     """
     actions: list[Action] = []
     dead = 0 if signal else memory.dead_steps + 1
@@ -74,7 +76,7 @@ def judge_step(
         )
     kl = metrics.get("kl/completion_k1", math.nan)
     level = kl_level(kl, limits)
-    actions += _on_kl(step, kl, level, memory.kl_level, limits)
+    actions += _on_kl(step, kl, level, memory.kl_level, limits, cause)
     lost, found = _on_values(step, metrics.get("value/explained_variance", math.nan), memory.lost_values)
     actions += found
     entropy = metrics["entropy/sampled"]
@@ -82,8 +84,8 @@ def judge_step(
         actions.append(
             Stop(
                 f"step {step}: the entropy is {entropy:.3g} nats a token, below guards.entropy_floor "
-                f"{limits.entropy_floor:g}. Raise rollout.temperature, set algorithm.entropy, or lower "
-                "train.lr"
+                f"{limits.entropy_floor:g}. "
+                f"{cause() or 'Raise rollout.temperature, set algorithm.entropy, or lower train.lr'}"
             )
         )
     return replace(memory, dead_steps=dead, kl_level=level, lost_values=lost), actions
@@ -108,14 +110,16 @@ def kl_level(kl: float, limits: Guards) -> int:
     return max((i for i, b in enumerate(bounds, start=1) if b is not None and kl > b), default=0)
 
 
-def _on_kl(step: int, kl: float, level: int, before: int, limits: Guards) -> list[Action]:
+def _on_kl(
+    step: int, kl: float, level: int, before: int, limits: Guards, cause: Callable[[], str]
+) -> list[Action]:
     if level == 3 or (level == 2 and limits.kl_action == "stop"):
         bound = limits.kl_stop if level == 3 else limits.kl_act
+        advice = "Lower train.lr, raise algorithm.kl.coef, or allow more if that is what you want"
         return [
             Stop(
                 f"step {step}: the policy is {kl:.1f} nats a completion away from the reference, more than "
-                f"guards.{'kl_stop' if level == 3 else 'kl_act'} {bound:g}. Lower train.lr, raise "
-                "algorithm.kl.coef, or allow more if that is what you want"
+                f"guards.{'kl_stop' if level == 3 else 'kl_act'} {bound:g}. {cause() or advice}"
             )
         ]
     if level <= before:

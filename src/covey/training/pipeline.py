@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -26,28 +26,30 @@ from covey.errors import (
     as_error,
     record_exit,
 )
-from covey.estimates import Evaluation, wilson
+from covey.estimates import Evaluation
 from covey.insight.card import Trained, write_cards
 from covey.insight.curve import write_curve
-from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import likely, no_signal
+from covey.insight.ending import Result, offer, ranked, read_result, told_of_better
+from covey.insight.findings import settings_of
+from covey.insight.rules import gravest, likely, no_signal
 from covey.insight.stages import stage_table
 from covey.insight.usage import example_of
 from covey.insight.verdict import Verdict, judge_run
-from covey.integrity import damage, read_record, sealed
+from covey.integrity import damage, digest_of, sealed
 from covey.learner.process import caller_restored, passed_over
 from covey.models.given import lent, take_weights
 from covey.models.policy import save_policy
-from covey.models.reward_model import is_reward_model
 from covey.models.sharded import whole_weights
+from covey.models.written import check_folder
 from covey.objective.preference import PREFERENCES
 from covey.parent import works_in
 from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
-from covey.runs.folder import latest_checkpoint, read_numbers
+from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_checkpoint, read_numbers
+from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
 from covey.runs.kept import forget_kept
-from covey.runs.reader import RESULT, recorded_settings, stage_method, stage_number, stages_in
+from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.ordered_stages import MODELLESS, refuse_missing
 from covey.tasks.source import EXAMPLES
@@ -57,7 +59,6 @@ from covey.training.memory import in_megabytes, memory_measured
 from covey.training.run import DEFAULTS, Run, RunOptions
 from covey.training.select import select
 from covey.training.setup import set_up
-from covey.types import Messages
 
 LOOPS: Mapping[str, Callable[[Run], None]] = {
     "rl": rl.train,
@@ -66,38 +67,6 @@ LOOPS: Mapping[str, Callable[[Run], None]] = {
     "reward_model": reward_model.train,
     **dict.fromkeys(KEEPS, collect.train),
 }
-ACCURACY = re.compile("held_out/.+/accuracy")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run, or a stage of it, ended."""
-
-    folder: Path
-    """`final/` in it is the model, or `examples.jsonl` what a stage that makes examples has made."""
-    steps: int
-    seconds: float
-    example: str | Messages
-    """A prompt to try the model with, and in ``template`` what its chat template gets besides."""
-    verdict: Verdict | None = None
-    """None where there were no held-out problems."""
-    template: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def made(self) -> Path:
-        """The model's folder, or the file of examples."""
-        return self.folder / (EXAMPLES if (self.folder / EXAMPLES).is_file() else "final")
-
-    @property
-    def kind(self) -> str:
-        """What that is: `examples`, a `reward model` or a `model`."""
-        if self.made.name == EXAMPLES:
-            return "examples"
-        return "reward model" if is_reward_model(self.made) else "model"
-
-    def record(self) -> dict[str, object]:
-        """As JSON."""
-        return {**asdict(self), "folder": str(self.folder)}
 
 
 def run_pipeline(
@@ -113,6 +82,8 @@ def run_pipeline(
         placed = _in_pipeline(stage, number, results) if len(stages) > 1 else stage
         refuse_other_config(placed, changes=options.changes)
         done = by_first(partial(_finished, placed, console))
+        if not options.changes and (options.same_inputs or (done is not None and number == len(stages))):
+            refuse_other_inputs(placed, ended=done is not None)
         if done is not None:
             _refuse_late_changes(placed)
         elif len(stages) > 1:
@@ -152,7 +123,7 @@ def _run(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOpti
     folder = loaded.config.output
     began, example = time.monotonic(), by_first(lambda: select(loaded, console))
     result = Result(folder, 0, round(time.monotonic() - began, 1), example.prompt, None, example.template)
-    by_first(lambda: write_file(folder / RESULT, sealed(result.record())))
+    by_first(lambda: leave_result(folder, result))
     return result
 
 
@@ -198,7 +169,10 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
     output, train = stage.config.output, stage.config.train
     if not (output / RESULT).exists():
         return None
-    result = _result(output)
+    result = read_result(output)
+    for name in (*STREAMS, EXAMPLES):
+        if complaint := ended_otherwise(output, name):
+            raise CheckpointError(f"{complaint}. Put the file back, or begin a new run")
     final = output / (EXAMPLES if stage.config.method in MODELLESS else "final")
     asked = (recorded_settings(output) or {}).get("train", {})
     reached = None not in (train.stop_at, asked.get("steps")) and result.steps < asked["steps"]
@@ -225,7 +199,7 @@ def _finished(stage: Loaded, console: RunConsole) -> Result | None:
 
 def _refuse_late_changes(stage: Loaded) -> None:
     """Raise ConfigError if a stage that has ended is asked for settings that it can no longer follow."""
-    late = [d for d in changed_settings(stage) if d.verdict != "safe"]
+    late = [d for d in changed_settings(stage) if d.verdict != "safe" or d.name == "train.final"]
     if late:
         raise ConfigError(
             f"{stage.config.output} has ended, and no step is left for {'; '.join(map(str, late))}. Ask for "
@@ -237,17 +211,11 @@ def _refuse_stale_stages(stage: Loaded, number: int) -> None:
     """Raise CheckpointError if a stage would train more steps after a later one has begun from its model."""
     output = stage.config.output
     later = [s for s in stages_in(output.parent) if stage_number(s) > number]
-    if later and (output / RESULT).exists() and _result(output).steps < stage.config.train.steps:
+    if later and (output / RESULT).exists() and read_result(output).steps < stage.config.train.steps:
         raise CheckpointError(
             f"{later[0]} has begun from the model that {output} has now, and would not follow from it any "
             f"more. Remove {later[0]} and the stages after it, or choose another --output"
         )
-
-
-def _result(output: Path) -> Result:
-    return read_record(
-        output / RESULT, Result, "Put it back, or remove it to continue from the last checkpoint"
-    )
 
 
 def run_stage(
@@ -255,7 +223,9 @@ def run_stage(
 ) -> Result:
     """One stage: measure, train, measure, write the model and the verdict."""
     config = loaded.config
+    inputs = inputs_of(loaded)  # before a function is called, which may change what it holds
     run = set_up(loaded, console, stop, options)
+    record_inputs(loaded, inputs)
     if config.method in MODELLESS:
         run.test_set = []  # the model stays as it is
     by_first(partial((config.output / RESULT).unlink, missing_ok=True))  # of fewer steps, of a lost model
@@ -279,9 +249,10 @@ def run_stage(
                 run.save()  # so that more steps can follow, and a lost final/ can be written anew
             if run.test_set:
                 evaluations["after"] = run.evaluate()
+            again = measured_again(run) if run.test_set else None
             if config.method == "rl" and run.state.step:
                 run.find(run.state.step - 1)
-            return finish(run, evaluations)
+            return finish(run, evaluations, again)
     except Stopped as stopped:
         run.save()
         raise Stopped(
@@ -290,9 +261,11 @@ def run_stage(
     except GuardStop as reason:
         kept = run.journal.folder.checkpoints()
         last = f"The last checkpoint is {kept[-1]}" if kept else "There is no checkpoint yet"
-        raise GuardStop(f"{reason}. {last}") from None
+        better = offer(by_first(run.journal.folder.best), config.output)
+        raise GuardStop(f"{reason}. {last}{better and f'. The {better}'}") from None
     finally:
         console.end()
+        record_inputs(loaded, inputs)
         run.journal.close()
         release()
 
@@ -309,49 +282,79 @@ def finish_examples(run: Run) -> Result:
 
 def _conclude(run: Run, result: Result) -> None:
     """Let the result be the last that is written."""
-    run.journal.folder.sync()
-    write_file(run.journal.folder.path / RESULT, sealed(result.record()))
+    folder = run.journal.folder
+    written = {name: list(known) for name, known in folder.sync().streams.items()}
+    leave_result(folder.path, result, written)
 
 
-def ranked(run: Run) -> str:
-    """What the held-out examples said last, in words; nothing where there are none."""
-    seen = [m for m in run.journal.folder.read("metrics.jsonl") if any(k.startswith("held_out/") for k in m)]
-    if not run.held_out or not seen:
-        return ""
-    shares = [v for k, v in seen[-1].items() if ACCURACY.fullmatch(k) and isinstance(v, float)]
-    asked = sum(1 if a.said is None else int(a.trained.sum()) for p in run.held_out for a in p.answers)
-    paired = len(run.held_out[0].answers) == 2
-    count = len(run.held_out) if paired else asked
-    said = "answers" if asked == len(run.held_out) else "steps"
-    what = "pairs with the chosen above the rejected" if paired else f"{said} judged as they are labelled"
-    return f"Of {count} held-out {what}: {wilson(round(shares[0] * count), count)}"
+def leave_result(folder: Path, result: Result, written: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Write the result, with what was ``written``: bytes and sha256 of each log, and of the examples."""
+    made = folder / EXAMPLES
+    examples = {EXAMPLES: [made.stat().st_size, digest_of(made)]} if made.is_file() else {}
+    write_file(folder / RESULT, sealed({**result.record(), WRITTEN: {**written, **examples}}))
 
 
-def finish(run: Run, evaluations: Mapping[str, Evaluation]) -> Result:
+def measured_again(run: Run) -> Evaluation | None:
+    """Of a stage that ended at ``train.stop_at``, accuracy on problems that did not decide on its end."""
+    train = run.loaded.config.train
+    if train.stop_at is None or run.state.step >= train.steps or not run.spare:
+        return None
+    found = run.measure(run.spare)
+    values = {name: estimate.value for name, estimate in found.summary().items()}
+    run.journal.event(run.state.step, "measured again", problems=len(run.spare), **values)
+    return found
+
+
+def finish(run: Run, evaluations: Mapping[str, Evaluation], again: Evaluation | None = None) -> Result:
     """Write `final/`, the learning curve and the result. Raises GuardStop if nothing was trained."""
     if not run.state.updates:
         why = "every gradient was 0; look at the settings of `loss`"
         if run.loaded.config.method == "rl":
-            found = no_signal(run.journal.folder.read("metrics.jsonl"), settings_of(run.loaded))
+            metrics = run.journal.folder.read("metrics.jsonl")
+            found = no_signal(metrics, settings_of(run.loaded), run.findings())
             why = f"no group had anything to teach: {found}"
         raise GuardStop(f"{run.state.step} steps were done and not one changed a weight: {why}")
+    best = by_first(run.journal.folder.best) if run.loaded.config.train.final == "best" else None
+    if best is not None and best.step != run.state.step:
+        run.go_back(best.step)
+        evaluations = {**evaluations, "after": best.evaluation}
     run.learner.check_finite(str(run.journal.folder.path / "final"))
     critic = whole_weights(run.critic.policy.model) if run.critic is not None else {}
-    return by_first(lambda: _write_final(run, evaluations, critic))
+    return by_first(lambda: _write_final(run, evaluations, critic, again))
 
 
-def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mapping[str, Tensor]) -> Result:
+def _with_second(verdict: Verdict, again: Evaluation | None, bar: float | None) -> Verdict:
+    """The verdict, with what a stage that ended at a bar gets on other problems."""
+    if again is None:
+        return verdict
+    rate = f"{again.summary()['pass@1']} on {len(again.greedy)} others"
+    return replace(verdict, sentence=f"{verdict.sentence}; stopped at {bar:.0%} sampled, {rate}")
+
+
+def _write_final(
+    run: Run,
+    evaluations: Mapping[str, Evaluation],
+    critic: Mapping[str, Tensor],
+    again: Evaluation | None,
+) -> Result:
     folder, config = run.journal.folder.path, run.loaded.config
     seconds = round(run.journal.clock.total(), 1)  # as it is recorded: said once more it is the same
     verdict = judge_run(evaluations["before"], evaluations["after"], seconds) if evaluations else None
+    best, chosen = run.journal.folder.best(), config.train.final == "best"
+    if verdict is not None:
+        verdict = _with_second(verdict, again, config.train.stop_at)
+    if verdict is not None and best is not None:
+        verdict = replace(verdict, sentence=verdict.sentence + told_of_better(best, run.state.step, chosen))
     example = example_of([p.problem for p in run.test_set or run.train_set])
-    besides = ranked(run) or Trained.besides
+    besides = ranked(run.journal.folder.read("metrics.jsonl"), run.held_out) or Trained.besides
+    steps = best.step if best is not None and chosen else run.state.step
     with committed_folder(folder / "final") as final:
         save_policy(run.learner.policy.whole, final)
         if run.critic is not None:
             run.critic.policy.model.save_pretrained(final / "critic", state_dict=critic)
+            check_folder(final / "critic", critic)
         loader = run.learner.policy.loader_name
-        card = Trained(run.loaded, run.state.step, verdict, evaluations, example, loader, besides)
+        card = Trained(run.loaded, steps, verdict, evaluations, example, loader, besides)
         write_cards(final, card)
     run.journal.say(f"memory, measured (MB): {in_megabytes(memory_measured(run)) or 'below 1'}")
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
@@ -363,8 +366,10 @@ def _write_final(run: Run, evaluations: Mapping[str, Evaluation], critic: Mappin
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
     told = "" if verdict and not run.held_out else f". {besides}"
     run.journal.say(f"{config.output.name}: {words}{told}")
-    if verdict and verdict.word in ("did not learn", "got worse"):
-        why = next((Finding.from_record(r) for r in run.journal.folder.read(STREAM)), None)
-        if why := why or likely(*streams, settings_of(run.loaded)):
-            run.journal.say(f"likely why: {why}", "yellow")
+    if not chosen and (better := offer(best, folder)):
+        run.journal.say(f"the {better}, or train with train.final: best", "yellow")
+    failed = verdict is not None and verdict.word in ("did not learn", "got worse")
+    why = gravest(run.findings()) or likely(*streams, settings_of(run.loaded)) if failed else None
+    if why is not None:
+        run.journal.say(f"likely why: {why}", "yellow")
     return result

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ from covey.objective.preference import PreferenceData
 from covey.processes import by_first, together
 from covey.prompts import GivenAnswer, Prompted
 from covey.runs.atomic import write_file
+from covey.runs.folder import INEXACT
+from covey.runs.references import REFERENCE, packed_sums, read_sums
 from covey.training import given
 from covey.training.given import Shares
 from covey.training.run import Run
 
-REFERENCE = "reference.npz"
-"""Holds the log-probs of all examples under the first model, computed once: no second model is kept."""
 SCORED_AT_ONCE = 256
 """Examples that are scored between two writes of it."""
 
@@ -186,7 +186,8 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
     """The log-prob of each answer under the model the run began with, (answers,) each.
 
     Computed before the first step, while the policy is that model, and kept; what an interrupted try has
-    left is gone on from. Raises CheckpointError where later they are gone.
+    left is gone on from. Where they are damaged or gone later, they are computed anew from the model the run
+    began with. Raises CheckpointError where that is not what it was.
     """
     path = run.journal.folder.path / REFERENCE
     digest = hashlib.sha256()
@@ -194,30 +195,55 @@ def reference_sums(run: Run, examples: Sequence[Prompted]) -> list[Tensor]:
         digest.update(example.tokens.tobytes())
         for answer in example.answers:
             digest.update(answer.tokens.tobytes() + answer.trained.tobytes())
-    known = by_first(lambda: _kept(path, digest.hexdigest()))
+    known = by_first(lambda: _kept(path.parent, digest.hexdigest()))
     counts = [len(e.answers) for e in examples]
     done = int(np.searchsorted(np.cumsum(counts), len(known), side="right")) if len(known) else 0
+    learner = run.learner
     if done < len(examples) and run.state.step:
-        raise CheckpointError(
-            f"{path}: the reference's log-probs are gone or are not of these examples, and its model is not "
-            f"kept. Put the file back, or remove {path.parent} to begin again"
-        )
+        learner = _first_learner(run, path)
     run.journal.console.doing("scoring the reference")
     while done < len(examples):
         together(run.stop.check)
         batch = given_batch(examples[done : done + SCORED_AT_ONCE])
-        known = np.concatenate([known, summed(run.learner, batch).numpy()])
+        known = np.concatenate([known, summed(learner, batch).numpy()])
         done = min(done + SCORED_AT_ONCE, len(examples))
-        file = io.BytesIO()
-        np.savez(file, sums=known, examples=np.array(digest.hexdigest()))
-        by_first(partial(write_file, path, file.getvalue()))
+        by_first(partial(write_file, path, packed_sums(known, digest.hexdigest())))
     return list(torch.from_numpy(known).split(counts))
 
 
-def _kept(path: object, digest: str) -> np.ndarray:
-    """What an earlier try has computed of these examples."""
+def _first_learner(run: Run, path: Path) -> Learner[Policy]:
+    """A learner whose policy is the model that the run began with. Raises CheckpointError if that changed."""
+    problem = f"{path}: the reference's log-probs are gone, damaged or not of these examples"
+    changed = by_first(lambda: _changed_start(run))
+    if changed or run.first_policy is None:
+        why = f"{changed[0]} since the run began" if changed else "the run was given its model as an object"
+        raise CheckpointError(
+            f"{problem}, and cannot be computed anew: {why}. Put the file back, or remove {path.parent} to "
+            "begin again"
+        )
+    run.journal.say(f"{problem}: they are computed anew from {run.loaded.config.model}", "yellow")
+    run.journal.event(run.state.step, "reference computed anew", because=problem)
+    return Learner(run.first_policy(), run.loaded.config.train)
+
+
+def _changed_start(run: Run) -> list[str]:
+    """What resumes have noted of the files of the model that the run began with."""
+    events = (e for e in run.journal.folder.read("events.jsonl") if e["event"] == INEXACT)
+    noted = [str(said) for event in events for said in _texts(event.get("because"))]
+    return [said.partition(" since")[0] for said in noted if said.startswith("model/")]
+
+
+def _texts(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else ()
+
+
+def _kept(folder: Path, digest: str) -> np.ndarray:
+    """What an earlier try has computed of these examples; nothing where it is gone, damaged or of others.
+
+    Raises OSError, with the file's name, where it cannot be read.
+    """
     try:
-        with np.load(str(path), allow_pickle=False) as file:
-            return file["sums"] if str(file["examples"]) == digest else np.zeros(0, np.float32)
-    except (OSError, ValueError, KeyError):
+        sums, examples = read_sums(folder)
+    except (FileNotFoundError, CheckpointError, ValueError):
         return np.zeros(0, np.float32)
+    return sums if examples == digest else np.zeros(0, np.float32)

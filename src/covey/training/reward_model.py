@@ -31,7 +31,7 @@ from covey.models.reward_model import (
 )
 from covey.objective.bound import AnyBound
 from covey.objective.preference import PreferenceData, log_sigmoid
-from covey.prompts import GivenAnswer, Prompted, told_of
+from covey.prompts import GivenAnswer, Prompted, same_model, told_of
 from covey.tasks.examples import Example
 from covey.training import given
 from covey.training.given import Shares
@@ -128,6 +128,7 @@ def encode_judged(policy: Policy, examples: Sequence[Example]) -> list[Prompted]
     Raises DataError for what does not fit, or differs in nothing that the model can see.
     """
     found = [(_steps if e.kind == "steps" else _answers)(policy, e) for e in examples]
+    same_model(policy, found)
     for p in found:
         size = len(p.tokens) + max(len(a.tokens) for a in p.answers) - 1
         if size > policy.context:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,9 @@ from covey.estimates import Evaluation
 from covey.evaluation import evaluate
 from covey.fault_injection import Faults
 from covey.insight.findings import STREAM, Finding, settings_of
-from covey.insight.rules import no_signal
+from covey.insight.rules import gravest, no_signal
 from covey.insight.watch import Watch
+from covey.integrity import damage
 from covey.learner.learner import Learner
 from covey.learner.schedule import learning_rate
 from covey.models.policy import Policy
@@ -30,7 +31,7 @@ from covey.rewards.base import Rewards
 from covey.rollout import Position, sampling_params
 from covey.runs.checkpoint import State, load_checkpoint, newest_checkpoint, save_checkpoint
 from covey.runs.drift import Drift
-from covey.runs.folder import Logged
+from covey.runs.folder import IN_CHECKPOINT, Logged, checkpoint_at
 from covey.runs.journal import Journal
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -52,6 +53,8 @@ class RunOptions:
     home: Path = Path()
     """The whole run's folder, where that is kept; stages have theirs inside."""
     faults: Faults = field(default_factory=Faults)
+    same_inputs: bool = False
+    """Refuse to continue a run with other rewards or data."""
 
 
 DEFAULTS = RunOptions()
@@ -79,6 +82,8 @@ class Run:
     state: State = field(default_factory=State)
     critic: Learner[ValueModel] | None = None
     """A network for values, where the algorithm learns them apart from the policy."""
+    first_policy: Callable[[], Policy] | None = None
+    """Loads the model that the run began with once more; None of a model that was given as an object."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.journal.folder, settings_of(self.loaded))
@@ -145,7 +150,7 @@ class Run:
         self.find(step, metrics, groups)
         config, now = self.loaded.config, self.state.coefficients
         memory, actions = judge_step(
-            step, metrics, signal, self.state.guards, config.guards, self._why_no_signal
+            step, metrics, signal, self.state.guards, config.guards, self._why_no_signal, self._cause
         )
         for action in actions:
             if isinstance(action, Stop):
@@ -162,16 +167,45 @@ class Run:
         self.state = replace(self.state, guards=memory, coefficients=then)
 
     def _why_no_signal(self, steps: int) -> str:
-        folder = self.journal.folder
-        said = [found for r in folder.read(STREAM) if (found := Finding.from_record(r))]
-        return no_signal(folder.read("metrics.jsonl")[-steps:], settings_of(self.loaded), said)
+        metrics = self.journal.folder.read("metrics.jsonl")[-steps:]
+        return no_signal(metrics, settings_of(self.loaded), self.findings())
+
+    def _cause(self) -> str:
+        found = gravest(self.findings())
+        return f"As was said after step {found.step + 1}: {found}" if found else ""
+
+    def findings(self) -> list[Finding]:
+        """What was found so far, in the order in which it was said."""
+        read = (Finding.from_record(r) for r in self.journal.folder.read(STREAM))
+        return [found for found in read if found is not None]
+
+    @property
+    def spare(self) -> list[Prompted]:
+        """Held-out problems that no look decides on, as many as one look has."""
+        count = self.loaded.config.eval.problems
+        return self.test_set[count : 2 * count]
+
+    def _reaches(self, bar: float, evaluation: Evaluation) -> bool:
+        """Whether a look at sampled accuracy ends the stage.
+
+        The look that crosses a bar is a lucky one. Where there are problems to measure again on, that tells
+        how lucky; where there are none the lower end of its interval has to reach the bar, or all be solved.
+        """
+        rate = evaluation.summary()["pass@1"]
+        return (rate.value if self.spare else rate.low) >= bar or rate.value == 1
 
     def evaluate(self) -> Evaluation:
         """Held-out accuracy now, logged once for every step it is taken at."""
+        result = self.measure(self.test_set[: self.loaded.config.eval.problems])
+        self.journal.held_out(self.state.step, result)
+        return result
+
+    def measure(self, problems: Sequence[Prompted]) -> Evaluation:
+        """Accuracy on some problems now."""
         config = self.loaded.config
         with self.journal.clock("eval"):
-            result = evaluate(
-                self.test_set[: config.eval.problems],
+            return evaluate(
+                problems,
                 self.sampler,
                 self.rewards,
                 sampling_params(config.rollout),
@@ -179,8 +213,6 @@ class Run:
                 config.seed,
                 partial(self.on_sample, what="evaluating"),
             )
-        self.journal.held_out(self.state.step, result)
-        return result
 
     def evaluation_at(self, step: int) -> Evaluation:
         """Held-out accuracy at this step, measured now or found in the log of an earlier try."""
@@ -198,9 +230,12 @@ class Run:
         train, every, step = self.loaded.config.train, self.loaded.config.eval.every, self.state.step
         done = step >= train.steps
         if self.test_set and every and step % every == 0 and not done:
-            accuracy = self.evaluation_at(step).summary()["pass@1"].value
-            if train.stop_at is not None and accuracy >= train.stop_at:
+            now = self.evaluation_at(step)
+            if train.stop_at is not None and self._reaches(train.stop_at, now):
                 return True
+            best = by_first(self.journal.folder.best)
+            if best is not None and best.step == step:
+                self.save()  # it stays, whatever becomes of the policy
         if step % train.save_every == 0 and not done:
             self.save()
         return False
@@ -240,14 +275,25 @@ class Run:
         by_first(lambda: self._rewind(logged))
         return checkpoint is not None
 
+    def go_back(self, step: int) -> None:
+        """Take the weights of an earlier step's checkpoint; the run's place stays what it is.
+
+        Raises CheckpointError where it is damaged or gone.
+        """
+        checkpoint = checkpoint_at(self.journal.folder.path, step)
+        if problem := by_first(lambda: damage(checkpoint, (IN_CHECKPOINT,))):
+            raise CheckpointError(f"{problem}. Put it back, or resume with --train.final last")
+        load_checkpoint(checkpoint, self.learner, self._moves_reference, self.critic)
+
     def _rewind(self, logged: Logged) -> None:
         """Forget what was logged later. Raises CheckpointError for damage, in a strict run for any."""
         folder, step = self.journal.folder, self.state.step
         complaints = folder.damaged(logged, step)
+        self.journal.console.doing("checking the rollout log")
+        complaints += folder.damaged_rollouts(logged, step, every=self.options.strict)
         if complaints and self.options.strict:
             raise CheckpointError(f"{'; '.join(complaints)}. Put the files back, or leave out --strict")
-        if lost := folder.rewind(logged, step):
-            complaints.append(f"{folder.path / 'rollouts'} lacks {lost} of {logged.rollouts} files")
+        folder.rewind(logged, step)
         for complaint in complaints:
             self.journal.say(complaint, "yellow")
         if complaints:

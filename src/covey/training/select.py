@@ -11,6 +11,7 @@ from covey.console import RunConsole
 from covey.errors import DataError
 from covey.runs.atomic import make_folder, write_file
 from covey.runs.harvest import ExampleRow, as_jsonl
+from covey.runs.origin import write_own
 from covey.tasks.classifier import TextClassifier
 from covey.tasks.files import rows
 from covey.tasks.source import EXAMPLES, data_files
@@ -57,7 +58,7 @@ def select(loaded: Loaded, console: RunConsole) -> Problem:
             f"the most likely has {best:.2f}. Label more lines, or ask for less"
         )
     make_folder(config.output)
-    write_file(config.output / "config.yaml", resolved_yaml(loaded))
+    write_own(config.output, "config.yaml", resolved_yaml(loaded))
     write_file(config.output / EXAMPLES, as_jsonl(wanted))
     console.say(f"{len(wanted)} of {len(corpus)} rows are wanted: {config.output / EXAMPLES}")
     return Problem("filter", said_in(wanted[0], data, ""))

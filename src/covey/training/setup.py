@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from covey.calling.forms import calls_by
 from covey.calling.turns import innermost
 from covey.calling.use import beginning, columns_asked, toolbox_of, untold, with_schemas, with_tools
 from covey.cluster.judges import placed_link
 from covey.cluster.samplers import PlacedSamplers
+from covey.config.given import GivenModel
 from covey.config.load import Loaded, resolved_yaml
 from covey.config.sampling import Servers
 from covey.config.schema import Config
@@ -21,6 +23,7 @@ from covey.integrity import sealed
 from covey.learned import forget, rewards_of
 from covey.learner.learner import Learner
 from covey.learner.process import set_process
+from covey.models.chat import rendered_at
 from covey.models.load import load_policy, speed_notes
 from covey.models.policy import Policy, snapshot
 from covey.models.reference import Reference
@@ -38,6 +41,7 @@ from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
 from covey.runs.kept import forget_kept
+from covey.runs.origin import write_own
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
 from covey.sampling.base import Sampler
@@ -76,10 +80,14 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         baseline = algorithm.advantage.all_settings.get("by") if config.method == "rl" else None
         asked = {**columns_asked(toolbox, source.problems), "algorithm.advantage.by": {str(baseline)}}
         told(readers(source.problems, source.all_examples, config.data, rewards, asked), console.say)
+    console.loading(f"loading the model {config.model if isinstance(config.model, str) else ''}".rstrip())
     set_process(config)
     follow_run(loaded.run or config.output)
     policy, learned = begin(loaded, source)
     rewards.decode = policy.decode
+    rewards.calls = calls_by(policy)
+    if config.rollout.sampler is not None or config.launch.samplers:
+        policy.draw_from_all()
     held_out = learned(source.held_out)
     train_set = learned(source.examples) or encode(policy, source.train, config)
     test_set = encode(policy, source.test, config)
@@ -106,6 +114,7 @@ def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOp
         options=options,
         state=State(coefficients=first_coefficients(algorithm)),
         critic=critic,
+        first_policy=None if isinstance(config.model, GivenModel) else lambda: begin(loaded, source)[0],
     )
     try:
         connect(run)
@@ -218,8 +227,11 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
     now = {
         **environment(loaded),
         "rounds_products": policy.rounds,
+        "rendered": rendered_at().isoformat(),
         "rounded": rounded_so_far(folder.path, policy, bool(folder.checkpoints())),
         "sandbox": run.rewards.sandbox,
+        "tokenizer": policy.vocabulary_hash,
+        "known_tokens": policy.known,
         "data": fingerprint((*run.train_set, *run.held_out, *run.test_set)),
         "reference": reference.fingerprint() if reference is not None else None,
         "files": inventory(loaded, run.rewards),
@@ -250,8 +262,8 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
         if harmful:
             journal.event(run.state.step, INEXACT, because=[str(d) for d in harmful])
     if first():
-        write_file(folder.path / "config.yaml", resolved_yaml(loaded))
+        write_own(folder.path, "config.yaml", resolved_yaml(loaded))
         write_file(folder.path / "env.json", sealed(now))
         if options.start:
-            write_file(options.home / START, sealed(options.start))
+            write_own(options.home, START, sealed(options.start))
         (folder.path / RECORD).unlink(missing_ok=True)

@@ -16,23 +16,23 @@ import numpy as np
 
 from covey.config.algorithm import describe
 from covey.config.schema import Config
-from covey.config.sources import fields_of, read_yaml
+from covey.config.sources import fields_of
 from covey.console import duration
-from covey.errors import ConfigError, CoveyError
+from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
 from covey.estimates import Evaluation
 from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
-from covey.runs.folder import latest_checkpoint, stream_record
-from covey.runs.reader import RESULT, read_ending, seconds_of
+from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes
+from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
+from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of, verdict_record
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.ui.thinning import Curve
 
 Record = dict[str, Any]
-
-RunState = Literal["training", "finished", "interrupted"]
+RunState = Literal["training", "finished", "stopped", "interrupted"]
 DEEPEST = 4
 """Folders below the one that is shown in which runs are looked for."""
 PAGE_STREAMS = ("metrics", "timings", "evals", "events", "findings")
@@ -91,7 +91,7 @@ class Tail:
         """What has come since the last time. Raises EOFError where the file was cut: a resume has begun."""
         if not self.path.exists():
             return []
-        with self.path.open("rb") as file:
+        with open_below(self.path.parent, self.path.name, stream_bytes()) as file:
             if file.seek(0, os.SEEK_END) < self.at:
                 raise EOFError(self.path)
             file.seek(self.at)
@@ -108,24 +108,29 @@ def tails(folder: Path, at: Mapping[str, int] | None = None) -> dict[str, Tail]:
 
 
 def run_state(folder: Path) -> RunState:
-    """Whether a run is at work, has ended as it should, or was stopped.
+    """Whether a run is at work, has ended as it should, was stopped by a guard, or interrupted.
 
     Its lock names the process; taking the lock to find out could get in a trainer's way.
     """
     if (folder / RESULT).is_file():
         return "finished"
+    ended: RunState = "interrupted" if resumable(folder) else "stopped"
+    if ended == "stopped" and (folder / RECORD).is_file():  # which a run removes when it begins
+        return ended
     try:
-        words = (folder / ".lock").read_text(encoding="utf-8").split()
+        words = read_below(folder, ".lock", RECORD_BYTES).decode().split()
         os.kill(int(words[1]), 0) if words[3] == os.uname().nodename else None
     except PermissionError:
         return "training"  # by another user
-    except (OSError, ValueError, IndexError, OverflowError):
-        return "interrupted"
+    except (OSError, ValueError, IndexError, OverflowError, CheckpointError):
+        return ended
     return "training"
 
 
-def run_verdict(evals: Sequence[Record], seconds: float) -> Record | None:
-    """What held-out problems say from the first to the last evaluation."""
+def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
+    """The verdict of a run that has ended; before, from the first to the last evaluation."""
+    if (said := verdict_record(folder)) is not None:
+        return said
     if len(evals) < 2:
         return None
     return vars(judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
@@ -146,7 +151,7 @@ def _row(name: str, folder: Path) -> Record:
 
 def _known(folder: Path) -> Record:
     """What is known of a run beside its state. Raises CoveyError where its files are damaged."""
-    settings = _settings(folder / "config.yaml", (folder / "config.yaml").stat().st_mtime_ns)
+    settings = _settings(folder, (folder / "config.yaml").stat().st_mtime_ns)
     if not isinstance(settings.get("train"), Mapping) or "method" not in settings:
         raise ConfigError("its config.yaml is not that of a run")
     paths = (folder / name for name in ("metrics.jsonl", "evals.jsonl", "timings.jsonl", "result.json"))
@@ -160,9 +165,9 @@ def _known(folder: Path) -> Record:
 
 
 @lru_cache(maxsize=512)
-def _settings(path: Path, _changed: int) -> Mapping[str, Any]:
+def _settings(folder: Path, _changed: int) -> Mapping[str, Any]:
     """A config is slow to read, and a list of a hundred runs has a hundred."""
-    return read_yaml(path)[0]
+    return recorded_yaml(folder)
 
 
 @lru_cache(maxsize=512)
@@ -178,7 +183,7 @@ def _facts(folder: Path, _sizes: tuple[tuple[str, int], ...]) -> Record:
         "course": course[::every],
         "greedy": [e.get("greedy") for e in evals],
         "seconds": seconds_of(folder, timings),
-        "verdict": run_verdict(evals, seconds_of(folder, timings)),
+        "verdict": run_verdict(folder, evals, seconds_of(folder, timings)),
     }
 
 
@@ -194,6 +199,8 @@ class Reading:
         self.tails = tails(self.folder)
         self.curves = {name: Curve() for name in CURVES}
         self.lists: dict[str, list[Record]] = {name: [] for name in PAGE_STREAMS if name not in CURVES}
+        self.refused: dict[str, str] = {}
+        """Streams that are no logs of this run (a link, a pipe, too large), and what is said of them."""
 
     def streams(self) -> dict[str, list[Record]]:
         """All streams as they are now, the long ones thinned."""
@@ -208,7 +215,12 @@ class Reading:
 
     def _follow(self) -> None:
         for name, tail in self.tails.items():
-            new = tail.read()
+            try:
+                new = tail.read()
+            except CheckpointError as error:
+                self.refused[name] = str(error)
+                continue
+            self.refused.pop(name, None)
             if name in self.curves:
                 self.curves[name].add(record for record in new if "step" in record)
             else:
@@ -232,7 +244,10 @@ def run_page(name: str, folder: Path) -> Record:
     known = reading(folder)
     read = known.streams()
     streams = known.tails
-    notes = [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    notes = [*known.refused.values()]
+    notes += [f"{t.path}: {t.unreadable} lines cannot be read" for t in streams.values() if t.unreadable]
+    with suppress(CoveyError):  # of a damaged result, or of what was refused
+        notes += [said for tail in streams.values() if (said := ended_otherwise(folder, tail.path.name))]
     settings: list[Record] = []
     try:
         settings = differing_settings(folder)
@@ -242,13 +257,13 @@ def run_page(name: str, folder: Path) -> Record:
     seconds, verdict = 0.0, None
     try:
         seconds = seconds_of(folder, read["timings"])
-        verdict = run_verdict(read["evals"], seconds)
+        verdict = run_verdict(folder, read["evals"], seconds)
         if not read["findings"]:
             remarks = [vars(r) for r in _remarks(folder, tuple(tail.at for tail in streams.values()))]
     except CoveyError as error:
         notes.append(str(error))
     now = run_state(folder)
-    if now == "interrupted" and (ending := read_ending(folder)):
+    if now in ("stopped", "interrupted") and (ending := read_ending(folder)):
         notes.append(ending)
     return {
         "run": name,
@@ -279,7 +294,7 @@ def newly_logged(folder: Path, metrics: Sequence[Record]) -> list[int]:
 
 def differing_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
-    recorded: Mapping[str, Any] = read_yaml(folder / "config.yaml")[0]
+    recorded: Mapping[str, Any] = recorded_yaml(folder)
     found = []
     for path, field in fields_of(Config):
         value: Any = recorded

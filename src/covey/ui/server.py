@@ -192,7 +192,7 @@ async def live_events(folder: Path, at: dict[str, int]) -> AsyncIterator[str]:
     while True:
         try:
             read = await to_thread(lambda: {name: tail.read() for name, tail in streams.items()})
-        except (EOFError, OSError):
+        except (EOFError, OSError, CoveyError):
             yield "event: reset\ndata: {}\n\n"
             return
         now = run_state(folder)

@@ -16,7 +16,9 @@ from torch.nn.utils.rnn import pad_sequence
 from covey.errors import ConfigError, CoveyError
 from covey.objective.credit import prefix_values
 from covey.objective.penalties import k3
-from covey.runs.reader import load_recorded
+from covey.opening import read_below
+from covey.runs.origin import is_own
+from covey.runs.reader import look_at
 from covey.runs.rollouts import RolloutLog, read_rollouts
 from covey.ui.records import Record, model_folder
 
@@ -31,6 +33,7 @@ QUANTITIES = {
     "critic": "what the critic expected before this token",
 }
 """What a token can be coloured by."""
+TOKENIZER_BYTES = 256 << 20
 
 
 def token_page(folder: Path, step: int, group: int, sample: int) -> Record:
@@ -77,13 +80,18 @@ def tokenizer_of(folder: Path) -> Tokenizer | None:
     own = model_folder(folder)
     try:
         place = own / "tokenizer.json" if own else _of_base(folder)
-        return None if place is None else _read(place, place.stat().st_mtime)
+        if place is None:
+            return None
+        within = folder if place.is_relative_to(folder) else place.parent
+        return _read(within, str(place.relative_to(within)), place.stat().st_mtime)
     except (OSError, ValueError, CoveyError):
         return None
 
 
 def _of_base(folder: Path) -> Path | None:
-    loaded = load_recorded(folder)
+    if not is_own(folder):  # a stranger's record shall not say what is opened here
+        return None
+    loaded = look_at(folder)
     model = str(loaded.config.model)
     for place in (loaded.folder / model, Path(model)):
         if (place / "tokenizer.json").is_file():
@@ -93,11 +101,12 @@ def _of_base(folder: Path) -> Path | None:
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path, _changed: float) -> Tokenizer:
+def _read(folder: Path, name: str, _changed: float) -> Tokenizer:
+    content = read_below(folder, name, TOKENIZER_BYTES)
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{folder / name}: cannot be read: {error}") from None
 
 
 def _values_of_prefixes(log: RolloutLog, places: Sequence[int], sample: int) -> np.ndarray | None:

@@ -72,7 +72,7 @@ function completion(run, step, g, c, largest) {
       h("div", {}, h("span", { class: "label" }, "advantage"), h("strong", {}, num(c.advantage, 3, true)), bar(c.advantage, largest))),
     components.length ? h("table", { class: "parts" }, h("caption", { class: "sr" }, "Rewards by function"), h("tbody", {}, components.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, written(name)), h("td", {}, num(value, 2)),
       h("td", { class: "muted" }, g.weights[name] === undefined ? "" : ["× ", fmt(g.weights[name], 2)]),
-      h("td", { class: "muted" }, written([c.status?.[name] && c.status[name] !== "ok" ? c.status[name] : "", c.extracted?.[name] ? `read ${c.extracted[name]}` : ""].filter(Boolean).join(", "))))))) : null,
+      h("td", { class: "muted" }, written([c.status?.[name] && c.status[name] !== "ok" ? c.status[name] : "", c.extracted?.[name] ? `read ${c.extracted[name]}` : "", ...Object.entries(c.extra?.[name] ?? {}).map(([column, text]) => `${column} ${text}`)].filter(Boolean).join(", "))))))) : null,
     Object.entries(c.steps ?? {}).filter(([, steps]) => steps.length).map(([name, steps]) => h("p", { class: "steps" }, h("span", { class: "label" }, `steps, ${name}`), steps.map(([a, b, v]) => h("span", { class: "chip", title: `tokens ${a} to ${b - 1}` }, num(v, 2, true))))),
     c.turns ? prompt(c.turns) : prose(c.completion, { class: "text" }),
     c.environment ? h("p", { class: "steps" }, h("span", { class: "label" }, "environment"), Object.entries(c.environment).map(([name, value]) => h("span", { class: "chip" }, `${written(name)} ${written(JSON.stringify(value))}`))) : null);

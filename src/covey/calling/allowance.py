@@ -1,0 +1,60 @@
+"""How many seconds tools may take: those of a completion, and those that a batch of completions waits for.
+
+What a model writes decides how long its calls take. Without a bound one completion could hold a run: with
+calls that hang, one after another, each until its own time is up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from covey.signals import running_since
+
+
+class Waiting:
+    """The seconds that a batch of completions has waited for tools while nothing was sampled."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.waited = seconds, 0.0
+        self._since: float | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Wait for a tool."""
+        self._since = begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._since = None
+            self.waited += time.monotonic() - running_since(begun)
+
+    def left(self) -> float:
+        """Seconds that it may wait still."""
+        since = self._since
+        now = 0.0 if since is None else time.monotonic() - running_since(since)
+        return self.seconds - self.waited - now
+
+
+class Allowance:
+    """The seconds that the calls of a completion may take still. Safe from any thread."""
+
+    def __init__(self, seconds: float, batch: Waiting) -> None:
+        self.batch, self._left = batch, seconds
+        self._lock = threading.Lock()
+
+    def left(self) -> float:
+        """For the next call."""
+        return min(self._left, self.batch.left())
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Run a call."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._left -= time.monotonic() - running_since(begun)

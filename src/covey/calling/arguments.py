@@ -1,0 +1,133 @@
+"""The arguments of a call against the JSON schema that the model was told.
+
+The keywords that Transformers' `get_json_schema` writes, and those that people add: `type`, `nullable`,
+`enum`, `const`, `properties`, `required`, `additionalProperties`, `items`, `prefixItems`, `anyOf`, `oneOf`,
+`allOf`. Others, as `pattern`, are left to the tool. Nothing is converted but a whole number that is written
+as a decimal: JSON knows one kind of number, so `2.0` is an integer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from covey.rewards.structured import canonical
+
+NOUNS = {
+    "string": "a text",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+"""The types of JSON Schema, in words for the model."""
+ANY = tuple(NOUNS)
+
+
+class Misfit(ValueError):
+    """A value that its schema does not allow, in words for the model."""
+
+
+def fitting(value: object, schema: object, where: str) -> object:
+    """A JSON value as its schema wants it; ``where`` names it. Raises Misfit.
+
+    >>> fitting({"steps": [1, 2.0]}, {"properties": {"steps": {"items": {"type": "integer"}}}}, "go")
+    {'steps': [1, 2]}
+    """
+    if not isinstance(schema, Mapping):
+        if schema is False:
+            raise Misfit(f"{where} is not allowed")
+        return value
+    if value is None and schema.get("nullable"):
+        return None
+    value = _of_type(value, schema.get("type"), where)
+    _one_of_a_few(value, schema, where)
+    value = _of_a_kind(value, schema, where)
+    if isinstance(value, Mapping):
+        return _object(value, schema, where)
+    return _array(value, schema, where) if isinstance(value, list) else value
+
+
+def _of_type(value: object, asked: object, where: str) -> object:
+    """The value, an integer if one is asked for and this is one."""
+    names = [asked] if isinstance(asked, str) else asked
+    if not isinstance(names, Sequence) or not set(names) <= set(NOUNS):
+        return value  # no type, or one that JSON Schema does not have
+    own = _types_of(value)
+    if not set(names) & own:
+        words = " or ".join(NOUNS[name] for name in names)
+        raise Misfit(f"{where} has to be {words}, and is {_shown(value)}")
+    return int(value) if isinstance(value, float) and "integer" in set(names) & own else value
+
+
+def _types_of(value: object) -> set[str]:
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    if isinstance(value, float):
+        return {"integer", "number"} if value.is_integer() else {"number"}
+    kinds = {"str": "string", "list": "array", "dict": "object"}
+    return {kinds.get(type(value).__name__, "")}
+
+
+def _one_of_a_few(value: object, schema: Mapping[str, object], where: str) -> None:
+    allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(allowed, Sequence) and canonical(value) not in map(canonical, allowed):
+        words = ", ".join(json.dumps(one, ensure_ascii=False, default=str) for one in allowed)
+        raise Misfit(f"{where} has to be one of {words[:300]}, and is {_shown(value)}")
+
+
+def _of_a_kind(value: object, schema: Mapping[str, object], where: str) -> object:
+    """The value as the first of several schemas that it fits wants it, and as all others do."""
+    for keyword in ("anyOf", "oneOf"):
+        choices = schema.get(keyword)
+        if isinstance(choices, Sequence) and choices:
+            value = _first_fit(value, choices, where)
+    every = schema.get("allOf")
+    for one in every if isinstance(every, Sequence) else ():
+        value = fitting(value, one, where)
+    return value
+
+
+def _first_fit(value: object, choices: Sequence[object], where: str) -> object:
+    misfits = []
+    for choice in choices:
+        try:
+            return fitting(value, choice, where)
+        except Misfit as error:
+            misfits.append(str(error))
+    raise Misfit("; or ".join(dict.fromkeys(misfits)))
+
+
+def _object(value: Mapping[str, object], schema: Mapping[str, object], where: str) -> dict[str, object]:
+    known, others = schema.get("properties"), schema.get("additionalProperties", True)
+    known = known if isinstance(known, Mapping) else {}
+    required = schema.get("required")
+    for name in required if isinstance(required, Sequence) else ():
+        if name not in value:
+            raise Misfit(f"{where} lacks {name!r}")
+    if others is False and (unknown := [name for name in value if name not in known]):
+        raise Misfit(f"{where} has no {unknown[0][:40]!r}")
+    return {name: fitting(own, known.get(name, others), f"{where}.{name}") for name, own in value.items()}
+
+
+def _array(value: list[object], schema: Mapping[str, object], where: str) -> list[object]:
+    first, rest = schema.get("prefixItems"), schema.get("items", True)
+    first = list(first) if isinstance(first, Sequence) else []
+    if first and "items" not in schema and len(value) != len(first):
+        raise Misfit(f"{where} has to have {len(first)} values, and has {len(value)}")
+    schemas = [*first, *[rest] * len(value)]
+    return [
+        fitting(own, kind, f"{where}[{n}]") for n, (own, kind) in enumerate(zip(value, schemas, strict=False))
+    ]
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    kind = "the text " if isinstance(value, str) else ""
+    return kind + (text if len(text) <= 60 else f"{text[:57]}...")

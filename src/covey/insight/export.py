@@ -1,0 +1,79 @@
+"""A checkpoint of a run as a model folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from covey.errors import CheckpointError, ConfigError
+from covey.estimates import Evaluation
+from covey.insight.card import checkpoint_card
+from covey.integrity import MANIFEST, damage
+from covey.models.load import load_policy
+from covey.models.policy import save_policy
+from covey.prompts import texts_of
+from covey.runs.atomic import committed_folder
+from covey.runs.best import best_of
+from covey.runs.folder import IN_CHECKPOINT, checkpoint_at, checkpoints, read_stream, step_of
+from covey.runs.reader import last_stage, load_recorded
+from covey.tasks.source import load_source
+
+OF_TRAINER = (IN_CHECKPOINT, MANIFEST, "optimizer.safetensors", "optimizer", "reference", "critic")
+"""What a checkpoint holds and a model folder does not."""
+
+
+def export(run: Path, step: int | None, output: Path | None) -> Path:
+    """Write the model of a run's checkpoint; without ``step`` that of the best evaluation. -> its folder.
+
+    Adapters are merged, as in `final/`. By default it is `export/step_...` in the run's folder. Raises
+    ConfigError where there is no such checkpoint or the folder is taken, CheckpointError for a damaged one.
+    """
+    stage = last_stage(run)
+    evals = read_stream(stage, "evals.jsonl")
+    checkpoint = _checkpoint(stage, _best_step(stage, evals) if step is None else step)
+    target = output or stage / "export" / checkpoint.name
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already; remove it, or choose another folder with -o")
+    measured = {int(str(r["step"])): Evaluation.from_record(r) for r in evals}
+    with committed_folder(target) as new:
+        _write_model(stage, checkpoint, new)
+        card = checkpoint_card(stage.resolve().name, step_of(checkpoint), measured)
+        (new / "README.md").write_text(card, encoding="utf-8")
+    return target
+
+
+def _best_step(stage: Path, evals: list[dict[str, object]]) -> int:
+    best = best_of(evals)
+    if best is None:
+        kept = [step_of(p) for p in checkpoints(stage)]
+        raise ConfigError(
+            f"{stage}: held-out problems were not measured while it trained (eval.every), so no step is the "
+            f"best. Say which: --step {kept[-1] if kept else 'N'}"
+        )
+    return best.step
+
+
+def _checkpoint(stage: Path, step: int) -> Path:
+    checkpoint = checkpoint_at(stage, step)
+    if not checkpoint.is_dir():
+        kept = ", ".join(str(step_of(p)) for p in checkpoints(stage)) or "none"
+        raise ConfigError(
+            f"{stage} has no checkpoint of step {step}; there are those of: {kept}. A run keeps the newest "
+            "(train.keep) and the best evaluated one"
+        )
+    if problem := damage(checkpoint, (IN_CHECKPOINT,)):
+        raise CheckpointError(f"{problem}. Put the file back, or choose another step")
+    return checkpoint
+
+
+def _write_model(stage: Path, checkpoint: Path, new: Path) -> None:
+    """A whole model as it is; one that is made of adapters is put together from what the run began with."""
+    if (checkpoint / "config.json").is_file():
+        for path in checkpoint.iterdir():
+            if path.name not in OF_TRAINER:
+                shutil.copy2(path, new / path.name)
+        return
+    loaded = load_recorded(stage)
+    texts = texts_of(load_source(loaded), loaded.config)
+    save_policy(load_policy(replace(loaded, checkpoint=checkpoint), texts), new)

@@ -1,0 +1,83 @@
+"""Thoughts of worked answers: one pair in each turn, with what the prompt has opened."""
+
+from __future__ import annotations
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from covey.errors import DataError
+from covey.models.template import HEADER, begun_in, template_facts, thoughts_fault
+from covey.types import Messages, Problem, Thoughts
+
+
+def behind_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, words: str) -> str:
+    """What an answer writes behind a prompt that may have opened thoughts; without any it closes them first.
+
+    Raises DataError where its thoughts would follow others, or nobody knows how an answer closes them.
+    """
+    marks = problem.thoughts
+    if not marks.begun:
+        return words
+    if words.lstrip().startswith(marks.open):
+        return words.lstrip().removeprefix(f"{marks.open}\n").removeprefix(marks.open)
+    if marks.close in words:
+        return words
+    closing = template_facts(tokenizer, problem.template).unthinking
+    if closing is None:
+        raise DataError(
+            f"{problem.id}: the chat template opens thoughts in the prompt ({marks.open}), the answer has "
+            "none, and the template does not show how one without thoughts is written. Write it as "
+            f"{marks.open}...{marks.close}answer, or use a template that lets the model answer at once"
+        )
+    return closing + words
+
+
+def pairs_fault(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, whole: np.ndarray, trained: np.ndarray, good: bool
+) -> str | None:
+    """Why the thoughts of a turn, with those that stand before it, are not one pair at most.
+
+    ``whole``: prompt and answer. ``trained`` (L,): of the answer's tokens. Only an answer that is no ``good``
+    example may end within its thoughts.
+    """
+    marks, first = problem.thoughts, len(whole) - len(trained)
+    ours = np.concatenate([np.zeros(first, dtype=bool), trained])
+    edges = np.flatnonzero(np.diff(ours.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    for start, stop in edges.tolist():
+        # What the prompt opens belongs to the turn behind it.
+        opened: bool | None = (marks.begun and start == first) or None
+        if problem.chat and not opened:
+            opened = _header_opens(tokenizer, whole[max(0, start - HEADER) : start], marks)
+        text = tokenizer.decode(whole[start:stop])
+        if fault := thoughts_fault(text, marks, opened, ended=good):
+            return fault + _remedy(tokenizer, problem, opened)
+    return None
+
+
+def _header_opens(tokenizer: PreTrainedTokenizerBase, tokens: np.ndarray, marks: Thoughts) -> bool | None:
+    """Whether a turn's header opens thoughts; False where it closes them too, None where it has none."""
+    header = tokenizer.decode(tokens).rstrip()
+    return begun_in(header, marks).begun if header.endswith((marks.open, marks.close)) else None
+
+
+def _remedy(tokenizer: PreTrainedTokenizerBase, problem: Problem, opened: bool | None) -> str:
+    """How to write answers with thoughts behind a prompt that has closed an empty pair."""
+    switch = template_facts(tokenizer, problem.template).switch
+    if opened is not False:
+        return ""
+    return (
+        ". The chat template closes thoughts in the prompt: "
+        + (f"set data.chat_template_kwargs: {switch} (a row may have its own), or " if switch else "")
+        + "leave the thoughts out of the answer"
+    )
+
+
+def check_channels(problem: Problem, said: Messages) -> None:
+    """Raise DataError where an answer has its channels in its content: these the template writes itself."""
+    marks = problem.thoughts
+    texts = [str(m["content"]) for m in said if m["role"] == "assistant"]
+    if marks.answer and any(mark in text for text in texts for mark in (marks.open, *marks.answer)):
+        raise DataError(
+            f"{problem.id}: the chat template itself writes {marks.open} and {marks.answer[-1]}, and the "
+            "answer has them in its content. Give thoughts apart: messages with content and reasoning_content"
+        )

@@ -1,0 +1,44 @@
+"""Weights that were written are read back and compared: a disk or memory that changes a bit is found out."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def check_written(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Compare a safetensors file with the tensors it was written from, bit by bit. Names that only one of the
+    two has are of tied or renamed weights.
+
+    Raises OSError naming the file if it holds something else.
+    """
+    try:
+        with safe_open(file, "pt") as written:
+            shared = [name for name in written.keys() if name in tensors]  # noqa: SIM118 - it is no mapping
+            wrong = [n for n in shared if _differs(written.get_tensor(n), tensors[n])]
+    except SafetensorError as error:
+        wrong = [str(error)]
+    if wrong:
+        why = f"the disk, or the memory, does not give back what was written ({wrong[0]})"
+        raise OSError(errno.EIO, why, str(file))
+
+
+def check_folder(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """``check_written`` of all weight files of a folder."""
+    for file in sorted(folder.glob("*.safetensors")):
+        check_written(file, tensors)
+
+
+def _differs(read: Tensor, meant: Tensor) -> bool:
+    if type(meant) not in (Tensor, Parameter):  # split over processes: each has only its part
+        return False
+    plain = meant.detach().cpu().contiguous()
+    if (read.shape, read.dtype) != (plain.shape, plain.dtype):
+        return True
+    return not torch.equal(read.reshape(-1).view(torch.uint8), plain.reshape(-1).view(torch.uint8))

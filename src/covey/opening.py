@@ -1,0 +1,180 @@
+"""Opening what somebody else may have written: regular files below a folder, no links, bounded in size.
+
+Every reader of a run's folder comes through here, so that looking at a folder cannot show a file from
+elsewhere (a link), wait for ever (a pipe, a device), or take all memory (a sparse file of terabytes, text
+that is nested without end). Every error names the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TypeVar
+
+from covey.errors import CheckpointError
+from covey.machine import available_memory
+
+T = TypeVar("T")
+RECORD_BYTES = 64 << 20
+"""Most bytes of a record that is one JSON object or one YAML mapping."""
+DEEPEST = 100
+"""Levels that JSON may be nested; covey writes fewer than ten."""
+MARKS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]')
+"""A string of JSON, or a bracket."""
+PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR}
+"""What a network file system may answer once to a read that succeeds when it is tried again."""
+TRIES, PAUSE = 3, 0.1
+
+
+@cache
+def stream_bytes() -> int:
+    """Most bytes of a log or of a step's arrays: what a quarter of this machine's memory can hold."""
+    return max(RECORD_BYTES, available_memory() // 4)
+
+
+def read_below(folder: Path, name: str, most: int) -> bytes:
+    """The content of a file below a folder.
+
+    Raises FileNotFoundError, CheckpointError as ``open_below``, and OSError, with its name, where a read
+    fails time and again.
+    """
+
+    def read() -> bytes:
+        with open_below(folder, name, most) as file:
+            return file.read()
+
+    return patiently(read, folder / name)
+
+
+def count_lines(folder: Path, name: str) -> int:
+    """The lines of a file below a folder. Raises as ``read_below``."""
+    return read_below(folder, name, stream_bytes()).count(b"\n")
+
+
+def digest_below(folder: Path, name: str) -> str:
+    """The sha256 of a file below a folder, read in chunks. Raises as ``read_below``."""
+
+    def read() -> str:
+        with open_below(folder, name, None) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return patiently(read, folder / name)
+
+
+@contextmanager
+def open_below(folder: Path, name: str, most: int | None) -> Iterator[BufferedReader]:
+    """A file below a folder, open to be read; of ``most`` so many bytes (None: any).
+
+    Raises FileNotFoundError, or CheckpointError naming the file if it, or a folder on the way to it, is a
+    link, if it is no regular file, or larger.
+    """
+    path, parts = folder / name, Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts:
+        raise CheckpointError(f"{path}: {name!r} is no file of {folder}")
+    place = _named(path, lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    try:
+        for part in parts[:-1]:
+            inside = _entered(part, os.O_RDONLY | os.O_DIRECTORY, place, path)
+            os.close(place)
+            place = inside
+        handle = _entered(parts[-1], os.O_RDONLY | os.O_NONBLOCK, place, path)
+    finally:
+        os.close(place)
+    with os.fdopen(handle, "rb") as file:
+        _check_regular(os.fstat(handle), path, most)
+        yield file
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The content of a file that a user named, links followed. Raises as ``read_below``."""
+    handle = _named(path, lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    with os.fdopen(handle, "rb") as file, naming(path):
+        _check_regular(os.fstat(handle), path, most)
+        return file.read()
+
+
+def load_json(content: bytes, parse_int: Callable[[str], object] | None = None) -> Any:
+    """A JSON value; ``parse_int`` as json has it.
+
+    Raises ValueError, also where it is nested deeper than any that covey writes.
+    """
+    if is_deep(content):
+        raise ValueError("nested too deeply")
+    return json.loads(content, parse_int=parse_int)
+
+
+def is_deep(content: bytes) -> bool:
+    """Whether JSON is nested deeper than any that somebody means, found out before it is parsed."""
+    return content.count(b"[") + content.count(b"{") > DEEPEST and _depth(content) > DEEPEST
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give the file's name to an OSError that has none: one of a read, a write or a sync."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def patiently(read: Callable[[], T], path: Path) -> T:
+    """What ``read`` gives; a failure that may pass is tried again. Raises OSError naming the file."""
+    with naming(path):
+        for _ in range(TRIES - 1):
+            try:
+                return read()
+            except OSError as error:
+                if error.errno not in PASSING:
+                    raise
+                time.sleep(PAUSE)
+        return read()
+
+
+def _entered(part: str, flags: int, place: int, path: Path) -> int:
+    """A file or folder in an open one, unless it is a link."""
+    try:
+        return os.open(part, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+    except OSError as error:
+        with suppress(OSError):
+            if stat.S_ISLNK(os.stat(part, dir_fd=place, follow_symlinks=False).st_mode):
+                raise CheckpointError(
+                    f"{path}: {part} is a link, and only the folder's own files are read. Put the file there"
+                ) from None
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket
+            raise CheckpointError(f"{path} is no regular file") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _check_regular(found: os.stat_result, path: Path, most: int | None) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path} is no regular file")
+    if most is not None and found.st_size > most:
+        raise CheckpointError(f"{path} has {found.st_size:,} bytes, and at most {most:,} are read")
+
+
+def _named(path: Path, opening: Callable[[], int]) -> int:
+    try:
+        return opening()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _depth(content: bytes) -> int:
+    deepest = now = 0
+    for mark in MARKS.finditer(content):
+        first = mark[0][:1]
+        now += (first in b"[{") - (first in b"]}")
+        deepest = max(deepest, now)
+    return deepest

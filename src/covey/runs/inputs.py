@@ -1,0 +1,111 @@
+"""What a run learns from and what judges it, by content: another call into its folder says what differs.
+
+Unlike the inventory of files it is about what is used: a script's functions, not the script. It is taken when
+a run begins and when it ends, as functions may change what they hold (a cache, a counter) while they work.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from covey.calling.offered import load_tools
+from covey.config.given import GivenRows
+from covey.config.load import Loaded
+from covey.config.usercode import load_function, name_of
+from covey.errors import ConfigError, CoveyError
+from covey.integrity import digest_of, read_record, sealed
+from covey.processes import first
+from covey.rewards.contract import Reward
+from covey.runs.atomic import write_file
+from covey.runs.content import parts_of, rows_hash
+from covey.runs.inventory import changes, is_library_file, origin_of
+from covey.tasks.source import data_files
+
+INPUTS = "inputs.json"
+"""In the run's folder."""
+
+
+def inputs_of(loaded: Loaded) -> dict[str, str]:
+    """In words -> a hash: rows and data files, and each part of the user's functions."""
+    data, found = loaded.config.data, dict[str, str]()
+    for key, value in (("data.train", data.train), ("data.test", data.test)):
+        if isinstance(value, GivenRows):
+            found[f"rows of {key}"] = rows_hash(value.rows)
+    found |= {str(path): digest_of(path) for path in data_files(loaded) if path.is_file()}
+    return found | _of_functions(loaded)
+
+
+def _of_functions(loaded: Loaded) -> dict[str, str]:
+    theirs = [(name, function) for name, function in _functions(loaded) if not _is_ours(function)]
+    return {f"{name}: {part}": value for name, f in theirs for part, value in parts_of(f).items()}
+
+
+def _functions(loaded: Loaded) -> Iterator[tuple[str, object]]:
+    """The functions that a config names or holds, by what they are called."""
+    algorithm = loaded.algorithm
+    for entry in loaded.config.rewards:
+        spec = next(iter(entry), None) if isinstance(entry, Mapping) else entry
+        if isinstance(spec, str) and ":" in spec:
+            with suppress(CoveyError):  # what is wrong with it is said where it is loaded for use
+                yield f"reward {spec}", load_function(spec, loaded.folder)
+        elif isinstance(spec, Reward):
+            yield f"reward {spec.name}", spec.function
+        elif callable(spec):
+            yield f"reward {name_of(spec)}", spec
+    for bound in (*algorithm.functions, *((algorithm.kl.estimator,) if algorithm.kl else ())):
+        yield f"function {name_of(bound.function)}", bound.function
+    if (tools := loaded.config.rollout.tools) is not None:
+        with suppress(CoveyError):
+            yield from ((f"tool {n}", t.function) for n, t in load_tools(tools, loaded.folder).items())
+
+
+def _is_ours(function: object) -> bool:
+    """Whether a function is covey's or a library's: its version stands for it."""
+    file = origin_of(function)
+    return file is not None and is_library_file(file)
+
+
+def record_inputs(loaded: Loaded, begun: Mapping[str, str]) -> None:
+    """Write down what a run has begun with, and what that is now, when it ends."""
+    if first():
+        now = {**begun, **_of_functions(loaded)}
+        record = {"python": {"version": _python()}, "begun": dict(begun), "ended": now}
+        with suppress(OSError):  # a full disk has its own message
+            write_file(loaded.config.output / INPUTS, sealed(record))
+
+
+def changed_inputs(loaded: Loaded) -> list[str]:
+    """What is not as it was when the folder's run began, nor as it was when that ended, in words."""
+    path = loaded.config.output / INPUTS
+    if not path.is_file():
+        return []
+    known = _read(path)
+    if known["python"]["version"] != _python():  # bytecode is another; the environment says so
+        return []
+    now = inputs_of(loaded)
+    begun, ended = (changes(known[when], now) for when in ("begun", "ended"))
+    return [f"{name} {what}" for name, what in begun.items() if name in ended]
+
+
+def refuse_other_inputs(loaded: Loaded, ended: bool) -> None:
+    """Raise ConfigError where a run would continue, or its verdict be taken, with other inputs."""
+    if not (changed := changed_inputs(loaded)):
+        return
+    output = loaded.config.output
+    held = "has ended with" if ended else "holds a run with"
+    anew = "choose another output, or begin anew in Python by overwrite=True"
+    rest = "" if ended else f". `covey.resume({str(output)!r}, ...)` continues it with what is given now"
+    raise ConfigError(
+        f"{output} {held} other rewards or data: {'; '.join(changed)}. To train with them {anew}{rest}"
+    )
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    return read_record(path, dict[str, dict[str, str]], "Put the file back, or remove it")
+
+
+def _python() -> str:
+    return ".".join(platform.python_version_tuple()[:2])

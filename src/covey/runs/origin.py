@@ -1,0 +1,135 @@
+"""Whose run a folder holds: the user's own, begun under this account, or somebody else's.
+
+The settings of a run are marked when they are written: `.marks` in its folder gets a code of them that only
+the holder of a key can make, and the key lies where only this user can read it, never in a run folder.
+Settings without a mark are somebody else's, or were changed by somebody. What they name (functions,
+addresses) is used only after the user has been told and has said `--trust`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from covey.config.load import Loaded, resolved
+from covey.config.start import Start, read_start
+from covey.errors import START, ConfigError, CoveyError
+from covey.kernels.kept import cache_folder, keep_file, own_file
+from covey.opening import RECORD_BYTES, read_below
+from covey.runs.atomic import write_file
+
+KEY, MARKS = "runs.key", ".marks"
+MOST_MARKS = 100
+CODE = re.compile(r"[^\s:]+:[^\W\d]\w*")
+"""How a config names a user's function: folder/file.py:function or package.module:function."""
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+
+
+def write_own(folder: Path, name: str, content: str) -> None:
+    """Write settings into a run's folder, marked as this user's: first the mark, so that a kill between the
+    two leaves the old ones marked too. Where no key can be kept, they stay without.
+    """
+    key = _key(make=True)
+    known = _marks(folder)
+    code = _code(content.encode(), key) if key is not None else ""
+    if code and code not in known:
+        write_file(folder / MARKS, "".join(f"{m}\n" for m in (*known[-MOST_MARKS:], code)))
+    write_file(folder / name, content)
+
+
+def is_own(folder: Path, name: str = "config.yaml") -> bool:
+    """Whether this user has written the settings of a run's folder, and nobody has changed them."""
+    key = _key(make=False)
+    if key is None:
+        return False
+    try:
+        content = read_below(folder, name, RECORD_BYTES)
+    except (OSError, CoveyError):
+        return False
+    return _code(content, key) in _marks(folder)
+
+
+def start_of(
+    run: Path, trust: bool, settings: Sequence[str] = (), values: Mapping[str, object] | None = None
+) -> Start:
+    """What a run was started with, and further settings, to start it again.
+
+    Raises as ``read_start``, and ConfigError, without ``trust``, where that is somebody else's and names code
+    or addresses.
+    """
+    start = read_start(run).changed(settings, values)
+    if not (trust or is_own(run, START)):
+        refuse_others_code(start.load(names_only=True), run, trust)
+    return start
+
+
+def refuse_others_code(loaded: Loaded, run: Path, trust: bool, algorithm: bool = True) -> None:
+    """Raise ConfigError, unless ``trust``, for the record of somebody else that names code, or an address.
+
+    ``loaded`` was read by names only: nothing has been imported. The functions of its ``algorithm`` do not
+    count where they stay names.
+    """
+    if trust:
+        return
+    texts = set(_texts_of(loaded, algorithm))
+    code = sorted(_shown(text, loaded.folder) for text in texts if CODE.fullmatch(text))
+    asked = sorted(text for text in texts if ADDRESS.fullmatch(text))
+    if not (code or asked):
+        return
+    uses = [f"runs the code of {', '.join(code)}"] if code else []
+    uses += [f"asks {', '.join(asked)}"] if asked else []
+    raise ConfigError(
+        f"{run} was not begun here by you, and going on {' and '.join(uses)}. Read that first; if you trust "
+        "it, add --trust (in Python: trust=True)"
+    )
+
+
+def _texts_of(loaded: Loaded, algorithm: bool) -> Iterator[str]:
+    """Names and values of a config that may be code or an address."""
+    for stage in loaded.stages():
+        values = resolved(stage)
+        places = ("rewards", "rollout", "sandbox", "launch", *(["algorithm"] if algorithm else []))
+        yield from _texts([values.get(place) for place in places])
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name)
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _shown(spec: str, folder: Path) -> str:
+    file, _, name = spec.partition(":")
+    return f"{(folder / file).resolve()} ({name})" if file.endswith(".py") else spec
+
+
+def _marks(folder: Path) -> list[str]:
+    try:
+        return read_below(folder, MARKS, RECORD_BYTES).decode("ascii", "replace").split()
+    except (OSError, CoveyError):
+        return []
+
+
+def _code(content: bytes, key: bytes) -> str:
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
+
+
+def _key(make: bool) -> bytes | None:
+    """The user's key; None where there is none, and, to ``make`` one, where no folder is safe to keep it."""
+    try:
+        path = cache_folder() / KEY
+        if make and not path.exists():
+            keep_file(path, secrets.token_bytes(32))
+        return own_file(path) or None
+    except OSError:
+        return None

@@ -1,0 +1,51 @@
+"""Removing a run from its folder, so that another one can begin there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from covey.errors import RECORD, START
+from covey.runs.atomic import discard
+from covey.runs.compatibility import refuse_foreign
+from covey.runs.folder import RESULT, STREAMS, RunFolder
+from covey.runs.inputs import INPUTS
+from covey.runs.kept import PENDING
+from covey.runs.origin import MARKS
+from covey.runs.reader import stages_in
+from covey.tasks.source import EXAMPLES
+from covey.trackers import IDENTITY
+
+FILES = (
+    *STREAMS,
+    IDENTITY,
+    MARKS,
+    "config.yaml",
+    "env.json",
+    "curve.svg",
+    START,
+    RECORD,
+    RESULT,
+    INPUTS,
+    EXAMPLES,
+)
+FOLDERS = ("rollouts", "checkpoints", "final", "export", "skipped", "sync", "tensorboard", PENDING)
+
+
+def remove_run(folder: Path) -> None:
+    """Remove what a run, or the stages of one, have written; whatever else is in the folder stays.
+
+    Raises ConfigError where no run has left its record, FolderBusy where one is at work.
+    """
+    if not folder.is_dir():
+        return
+    for place in (*stages_in(folder), folder):
+        refuse_foreign(place)
+        lock = RunFolder(place)
+        try:
+            for name in FOLDERS:
+                if (place / name).is_dir():
+                    discard(place / name)
+            for name in FILES:
+                (place / name).unlink(missing_ok=True)
+        finally:
+            lock.close()

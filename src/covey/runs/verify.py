@@ -1,0 +1,140 @@
+"""`covey verify`: what of a run's folder is as it was written, file by file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from covey.errors import RECORD, START, CoveyError
+from covey.integrity import damage, read_record
+from covey.opening import read_below, stream_bytes
+from covey.runs.folder import (
+    IN_CHECKPOINT,
+    RESULT,
+    STREAMS,
+    checkpoints,
+    ended_otherwise,
+    latest_checkpoint,
+    stream_record,
+)
+from covey.runs.reader import last_stage, recorded_yaml, stages_in
+from covey.runs.references import REFERENCE, read_sums
+from covey.runs.rollouts import read_rollouts, recorded_steps
+from covey.tasks.source import EXAMPLES
+
+State = Literal["whole", "damaged", "missing", "unsealed"]
+MOST_LINES = 5
+"""Damaged lines of a log that are named."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a file of a run is, or the rollout log of a step, or a folder with a model."""
+
+    file: str
+    """Its name in the folder that was looked at."""
+    state: State
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state:<9}{self.file}{f': {self.why}' if self.why else ''}"
+
+
+def verify_run(folder: Path) -> list[Verified]:
+    """Every file that a run, or the stages of a pipeline, has written. Raises ConfigError without a run.
+
+    What has no seal, because the run has not come to write it, is said to be so and proves nothing.
+    """
+    stages = [folder] if (folder / "config.yaml").exists() else stages_in(folder) or [last_stage(folder)]
+    found = [_record(folder, START)] if (folder / START).exists() and folder not in stages else []
+    for stage in stages:
+        place = "" if stage == folder else f"{stage.relative_to(folder)}/"
+        found += [Verified(place + v.file, v.state, v.why) for v in _of_run(stage)]
+    return found
+
+
+def _of_run(run: Path) -> Iterator[Verified]:
+    yield _checked(run, "config.yaml", lambda: recorded_yaml(run))
+    for name in ("env.json", START, RESULT):
+        if name == "env.json" or (run / name).exists():
+            yield _record(run, name)
+    if (run / RECORD).exists():
+        yield Verified(RECORD, "unsealed", "says why a run ended, and nothing is computed from it")
+    known = _known_to_checkpoint(run)
+    for name in STREAMS:
+        yield from _stream(run, name, known)
+    for step in recorded_steps(run):
+        yield _checked(run, f"rollouts/step_{step:06d}", _arrays(run, step))
+    if (run / REFERENCE).exists():
+        yield _checked(run, REFERENCE, lambda: read_sums(run))
+    if (run / EXAMPLES).exists():
+        yield _examples(run)
+    for place in (*checkpoints(run), run / "final"):
+        if place.is_dir():
+            problem = damage(place)
+            yield Verified(f"{place.relative_to(run)}/", "damaged" if problem else "whole", problem or "")
+
+
+def _checked(run: Path, name: str, check: Callable[[], object]) -> Verified:
+    try:
+        check()
+    except FileNotFoundError:
+        return Verified(name, "missing")
+    except (CoveyError, ValueError) as error:
+        why = str(error).partition(". Put")[0].removeprefix(f"{run / name}: ").removeprefix(f"{run}/")
+        return Verified(name, "damaged", why)
+    return Verified(name, "whole")
+
+
+def _record(run: Path, name: str) -> Verified:
+    return _checked(run, name, lambda: read_record(run / name, dict[str, object], "Put it back"))
+
+
+def _arrays(run: Path, step: int) -> Callable[[], object]:
+    return lambda: read_rollouts(run, step).arrays
+
+
+def _stream(run: Path, name: str, known: Mapping[str, tuple[int, str]]) -> Iterator[Verified]:
+    """A log line by line, and against what the newest checkpoint, or the end, knew of it."""
+    if not (run / name).exists():
+        if name in known:
+            yield Verified(name, "missing")
+        return
+    content = read_below(run, name, stream_bytes())
+    lines = enumerate(content.rpartition(b"\n")[0].split(b"\n"), start=1)
+    bad = [number for number, line in lines if line.strip() and stream_record(line) is None]
+    if bad:
+        more = ", ..." if bad[MOST_LINES:] else ""
+        yield Verified(name, "damaged", f"line {', '.join(map(str, bad[:MOST_LINES]))}{more}")
+        return
+    size, expected = known.get(name, (0, ""))
+    lacks = bool(expected) and hashlib.sha256(content[:size]).hexdigest() != expected
+    said = _ended(run, name)
+    why = said or ("it has lost lines, or other ones, since the newest checkpoint" if lacks else "")
+    yield Verified(name, "damaged" if why else "whole", why)
+
+
+def _ended(run: Path, name: str) -> str:
+    try:
+        return ended_otherwise(run, name)
+    except CoveyError:  # of the result, which has its own line
+        return ""
+
+
+def _known_to_checkpoint(run: Path) -> dict[str, tuple[int, str]]:
+    newest, _ = latest_checkpoint(run)
+    if newest is None:
+        return {}
+    logged = read_record(newest / IN_CHECKPOINT, dict[str, dict[str, object]], "")["logged"]["streams"]
+    known = logged if isinstance(logged, dict) else {}
+    return {name: (int(size), str(digest)) for name, (size, digest) in known.items()}
+
+
+def _examples(run: Path) -> Verified:
+    if not (run / RESULT).exists():
+        return Verified(EXAMPLES, "unsealed", "its stage has not ended")
+    why = _ended(run, EXAMPLES)
+    return Verified(EXAMPLES, "damaged" if why else "whole", why)
