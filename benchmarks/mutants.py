@@ -672,7 +672,7 @@ MUTANTS = [
     ),
     *of(
         "calling/turns.py",
-        ("answered siblings continue in another order", "owners.append([one.owner])", "owners.insert(0, [one.owner])"),
+        ("answered siblings continue in another order", "owners.append([owner])", "owners.insert(0, [owner])"),
         ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
     ),
 ]
