@@ -16,7 +16,7 @@ from covey.types import Completion, Group, Problem
 from tests.calling.test_forms import SCHEMA
 from tests.conftest import policy_of
 
-XML, GLM, MISTRAL, LLAMA = CALL_FORMS
+XML, GLM, MISTRAL, LLAMA, *_ = CALL_FORMS
 WANTED = [{"name": "look_up", "arguments": {"word": "covey", "most": 2}}]
 RIGHT = {
     "tags": ("", '<tool_call>{"name": "look_up", "arguments": {"word": "covey", "most": 2.0}}</tool_call>'),

@@ -276,15 +276,15 @@ def test_an_answer_without_room_truncates(policy: Policy, box: Toolbox) -> None:
 
 
 def test_a_long_result_is_cut(policy: Policy) -> None:
-    assert plain_result(policy, result_words(policy.tokenizer), "9" * 500, 600) == "9" * 500
-    assert plain_result(policy, result_words(policy.tokenizer), "9" * 500, 8) == "99999999 [cut]"
+    assert plain_result(policy, result_words(policy), "9" * 500, 600) == "9" * 500
+    assert plain_result(policy, result_words(policy), "9" * 500, 8) == "99999999 [cut]"
 
 
 @pytest.mark.parametrize(
     "text", ["a<|im_end|>b", "a<|im_<|im_end|>end|>b", "<|im_start|>a<|pad|>b", "a</tool_response>b"]
 )
 def test_no_result_passes_for_the_template(policy: Policy, text: str) -> None:
-    assert plain_result(policy, result_words(policy.tokenizer), text, 100) == "ab"
+    assert plain_result(policy, result_words(policy), text, 100) == "ab"
 
 
 WORDS = st.lists(st.text("<|ab", min_size=1, max_size=5), min_size=1, max_size=5)
@@ -328,11 +328,11 @@ def test_a_template_may_be_made_of_tokens_that_are_not_special(
 ) -> None:
     """As `<｜User｜>` of R1's distilled models; others, as `<answer>`, are the text's."""
     monkeypatch.setattr(policy.tokenizer, "chat_template", "<think>{{ messages }}")
-    assert plain_result(policy, result_words(policy.tokenizer), "<think>a<answer>b", 100) == "a<answer>b"
+    assert plain_result(policy, result_words(policy), "<think>a<answer>b", 100) == "a<answer>b"
 
 
 def test_half_a_character_does_not_end_the_run(policy: Policy) -> None:
-    assert plain_result(policy, result_words(policy.tokenizer), "a\ud800b", 100) == "a?b"
+    assert plain_result(policy, result_words(policy), "a\ud800b", 100) == "a?b"
 
 
 def test_a_turn_that_a_stop_string_ended_is_closed(policy: Policy) -> None:

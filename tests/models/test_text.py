@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from covey.models.policy import Policy
 from covey.models.text import FaithfulText
 from covey.models.tiny import build_model, build_tokenizer
-from covey.rewards.contract import token_ends
+from covey.rewards.ends import token_ends
 from covey.sampling.base import Request, SamplingParams
 from covey.sampling.local import LocalSampler
 

@@ -53,7 +53,10 @@ def policies() -> tuple[Policy, Policy]:
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
     tokenizer = build_tokenizer(["1+2=3"] * 3, vocab_size=300)
-    return Policy(model, tokenizer), Policy(reference, tokenizer)
+    found = Policy(model, tokenizer), Policy(reference, tokenizer)
+    for policy in found:
+        policy.draw_from_all()
+    return found
 
 
 def pairs(*sizes: tuple[int, int, int]) -> list[Prompted]:

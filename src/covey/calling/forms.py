@@ -27,7 +27,7 @@ from covey.errors import ConfigError
 from covey.models.chat import chat_tokens
 from covey.models.policy import Policy
 from covey.models.template import HEADER, begun_in, template_facts, without_thoughts
-from covey.rewards.extract import THINK_CLOSE
+from covey.rewards.extract import THINK_CLOSE, THINK_OPEN
 from covey.rewards.isolated import after_blanks, strict_json, strict_json_at
 from covey.rewards.reading import CallReader
 from covey.rewards.structured import CLOSE_CALL, OPEN_CALL
@@ -112,8 +112,10 @@ def reader_of(policy: Speaker, schemas: Sequence[Mapping[str, object]]) -> Reade
     def reader(turn: np.ndarray, prompt: np.ndarray) -> list[ToolCall]:
         header = tokenizer.decode(prompt[-HEADER:].tolist()).rstrip()
         opened = begun_in(header, marks) if header.endswith(marks.open) else marks._replace(begun=False)
-        said = without_thoughts(turn_text(policy, turn), opened)
-        return [] if said is None else read(said, types)
+        text = turn_text(policy, turn)
+        whole = without_thoughts(text, opened)
+        # The forms' readers know `<think>` themselves, also as a word in an argument.
+        return [] if whole is None else read(text if marks.open == THINK_OPEN else whole, types)
 
     return reader
 
