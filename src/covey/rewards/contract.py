@@ -293,7 +293,8 @@ class Reward:
             "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
             "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
             "turns": lambda c, r: r.turns or turns_of(c, r.whole.text, problem, context.calls),
-            "thought_marks": lambda *_: problem.thoughts,
+            # The function may be called in another process, to which plain data are sent.
+            "thought_marks": lambda *_: Attributes(**problem.thoughts._asdict()),
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
