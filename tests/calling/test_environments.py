@@ -532,6 +532,32 @@ def test_wherever_they_are_judged(tmp_path: Path, isolate: str) -> None:
     assert scored.rewards.tolist() == [2, 3]
 
 
+@pytest.mark.parametrize("isolate", ["worker", "inline"])
+def test_an_environment_that_is_gone_costs_its_own_completion_alone(tmp_path: Path, isolate: str) -> None:
+    (tmp_path / "r.py").write_text(
+        f"from covey import reward\n@reward(isolate={isolate!r}, weight=1.0)\n"
+        "def group(completions, environments, **_):\n"
+        "    most = max(e.total for e in environments)\n"
+        "    return [float(e.total == most) for e in environments]\n"
+        f"@reward(isolate={isolate!r}, weight=0.0)\n"
+        "def single(completion, environment):\n    return environment.total\n"
+        f"@reward(isolate={isolate!r}, weight=0.0)\n"
+        "def knows(completions, environments=None):\n"
+        "    return [0.5 if e is None else 1 for e in environments]\n"
+    )
+    rewards = load_rewards([{"r.py:group": {"verdict": True}}, "r.py:single", "r.py:knows"], tmp_path)
+    states = [{"total": 2}, None, {"total": 3}]
+    scored = rewards.score_group(ROW, np.zeros(1, np.int64), [completion(s) for s in states])
+    assert scored.rewards.tolist() == [0, 0, 1]
+    assert {n: [s.status for s in own] for n, own in scored.scores.items()} == {
+        "group": ["ok", "crashed", "ok"], "single": ["ok", "crashed", "ok"], "knows": ["ok"] * 3,
+    }  # fmt: skip
+    assert scored.components["single"].tolist() == [2, 0, 3]
+    assert scored.components["knows"].tolist() == [1, 0.5, 1]
+    lost = rewards.score_group(ROW, np.zeros(1, np.int64), [completion(None)] * 2)
+    assert lost.rewards.tolist() == [0, 0]
+
+
 def test_its_own_reward() -> None:
     assert environment_reward("", Attributes(reward=0.25)) == Score(0.25)
     assert environment_reward("", None) == Score(
