@@ -174,3 +174,22 @@ def record_exit(folder: Path, error: CoveyError) -> None:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
+
+
+def described(error: BaseException, file: str) -> str:
+    """An exception in a line: what it says, and the last line of the user's file that led to it."""
+    try:
+        words = f"{type(error).__name__}: {error}"
+    except Exception:
+        words = type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [f for f in frames if f.filename == file]
+    if isinstance(error, SyntaxError) or not theirs:
+        return words[:600]
+    last = theirs[-1]
+    return f"{words[:400]} ({Path(last.filename).name}:{last.lineno}: {(last.line or '').strip()[:100]})"
+
+
+def trace_of(error: BaseException) -> str:
+    """The end of an exception's trace."""
+    return "".join(traceback.format_exception(error)[-4:])

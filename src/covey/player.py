@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from covey.calling.calls import ToolCall, as_message
 from covey.errors import CoveyError
 from covey.rewards.scorer import completion_of
-from covey.types import Completion, Problem
+from covey.types import TAGS, Completion, Problem, Thoughts
 
 if TYPE_CHECKING:
     from covey.calling.offered import Tool
@@ -46,8 +46,11 @@ class Attack(NamedTuple):
     """Name of the attack that does once what this one does again and again; it may be paid as much."""
 
 
-def made_up(answer: str | None, names: Sequence[str]) -> Iterator[Attack]:
-    """Conversations as a reward may get them; ``answer`` is the correct one, said by whoever must not."""
+def made_up(answer: str | None, names: Sequence[str], thoughts: Thoughts = TAGS) -> Iterator[Attack]:
+    """Conversations as a reward may get them; ``answer`` is the correct one, said by whoever must not.
+
+    ``thoughts``: how the run's model marks them.
+    """
     call = ToolCall(names[0] if names else "look_up", {})
     broken = ToolCall("", {}, "this is no JSON object")
     refused = "error: there is no such tool"
@@ -63,7 +66,7 @@ def made_up(answer: str | None, names: Sequence[str]) -> Iterator[Attack]:
         yield Attack(
             "an answer that is only in a call", _said("", [call._replace(arguments={"a": answer})], "?", "")
         )
-        cut = _said("", [call], "done", f"<think>so it is {answer}")
+        cut = _said("", [call], "done", f"{thoughts.open}so it is {answer}")
         yield Attack("reasoning that was cut off, after a call", replace(cut, finish="length"))
 
 

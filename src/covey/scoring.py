@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,34 +19,44 @@ from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
 from covey.rewards.scorer import Scorer
 from covey.runs.origin import is_own, refuse_others_code
-from covey.runs.reader import last_stage, look_at
-from covey.tasks.files import MISSING, in_our_names, read_problems, rows, value_at
+from covey.runs.reader import last_stage, look_at, with_own_model
+from covey.tasks.files import MISSING, in_our_names, prompt_of, read_problems, rows, value_at
 from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
+from covey.wording import MEANING, Wording, wording_of
 
 if TYPE_CHECKING:
     from covey.calling.running import Toolbox
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Where a message may have them, apart from its content."""
+NO_MODEL = "no model is named, so no chat template is known"
+
 
 def score_file(
-    file: Path, words: Sequence[str], trust: bool = False
+    file: Path, words: Sequence[str], trust: bool = False, say: Callable[[str], object] = lambda _: None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Each row with its rewards, statuses and extracted answers by name, and the mean of each reward.
 
-    Raises DataError, RewardError.
+    ``say``: told what is not known of the model. Raises DataError, RewardError.
     """
-    functions, data = _named(words, trust)
-    functions.calls = calls_by_text
+    functions, data, wording = _named(words, trust)
+    functions.calls, functions.decode = calls_by_text, wording.decode
+    if wording.note:
+        say(wording.note)
     scorer, begun = Scorer(functions), []
     for line, given in rows(file):
         row = in_our_names(given, data)
         if "completion" not in row:
             raise DataError(f"{file}:{line}: no column 'completion'; it has {', '.join(map(repr, row))}")
-        prompt = row[data.prompt] if data.prompt in row else row.get("prompt", "")
-        problem = Problem(f"{file.name}:{line}", prompt, _columns(f"{file}:{line}", row, data))
+        problem = _problem(file, line, row, data, wording)
         check_columns([problem], functions)
-        text = row["completion"] if isinstance(row["completion"], str) else row["completion"][-1]["content"]
+        text = row["completion"]
+        if not isinstance(text, str):
+            last, text = text[-1], text[-1]["content"]
+            if any(last.get(name) for name in THOUGHTS):  # they are apart, so these words begin behind them
+                problem = replace(problem, thoughts=problem.thoughts._replace(begun=False))
         begun.append((row, scorer.text(problem, text)))
     if not begun:
         raise DataError(f"{file}: no rows")
@@ -54,6 +65,20 @@ def score_file(
     known = {n: [r["rewards"][n] for r in scored if r["rewards"][n] is not None] for n in names}
     known["reward"] = [r["reward"] for r in scored if r["reward"] is not None]
     return scored, {n: float(np.mean(v)) if v else float("nan") for n, v in known.items()}
+
+
+def _problem(file: Path, line: int, row: Mapping[str, object], data: Data, wording: Wording) -> Problem:
+    """A row as its rewards get it, and whether its prompt, as the config's model reads it, opens thoughts."""
+    where = f"{file}:{line}"
+    prompt: Any = row[data.prompt] if data.prompt in row else row.get("prompt", "")
+    problem = Problem(f"{file.name}:{line}", prompt, _columns(where, row, data))
+    if not prompt:
+        return problem if wording.tokenizer is None else wording.with_thoughts(replace(problem, prompt=""))
+    if wording.tokenizer is None:
+        return wording.with_thoughts(problem)
+    asked, template = prompt_of(where, row, data if data.prompt in row else Data())
+    thoughts = wording.with_thoughts(Problem(where, asked, template=template)).thoughts
+    return replace(problem, thoughts=thoughts)
 
 
 def _columns(where: str, row: Mapping[str, object], data: Data) -> dict[str, object]:
@@ -78,8 +103,8 @@ def named_rewards(words: Sequence[str], trust: bool = False) -> Rewards:
     return _named(words, trust)[0]
 
 
-def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data]:
-    """The rewards, and how the config that names them reads its data."""
+def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data, Wording]:
+    """The rewards, how the config that names them reads its data, and how its model words prompts."""
     first = next((i for i, w in enumerate(words) if w.startswith("--")), len(words))
     named, settings = list(words[:first]), words[first:]
     configs = [Path(w) for w in named if w.endswith((".yaml", ".yml")) or Path(w).is_dir()]
@@ -91,16 +116,21 @@ def _named(words: Sequence[str], trust: bool) -> tuple[Rewards, Data]:
         raise ConfigError(f"{' '.join(settings)}: settings are those of a config, and none is named")
     if not configs:
         specs = [s for word in named for s in (_all_in(word) if word.endswith(".py") else [word])]
-        return load_rewards(specs, Path.cwd(), learned=LEARNED), Data()
+        unknown = Wording(
+            note=f"{NO_MODEL}: {MEANING}. A config or a run's folder names one, and rewards too"
+        )
+        return load_rewards(specs, Path.cwd(), learned=LEARNED), Data(), unknown
     place = configs[0]
     if place.is_dir():
         run = last_stage(place)
         loaded = look_at(run, settings)
         refuse_others_code(loaded, run, trust or is_own(run), algorithm=False)
+        loaded = with_own_model(loaded, run)
     else:
         loaded = load_config(place, settings)
     stage = next((s for s in loaded.stages() if s.config.method == "rl"), loaded)
-    return rewards_of(stage, stage.config.rewards or load_problems(stage).rewards), stage.config.data
+    rewards = rewards_of(stage, stage.config.rewards or load_problems(stage).rewards)
+    return rewards, stage.config.data, wording_of(loaded)
 
 
 def _all_in(file: str) -> list[str]:
@@ -134,21 +164,27 @@ def _scored(row: Mapping[str, object], group: Group) -> dict[str, Any]:
     }
 
 
-def load_for_stress(file: Path, names: Sequence[str]) -> tuple[list[Problem], Rewards, Toolbox | None]:
-    """Problems, rewards and tools of a config, or of a data file with rewards named on the command line."""
+def load_for_stress(
+    file: Path, names: Sequence[str]
+) -> tuple[list[Problem], Rewards, Toolbox | None, Wording]:
+    """Problems, rewards, tools and prompts' wording of a config, or of a data file with rewards named on the
+    command line.
+    """
     toolbox = None
+    wording = Wording()
     if file.suffix in (".yaml", ".yml"):
         whole = load_config(file)
         loaded = next((s for s in whole.stages() if s.config.method == "rl"), whole)
         source, toolbox = _with_tools(loaded)
         problems, specs = source.train, names or loaded.config.rewards or source.rewards
         rewards = rewards_of(loaded, specs)
+        wording = wording_of(whole)
     else:
         problems = read_problems(file, Data())
         rewards = load_rewards(names, Path.cwd(), learned=LEARNED)
     check_columns(problems, rewards)
     rewards.calls = calls_by_text
-    return problems, rewards, toolbox
+    return problems, rewards, toolbox, wording
 
 
 def _with_tools(loaded: Loaded) -> tuple[Source, Toolbox | None]:

@@ -23,9 +23,11 @@ from covey.player import Attack, made_up, played
 from covey.rewards.answers import FORMS, reference_of
 from covey.rewards.audit import canaries
 from covey.rewards.contract import Reward
+from covey.rewards.extract import THINK_CLOSE
 from covey.rewards.notation import number
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
-from covey.types import Completion, Problem
+from covey.types import TAGS, Completion, Problem
+from covey.wording import NO_WORDING, Wording
 
 if TYPE_CHECKING:
     from covey.calling.running import Toolbox
@@ -145,15 +147,22 @@ class Report:
     """What could not be tested."""
 
 
-def attack_rewards(problems: Sequence[Problem], rewards: Rewards, toolbox: Toolbox | None = None) -> Report:
+def attack_rewards(
+    problems: Sequence[Problem],
+    rewards: Rewards,
+    toolbox: Toolbox | None = None,
+    wording: Wording = NO_WORDING,
+) -> Report:
     """Attack every reward function on a few problems. Raises RewardError if one cannot be called at all.
 
     ``toolbox``: the run's tools, where it has any: with its environment conversations are played.
+    ``wording``: of the run's model, whose thoughts are cut off as its own template writes them.
     """
     findings: list[StressFinding] = []
-    notes: list[str] = []
+    notes = [wording.note] if wording.note else list[str]()
     tried = 0
     chosen = _different(problems)
+    worded = {p.id: wording.with_thoughts(p) for p in chosen}
     for reward in rewards:
         gate = [r for r in rewards if reward.gated_by and r.name == reward.gated_by.partition(":")[0]]
         apart = [replace(r, isolate="worker") if r.place == "inline" else r for r in (*gate, reward)]
@@ -167,10 +176,14 @@ def attack_rewards(problems: Sequence[Problem], rewards: Rewards, toolbox: Toolb
             if not reward.options.format_only:
                 bombs = BOMBS if problem is chosen[0] else ()  # each may take seconds
                 attacks += _answers(problem, chosen, correct, form, bombs)
-            in_turns = _in_turns(reward, problem, form, toolbox)
-            findings += _stumbled(tested, reward, problem, in_turns)
-            tried += len(attacks) + len(in_turns)
-            for found in _judge(tested, reward, problem, attacks):
+            own = worded[problem.id]
+            in_turns = _in_turns(reward, own, form, toolbox)
+            marked = replace(problem, thoughts=own.thoughts._replace(begun=False))
+            findings += _stumbled(tested, reward, marked, in_turns)
+            cut = [] if correct is None or own.thoughts == TAGS else [_cut_off(own, correct)]
+            tried += len(attacks) + len(in_turns) + len(cut)
+            judged = [*_judge(tested, reward, problem, attacks), *_judge(tested, reward, own, cut)]
+            for found in judged:
                 if found.status in (STUCK[:1] if reward.ours else STUCK):
                     findings.append(replace(found, attack=f"{found.attack} (the function failed)"))
                 elif (found.value or 0.0) > 0:
@@ -190,7 +203,8 @@ def _in_turns(reward: Reward, problem: Problem, form: str | None, toolbox: Toolb
     if "turns" in asked and not reward.options.format_only:
         known = reference_of(problem.columns["answer"]) if "answer" in problem.columns else None
         answer = None if known is None else (form or "{}").format(known)
-        found += made_up(answer, [] if toolbox is None else list(toolbox.functions))
+        names = [] if toolbox is None else list(toolbox.functions)
+        found += made_up(answer, names, problem.thoughts)
     if {"environment", "environments"} & asked and toolbox is not None and toolbox.environment is not None:
         found += played(toolbox, problem)
     return found
@@ -324,6 +338,14 @@ def written(value: Fraction) -> str:
     digits = next(n for n in itertools.count() if (value * 10**n).denominator == 1)
     units = f"{abs(int(value * 10**digits)):0{digits + 1}}"
     return f"{'-' * (value < 0)}{units[:-digits]}.{units[-digits:]}"
+
+
+def _cut_off(problem: Problem, correct: str) -> tuple[str, str]:
+    """A correct answer within thoughts that never end, as the problem's own model would write them."""
+    marks, answer = problem.thoughts, correct.rpartition(THINK_CLOSE)[2]
+    if marks.begun:
+        return "correct inside reasoning that the prompt opens, cut off", f"so it is {answer}"
+    return f"correct inside unfinished reasoning ({marks.open})", f"{marks.open}so it is {answer}"
 
 
 def _answers(

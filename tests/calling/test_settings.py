@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from covey.calling.use import toolbox_of
 from covey.config.load import load_config
 from covey.errors import ConfigError
+from covey.sandbox.base import Outcome
+from covey.sandbox.choice import Chosen
 
 BASE = {"model": "tiny", "data": {"task": "products"}}
 
@@ -36,3 +39,45 @@ def test_a_setting_over_the_short_form_keeps_the_functions(tmp_path) -> None:
 def test_what_is_wrong_is_named(given: object, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config(values={**BASE, "rollout": {"tools": given}})
+
+
+class Backend:
+    """A sandbox by its name, in which nothing runs."""
+
+    interactive, layers = True, ()
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def script(self, *_: object) -> Outcome:
+        raise AssertionError("nothing is run")
+
+    calls = script
+
+
+SEALED = ("bwrap", "landlock", "wasm")
+"""Backends that show a program no installed package but those of `sandbox.packages`."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "packages", "task", "tool", "refused"),
+    [
+        ("remote", [], "gym:chain_sum", "python", True),
+        ("unsafe_local", [], "gym:chain_sum", "python", True),
+        *((name, [], "gym:chain_sum", "python", False) for name in SEALED),
+        ("bwrap", ["reasoning_gym"], "gym:chain_sum", "python", True),
+        ("remote", [], "products", "python", False),
+        ("remote", [], "gym:chain_sum", "calculate", False),
+    ],
+)
+def test_python_is_refused_where_programs_could_compute_the_answers_of_gym_tasks(
+    monkeypatch: pytest.MonkeyPatch, backend: str, packages: list[str], task: str, tool: str, refused: bool
+) -> None:
+    monkeypatch.setattr("covey.calling.running.choose", lambda **_: Chosen(Backend(backend)))
+    values = {"data": {"task": task}, "rollout": {"tools": [tool]}, "sandbox": {"packages": packages}}
+    loaded = load_config(values={"model": "tiny", **values})
+    if refused:
+        with pytest.raises(ConfigError, match=f"tool python .*answers of data.task: {task}.*bwrap, landlock"):
+            toolbox_of(loaded)
+    else:
+        assert toolbox_of(loaded) is not None

@@ -15,6 +15,8 @@ from covey.demonstration import demonstrate
 from covey.estimates import paired_bootstrap
 from covey.insight import difference
 from covey.insight.rescore import Rescored
+from covey.integrity import sealed, unsealed
+from covey.runs.folder import WRITTEN
 from covey.runs.rollouts import read_rollouts
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
 from tests.train.test_runs import start
@@ -129,10 +131,13 @@ def test_diff_does_not_compare_different_problems(runs, tmp_path: Path, capsys) 
     start(tmp_path / "c", rewards=(by_digits,), eval={"problems": 4}, train={"steps": 1})
     assert "4 held-out problems that both measured" in out(capsys, "diff", runs[0], tmp_path / "c")
     evals = tmp_path / "c" / "evals.jsonl"
-    records = [json.loads(line) for line in evals.read_text().splitlines()]
+    records = rows_of(evals)
     for record in records:
         record["basis"]["problems"] = [f"another {n}" for n in range(4)]
-    evals.write_text("".join(json.dumps(r) + "\n" for r in records))
+    evals.write_text(as_stream(records))
+    result = tmp_path / "c" / "result.json"
+    ended = {name: value for name, value in unsealed(result.read_bytes()).items() if name != WRITTEN}
+    result.write_text(sealed(ended))
     assert "have none in common: not compared" in out(capsys, "diff", runs[0], tmp_path / "c")
 
 

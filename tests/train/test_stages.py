@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from covey.errors import ConfigError, CoveyError, DataError, Stopped
 from covey.insight.stages import stage_table
 from covey.runs.harvest import LoggedSample, kept_of, pairs_of
 from covey.runs.reader import load_recorded
+from covey.signals import StopSignal
 from covey.tasks.classifier import TextClassifier
+from covey.training.run import RunOptions
 from covey.types import Problem
 
 SHORT = {
@@ -110,6 +113,29 @@ def test_a_pipeline_of_every_kind_of_stage(tmp_path: Path) -> None:
     loaded = load_recorded(tmp_path / "moved/5-rl")
     assert loaded.config.rewards[1]["reward_model"]["model"] == str(tmp_path / "moved/4-reward_model/final")
     assert load_recorded(tmp_path / "moved/3-dpo").config.data.examples == (tmp_path / "moved/2-pairs",)
+
+
+class StopBehind(StopSignal):
+    """Asks for a stop once there is a file."""
+
+    def __init__(self, folder: Path, file: str) -> None:
+        super().__init__()
+        self.folder, self.file = folder, file
+
+    def check(self) -> None:
+        if any(self.folder.glob(self.file)):
+            self.request("stopped by the test")
+        super().check()
+
+
+def test_a_pipeline_that_was_moved_goes_on_strictly(tmp_path: Path) -> None:
+    settings = pipeline(stages=pipeline()["stages"][:3])
+    with pytest.raises(Stopped):
+        start(tmp_path / "first", StopBehind(tmp_path / "first", "3-dpo/checkpoints/*"), **settings)
+    assert not (tmp_path / "first/3-dpo/final").exists()
+    shutil.copytree(tmp_path / "first", tmp_path / "moved")
+    results = start(tmp_path / "moved", options=RunOptions(strict=True), **settings)
+    assert [r.steps for r in results if r.kind == "model"] == [1, 2]
 
 
 def test_a_stage_that_was_stopped_makes_the_same_examples(tmp_path: Path) -> None:

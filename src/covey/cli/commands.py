@@ -274,8 +274,10 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
     """
     from covey.scoring import score_file
 
-    rows, means = score_file(file, rewards, trust)
-    _print(as_json, {"means": means, "rows": rows}, map(as_line, rows))
+    notes = list[str]()
+    rows, means = score_file(file, rewards, trust, notes.append)
+    _tell(as_json, (f"note: {note}" for note in notes))
+    _print(as_json, {"means": means, "rows": rows, "notes": notes}, map(as_line, rows))
     _tell(as_json, (f"{name}: mean {mean:.3f} over {len(rows)} rows" for name, mean in means.items()))
     return int(any(map(math.isnan, means.values())))
 

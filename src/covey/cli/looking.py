@@ -182,8 +182,10 @@ def command_rescore(
     from covey.insight import rescore
     from covey.scoring import named_rewards
 
-    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps)
-    _print(as_json, rescore.record(found), rescore.lines(run, found))
+    notes = list[str]()
+    found = rescore.rescore(run, named_rewards([*(rewards or ()), *words], trust), steps, notes.append)
+    said = [f"note: {note}" for note in notes]
+    _print(as_json, {**rescore.record(found), "notes": notes}, [*said, *rescore.lines(run, found)])
     return 0
 
 

@@ -76,7 +76,7 @@ class ToolUse(Section):
         gt=0,
         le=10**6,
         description="Seconds that the calls of a completion may take together, and for which a batch of "
-        "completions may wait for tools; calls that would begin later are not run.",
+        "completions, each round of resampled groups too, may wait for tools; later calls are not run.",
     )
     result_tokens: int = Field(
         256, ge=1, le=MANY, description="Longest result, tokens; what is beyond is cut off."

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,11 @@ from covey.errors import DataError
 from covey.rewards.audit import check_columns
 from covey.rewards.scorer import Rewards, Scorer
 from covey.runs.harvest import same_prompt
-from covey.runs.reader import last_stage, look_at
+from covey.runs.reader import last_stage, look_at, with_own_model
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import load_problems
-from covey.types import Completion
+from covey.types import Completion, Problem
+from covey.wording import Wording, wording_of
 
 GROUPS_SHOWN = 12
 
@@ -60,19 +61,26 @@ def _signs(rewards: np.ndarray) -> np.ndarray:
     return np.where(np.abs(centred) < 1e-12, 0.0, np.sign(centred))
 
 
-def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
+def rescore(
+    run: Path, rewards: Rewards, steps: int, say: Callable[[str], object] = lambda _: None
+) -> list[Rescored]:
     """The groups of the last ``steps`` logged steps, scored anew with the columns that the run's data have.
 
-    Raises DataError where the data no longer have a problem of the run.
+    ``say``: told why the run's chat template is not known, if it is not. Raises DataError where the data no
+    longer have a problem of the run.
     """
     stage = last_stage(run)
-    source = load_problems(look_at(stage))
+    loaded = look_at(stage)
+    source = load_problems(loaded)
     problems = {p.id: p for p in source.train}
     logged = recorded_steps(stage)[-steps:]
     if not logged:
         raise DataError(f"{stage}: no completions in its rollout log")
     check_columns(source.train, rewards)
-    rewards.calls = calls_by_text
+    wording = wording_of(with_own_model(loaded, stage))
+    if wording.note:
+        say(wording.note)
+    rewards.calls, rewards.decode = calls_by_text, wording.decode
     found = []
     for step in logged:
         log, scorer, begun = read_rollouts(stage, step), Scorer(rewards, step), []
@@ -84,6 +92,8 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
                     f"{stage}: problem {name} of step {step} is not in the run's data any more, or has "
                     "another prompt: put the data back"
                 )
+            asked = _with_thoughts(replace(problem, prompt=prompt), log, number, wording)
+            problem = replace(problem, thoughts=asked.thoughts)
             group = scorer.group(problem, np.zeros(0, np.int64), len(places))
             for sample, place in enumerate(places):
                 group.add(sample, _completion(log, place))
@@ -96,6 +106,13 @@ def rescore(run: Path, rewards: Rewards, steps: int) -> list[Rescored]:
             )
             found.append(Rescored(step, number, problem.id, old, new.rewards, judged))
     return found
+
+
+def _with_thoughts(problem: Problem, log: RolloutLog, group: int, wording: Wording) -> Problem:
+    """A group's problem and whether its prompt, by its recorded tokens, opens thoughts."""
+    place, ends = list(log.groups).index(group), log.arrays["prompt_ends"]
+    first = int(ends[place - 1]) if place else 0
+    return wording.with_thoughts(problem, log.arrays["prompt_tokens"][first : int(ends[place])].tolist())
 
 
 def _completion(log: RolloutLog, place: int) -> Completion:

@@ -16,11 +16,9 @@ import inspect
 import math
 import numbers
 import sys
-import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -293,7 +291,8 @@ class Reward:
             "sampled_ids": lambda c, _: c.tokens[c.drawn].tolist(),
             "token_ends": lambda c, r: r.whole.places(drawn_ends(c, context.decode)),
             "turns": lambda c, r: r.turns or turns_of(c, r.whole.text, problem, context.calls),
-            "thought_marks": lambda *_: problem.thoughts,
+            # The function may be called in another process, to which plain data are sent.
+            "thought_marks": lambda *_: Attributes(**problem.thoughts._asdict()),
         }
         state = "environment" if self.per_sample else "environments"
         if state not in columns:  # a run whose completions have environments has no such column
@@ -372,25 +371,6 @@ def fault(result: Outcome) -> Status:
     if result.text.startswith(("MemoryError", "RecursionError")) or result.kind == "flood":
         return "too_large"
     return statuses.get(result.kind, "unparsable")
-
-
-def described(error: BaseException, file: str) -> str:
-    """An exception in a line: what it says, and the last line of the user's file that led to it."""
-    try:
-        words = f"{type(error).__name__}: {error}"
-    except Exception:
-        words = type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if f.filename == file]
-    if isinstance(error, SyntaxError) or not theirs:
-        return words[:600]
-    last = theirs[-1]
-    return f"{words[:400]} ({Path(last.filename).name}:{last.lineno}: {(last.line or '').strip()[:100]})"
-
-
-def trace_of(error: BaseException) -> str:
-    """The end of an exception's trace."""
-    return "".join(traceback.format_exception(error)[-4:])
 
 
 def own_copy(value: Any) -> Any:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from covey.errors import RewardError
+from covey.rewards.contract import Reward
 from covey.sandbox.wire import Attributes
-from covey.types import Score
+from covey.types import Completion, Problem, Score
 
 ENDED_BADLY = "the environment hung or died, or its get_reward raised"
+LOST = Score(0.0, "crashed", detail=ENDED_BADLY)
+"""What a completion gets whose environment cannot be asked."""
+
+
+def lacks_environment(reward: Reward, problem: Problem, completion: Completion) -> bool:
+    """Whether a function asks for the environment of a completion that has none left.
+
+    It would most likely raise, and where it judges a group the siblings would be lost with it. One whose
+    parameter has the default None says that it knows what to do.
+    """
+    name = "environment" if reward.per_sample else "environments"
+    parameter = reward.parameters.get(name)
+    if completion.environment is not None or parameter is None or parameter.default is None:
+        return False
+    return name not in problem.columns and name not in reward.settings
 
 
 def environment_reward(
@@ -19,7 +35,7 @@ def environment_reward(
     it has neither.
     """
     if environment is None:
-        return Score(0.0, "crashed", detail=ENDED_BADLY)
+        return LOST
     if not hasattr(environment, "reward"):
         raise RewardError(
             "environment_reward: the environment has neither a method get_reward nor an attribute reward; it "

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from covey.errors import CoveyError
-from covey.rewards.contract import Context, Reward, described, trace_of, verdict_of
+from covey.errors import CoveyError, described, trace_of
+from covey.rewards.contract import Context, Reward, verdict_of
+from covey.rewards.environments import LOST, lacks_environment
 from covey.rewards.groups import assemble
 from covey.rewards.judge import JudgeFailed
 from covey.rewards.reading import CallReader
@@ -216,6 +217,8 @@ class GroupScoring:
         self.scorer, self.problem, self.prompt, self.size = scorer, problem, prompt, size
         self.completions: dict[int, Completion] = {}
         self.calls: list[tuple[Reward, Sequence[int], Context, Call[Any]]] = []
+        self.lost: list[tuple[Reward, int]] = []
+        """What was not asked, as the completion's environment is gone."""
 
     def add(self, sample: int, completion: Completion) -> None:
         """A completion has ended."""
@@ -227,7 +230,13 @@ class GroupScoring:
                 self._submit(reward, range(self.size))
 
     def _submit(self, reward: Reward, samples: Sequence[int]) -> None:
-        scorer, completions = self.scorer, [self.completions[s] for s in samples]
+        scorer = self.scorer
+        gone = [s for s in samples if lacks_environment(reward, self.problem, self.completions[s])]
+        self.lost += [(reward, sample) for sample in gone]
+        samples = [s for s in samples if s not in gone]
+        if not samples:
+            return
+        completions = [self.completions[s] for s in samples]
         context = scorer.context.of_call()
         call = scorer.rewards.submit(reward, self.problem, completions, context)
         self.calls.append((reward, samples, context, call))
@@ -242,6 +251,8 @@ class GroupScoring:
             scores = context.with_extra(self.scorer.scores(reward, self.problem, call, len(samples)))
             for sample, score in zip(samples, scores, strict=True):
                 found[reward.name][sample] = score
+        for reward, sample in self.lost:
+            found[reward.name][sample] = LOST
         self.scorer.waited += time.perf_counter() - begun
         completions = [self.completions[s] for s in range(self.size)]
         return assemble(self.problem, self.prompt, completions, rewards, found)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from covey.config.usercode import load_function
-from covey.errors import CoveyError
-from covey.rewards.contract import Context, Reward, described, own_copy, trace_of
+from covey.errors import CoveyError, described, trace_of
+from covey.rewards.contract import Context, Reward, own_copy
 from covey.sandbox.driver import CHANNEL, PEER, receive, send
 from covey.sandbox.wire import decode_value
 from covey.types import Problem

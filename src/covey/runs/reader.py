@@ -100,6 +100,12 @@ def _with_model(loaded: Loaded, arrived: Path) -> Loaded:
     return replace(loaded, config=config, checkpoint=None)
 
 
+def with_own_model(loaded: Loaded, stage: Path) -> Loaded:
+    """The config of a run with the model that the run has come to by now, where that is a whole one."""
+    arrived = _arrived_at(stage)
+    return loaded if arrived is None or not _is_whole(arrived) else _with_model(loaded, arrived)
+
+
 def load_recorded(
     folder: Path,
     overrides: Sequence[str] = (),

@@ -244,6 +244,13 @@ def _with_copies(
     return columns
 
 
+def prompt_of(where: str, row: Mapping[str, object], data: Data) -> tuple[str | Messages, dict[str, object]]:
+    """A row's prompt as its model is asked it, and the chat template's arguments. Raises DataError."""
+    own = Data() if SAMPLED in row else data
+    prompt = _prompt(where, row, own)
+    return prompt, {} if isinstance(prompt, str) else _template_arguments(where, row, own)
+
+
 def _prompt(where: str, row: Mapping[str, object], data: Data) -> str | Messages:
     prompt = row[data.prompt]
     if isinstance(prompt, str) and prompt.strip():
