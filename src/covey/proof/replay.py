@@ -81,7 +81,7 @@ def replay(
         written = StepFigures(
             [row.sampled for row, *_ in rows],
             [advantage for _, advantage, _ in rows],
-            record["optimizer/grad_norm"],
+            record.get("optimizer/grad_norm", 0.0),
             record.get("kl/coef"),
             _saved(folder / where, [name for name, w in own.weights.items() if w.requires_grad]),
         )
