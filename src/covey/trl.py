@@ -11,17 +11,26 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from covey import api
+from covey.config.given import with_given
+from covey.config.start import Start
 from covey.config.trl import LEFT_OUT, LOSS, NAMES, SAME, algorithm_of, told
 from covey.config.usercode import name_of, spec_of
 from covey.errors import ConfigError, GuardStop
+from covey.models.load import load_policy
+from covey.models.policy import save_policy
+from covey.prompts import texts_of
 from covey.rewards.contract import Reward
+from covey.runs.folder import checkpoints, read_numbers
+from covey.runs.reader import seconds_of
+from covey.tasks.source import load_source
 
 if TYPE_CHECKING:
+    from covey.config.load import Loaded
     from covey.insight.ending import Result
 
 _BATCH: Mapping[str, int | float | None] = {
@@ -244,6 +253,8 @@ class GRPOTrainer:
         self.model, self.args = model, args or GRPOConfig()
         self.result: Result | None = None
         """None before `train`, and where a guard stopped it."""
+        self._stopped = ""
+        """Why a guard did."""
         if train_dataset is None:
             train_dataset = self._empty_prompts(environment_factory)
         data = {"train": list(train_dataset)}
@@ -292,44 +303,40 @@ class GRPOTrainer:
             raise ConfigError(f"train: {told('resume_from_checkpoint')}; the newest checkpoint is taken")
         for note in self._notes:
             print(f"note: {note}")
+        self._stopped = ""
         try:
             self.result = api.train(None, quiet=False, overwrite=False, **self._settings)
         except GuardStop as reason:
-            self.result, self._stopped = None, str(reason)
+            self._stopped = str(reason)
             print(f"stopped: {reason}")
         return self._output()
 
     def _output(self) -> TrainOutput:
         """What the run's records come to."""
-        metrics = read_numbers(self._run, "metrics.jsonl")
+        run = self._loaded().config.output
+        metrics, timings = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings"))
         losses = [record["loss"] for record in metrics if "loss" in record]
         loss = sum(losses) / len(losses) if losses else math.nan
-        seconds = seconds_of(self._run, read_numbers(self._run, "timings.jsonl"))
-        told: dict[str, float | str] = {"train_runtime": seconds, "train_loss": loss}
+        told: dict[str, float | str] = {"train_runtime": seconds_of(run, timings), "train_loss": loss}
         return TrainOutput(len(metrics), loss, told | ({"stopped": self._stopped} if self._stopped else {}))
 
-    @property
-    def _run(self) -> Path:
-        return Path(str(self._settings["output_dir"]))
+    def _loaded(self) -> Loaded:
+        return Start(None, (), with_given(self._settings)).load()
 
     def save_model(self, output_dir: str | Path) -> None:
         """Copy the trained model there; of a run that was stopped that of its last checkpoint.
 
-        Where it was stopped before there was any, no weight has changed, and it is the model it began with.
+        Where there is none yet, no update was kept, and it is the model that the run began with.
         """
         if self.result is not None:
             shutil.copytree(self.result.made, output_dir, dirs_exist_ok=True)
-        elif not self._stopped:
+            return
+        if not self._stopped:
             raise ConfigError("save_model: nothing was trained yet; call train() first")
-        elif kept := checkpoints(self._run):
-            export(self._run, step_of(kept[-1]), Path(output_dir))
-        else:
-            self._save_start(Path(output_dir))
-
-    def _save_start(self, folder: Path) -> None:
-        given = with_given({name: self._settings[name] for name in ("model", "tokenizer")})
-        loaded = load_recorded(self._run, values=given)
-        save_policy(load_policy(loaded, texts_of(load_source(loaded), loaded.config)), folder)
+        loaded = self._loaded()
+        newest = next(reversed(checkpoints(loaded.config.output)), None)
+        policy = load_policy(replace(loaded, checkpoint=newest), texts_of(load_source(loaded), loaded.config))
+        save_policy(policy, Path(output_dir))
 
 
 def _rewards(functions: object, weights: object) -> list[object]:
