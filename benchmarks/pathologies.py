@@ -5,7 +5,8 @@
 A case is a few configs from one cold start; each trains below a minute of one thread, and its metrics are
 shown early and late in the run, beside what `covey explain` finds. `baselines` and `group_size` also
 measure the gradient's noise on the cold start. Runs are kept in covey-benchmarks/pathologies of the temporary
-folder, so that the same command goes on after an interruption. With --write everything goes to benchmarks/results/pathologies.{md,svg}.
+folder, so that the same command goes on after an interruption. With --write
+everything goes to benchmarks/results/pathologies.{md,svg}.
 """
 
 from __future__ import annotations
