@@ -54,6 +54,8 @@ class Mutant(NamedTuple):
 MATHEMATICS = ["tests/objective", "tests/batching"]
 PROOF = ["tests/proof/test_axes.py", "tests/proof/test_shadow.py"]
 SEAMS = ["tests/train/test_seams.py"]
+GIVEN = "tests/proof/test_given.py"
+STAGES = "tests/train/test_stages.py::test_a_pipeline_of_every_kind_of_stage"
 NEAR = (
     ("learner/objectives", ["tests/proof/test_axes.py::test_a_critic_of_either_kind_is_trained_alike"]),
     ("models/load", SEAMS),
@@ -75,6 +77,7 @@ NEAR = (
     ("objective", MATHEMATICS),
     ("batching", [*MATHEMATICS, *PROOF]),
     ("models", ["tests/models", *MATHEMATICS]),
+    ("calling/turns", ["tests/calling", "tests/proof/test_sampled_elsewhere.py"]),
     ("calling", ["tests/calling"]),
     ("rewards", ["tests/rewards/test_scorer.py"]),
     ("rollout", ["tests/test_rollout.py", "tests/test_difficulty.py"]),
@@ -96,8 +99,12 @@ NEAR = (
     ("learner", ["tests/train/test_optimizer.py", *PROOF]),
     ("training/guards", ["tests/train/test_guards.py"]),
     ("training/run", ["tests/train/test_guards.py", "tests/train/test_old_logprobs.py", *PROOF]),
-    ("training/given", ["tests/train/test_supervised.py"]),
-    ("training/preference", [*SEAMS, "tests/train/test_preferences.py"]),
+    ("training/given", ["tests/train/test_supervised.py", GIVEN]),
+    ("training/preference", [*SEAMS, "tests/train/test_preferences.py", GIVEN]),
+    (
+        "training/pipeline",
+        [f"{GIVEN}::test_each_stage_of_a_pipeline_begins_with_what_the_one_before_has_left", STAGES],
+    ),
     ("prompts", ["tests/train/test_supervised.py", "tests/calling/test_forms.py"]),
     ("training", PROOF),
 )
@@ -643,6 +650,30 @@ MUTANTS = [
         "models/ops.py",
         ("sees the future", "(own[:, None] >= own)", "(own[:, None] <= own)"),
         ("sees itself not", "(own[:, None] >= own)", "(own[:, None] > own)"),
+    ),
+    *of(
+        "training/given.py",
+        ("an epoch's order goes on in the next", "if not rows or place == 0:", "if not rows:"),
+        ("what tools say in an answer is learned", "-logprobs[mask].sum()", "-logprobs.sum()"),
+    ),
+    *of(
+        "training/preference.py",
+        ("lengths with the prompt", "answered.sum(-1).to(logprobs)", "batch.mask.sum(-1).to(logprobs)"),
+        ("ORPO's tokens are those of the rejected answers", "float(batch.mask[0::2].sum())", "float(batch.mask[1::2].sum())"),
+        ("the answer to the prompt behind", "(examples[n - k] for k", "(examples[n + k - len(examples)] for k"),
+        ("the reference point of all examples", "batch_of(rows, first=len(examples))", "batch_of(range(len(examples)), first=len(examples))"),
+        ("an answer's log-prob a mean", "(learner.score(batch, 1.0).logprobs * batch.mask).sum(-1)", "(learner.score(batch, 1.0).logprobs * batch.mask).mean(-1)"),
+    ),
+    *of(
+        "training/pipeline.py",
+        ("a stage begins from the base model", 'changes["model"] = str((start / "final").resolve())', 'changes["model"] = config.model'),
+        ("a stage begins from the first one's model", "(policies[-1] if policies else None)", "(policies[0] if policies else None)"),
+        ("a stage reads no earlier one's examples", "known.get(str(path), path)", "path"),
+    ),
+    *of(
+        "calling/turns.py",
+        ("answered siblings continue in another order", "owners.append([owner])", "owners.insert(0, [owner])"),
+        ("answered siblings draw alike", "streams=[request.streams[sample]]", "streams=[request.streams[0]]"),
     ),
 ]
 # fmt: on

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from covey.models.policy import Policy, save_policy
 from covey.models.tiny import build_tokenizer
 from covey.objective.algorithms import PRESETS
-from covey.proof.replay import Agreement, replay
+from covey.proof.agreement import Agreement
+from covey.proof.replay import replay
 from covey.types import Score, StepRewards
 from tests.conftest import SMALL
 from tests.train.test_runs import start

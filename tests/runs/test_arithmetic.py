@@ -22,9 +22,9 @@ from covey.learner.process import caller_restored
 from covey.models.policy import Policy
 from covey.models.tiny import build_model, build_tokenizer
 from covey.proof import check_run as repeating
+from covey.proof.agreement import Agreement
 from covey.proof.check import check
 from covey.proof.check_run import check_run, coarsely_computed
-from covey.proof.replay import Agreement
 from covey.runs.arithmetic import rounded_so_far
 from covey.runs.reader import load_run, read_environment
 from covey.serving.run import service_of
@@ -166,7 +166,7 @@ def test_a_run_may_be_as_far_from_the_shadow_as_rounding_takes_a_twin(
     found = [none, replace(none, step=1, logprobs=0.01), replace(none, step=2, logprobs=0.009)]
     twins = [replace(none, logprobs=gap) for gap in (*of_rounding, 0.0)]  # it may be near again by chance
 
-    def replayed(*_: object, twin: bool = False) -> list[Agreement]:
+    def replayed(*_: object, twin: bool = False, **__: object) -> list[Agreement]:
         return [replace(a, apart=b if twin else None) for a, b in zip(found, twins, strict=True)]
 
     monkeypatch.setattr(repeating, "replay", replayed)

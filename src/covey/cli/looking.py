@@ -282,7 +282,7 @@ def command_check(
     """Prove on your own model and data that a training step is right; or say what a chat template does.
 
     Of a run that was made, the first steps are repeated too: by a second trainer, in float64, one
-    completion at a time, from what was recorded.
+    completion or example at a time, from what was recorded; of a pipeline, those of each stage.
 
     :param config: A YAML file, or the folder of a run, whose model is then taken as by `covey eval`. Of a
         model's folder the chat template is tried on made-up conversations; no weights are loaded.
@@ -301,10 +301,9 @@ def command_check(
     from covey.proof.check_run import check_run
 
     console = RunConsole(quiet=as_json)
-    findings = [
-        *(check_run(config, steps, console, trust) if config.is_dir() else ()),
-        *measure(loaded, console),
-    ]
+    findings = check_run(config, steps, console, trust) if config.is_dir() else []
+    if loaded.config.method == "rl" or not findings:
+        findings += measure(loaded, console)
     lines = (f"{'ok   ' if f.holds else 'WRONG'} {f.claim}: {f.evidence}" for f in findings)
     _print(as_json, [vars(f) for f in findings], lines)
     return 0 if all(f.holds for f in findings) else 1

@@ -18,6 +18,7 @@ from covey.batching import Batch, with_signal
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
+from covey.errors import ConfigError
 from covey.learner.learner import Learner
 from covey.learner.objectives import PolicyObjective
 from covey.learner.old_logprobs import old_logprob_source
@@ -59,6 +60,12 @@ def check(loaded: Loaded, console: RunConsole) -> list[Claim]:
 
 
 def _check(loaded: Loaded, console: RunConsole) -> list[Claim]:
+    method = loaded.stages()[-1].config.method
+    if method != "rl":
+        raise ConfigError(
+            f"method: {method}: a batch is measured of reinforcement learning only; `covey check` with "
+            "the folder of a run of this method repeats its first steps"
+        )
     with tempfile.TemporaryDirectory() as folder, caller_restored():
         stage = loaded.stages()[-1]
         config = stage.config.model_copy(update={"output": Path(folder) / "check"})

@@ -1,9 +1,10 @@
-"""`covey check RUN`: the first steps of a recorded run, repeated by the shadow trainer."""
+"""`covey check RUN`: the first steps of a recorded run, and of each of its stages, repeated by the shadow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -18,23 +19,81 @@ from covey.models.forward import supported
 from covey.models.load import load_policy
 from covey.models.policy import Policy
 from covey.prompts import texts_of
+from covey.proof.agreement import Agreement
 from covey.proof.check import CLOSE, GRADIENT_ROUNDING, Claim
-from covey.proof.replay import Agreement, replay
-from covey.runs.reader import last_stage, load_recorded, read_environment
+from covey.proof.replay import replay
+from covey.proof.replay_given import lessons_of, replay_given
+from covey.runs.folder import read_numbers
+from covey.runs.reader import (
+    last_stage,
+    load_recorded,
+    read_environment,
+    stage_method,
+    stage_number,
+    stages_in,
+)
+from covey.tasks.examples import WANTED
+from covey.tasks.ordered_stages import MODELLESS, STAGE
 from covey.tasks.source import load_source
 
 
 def check_run(folder: Path, steps: int, console: RunConsole, trust: bool = False) -> list[Claim]:
-    """Repeat the first steps of a recorded stage in float64, and compare what was written down.
+    """Repeat the first steps of a recorded run in float64, and compare what was written down.
 
-    Raises ConfigError for a run that the shadow trainer cannot repeat.
+    Of a pipeline those of each stage that has trained a policy, from the model that the stage before it has
+    left. Raises ConfigError for a run that the shadow trainer cannot repeat.
     """
-    stage = last_stage(folder)
-    loaded = load_recorded(stage, trust=trust)
-    console.doing(f"repeating {steps} steps of {stage} in float64, one completion at a time")
+    if (folder / "config.yaml").exists() or not stages_in(folder):
+        return _of_stage(last_stage(folder), steps, console, trust)
+    claims: list[Claim] = []
+    for stage in stages_in(folder):
+        why = unrepeatable(stage_method(stage)) or ("" if has_steps(stage) else NO_STEP)
+        if why:
+            console.say(f"{stage.name} is passed over: {why}")
+        else:
+            found = _of_stage(stage, steps, console, trust)
+            claims += [replace(claim, claim=f"{stage.name}: {claim.claim}") for claim in found]
+    if not claims:
+        raise ConfigError(f"{folder}: no stage has steps that can be repeated: of {stage.name}, {why}")
+    return claims
+
+
+def has_steps(stage: Path) -> bool:
+    """Whether a step has been recorded."""
+    return bool(read_numbers(stage, "metrics.jsonl"))
+
+
+def unrepeatable(method: str) -> str:
+    """Why no step of a method can be repeated; empty where it can be."""
+    if method in MODELLESS:
+        return f"{method} trains no model"
+    if method == "reward_model":
+        return "the second trainer knows no reward models"
+    return ""
+
+
+def _of_stage(stage: Path, steps: int, console: RunConsole, trust: bool) -> list[Claim]:
+    loaded = from_stage_before(load_recorded(stage, trust=trust), stage.resolve())
+    if why := unrepeatable(loaded.config.method):
+        raise ConfigError(f"{stage}: no step of it can be repeated: {why}")
+    console.doing(f"repeating {steps} steps of {stage} in float64, one example at a time")
     with caller_restored():
         set_process(loaded.config)  # the first adapters of a LoRA run are random
         return _repeated(stage, loaded, steps, console)
+
+
+def from_stage_before(loaded: Loaded, stage: Path) -> Loaded:
+    """A stage's config with the model it has to begin with: an earlier stage's.
+
+    That is the one its record names, and where it names none of them, whatever it says, the last that has
+    left a policy.
+    """
+    number = stage_number(stage) if STAGE.fullmatch(stage.name) else 0
+    earlier = [s for s in stages_in(stage.parent) if stage_number(s) < number]
+    policies = [s / "final" for s in earlier if stage_method(s) not in (*MODELLESS, "reward_model")]
+    if not policies or str(loaded.config.model) in {str(place) for place in policies}:
+        return loaded
+    return replace(loaded, config=loaded.config.model_copy(update={"model": str(policies[-1])}))
 
 
 COARSE = 200
@@ -51,9 +110,16 @@ CLAIMS = (
         10 * GRADIENT_ROUNDING,
     ),
     ("the KL coefficient follows its controller", "kl_coef", "of it", GRADIENT_ROUNDING),
+    (
+        "the loss, and the metrics beside it, follow from the given examples",
+        "told",
+        "of the value, or of 1 where that is larger,",
+        10 * GRADIENT_ROUNDING,
+    ),
     ("the saved weights are those that AdamW makes of these gradients", "course", "of the way", 0.01),
 )
 """A sentence, the difference that decides on it, its unit, the largest that float32 makes in a few steps."""
+NO_STEP = "no step has been recorded yet"
 REPLAYED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """The families that the second trainer knows."""
 
@@ -85,14 +151,24 @@ def _repeated(stage: Path, loaded: Loaded, steps: int, console: RunConsole) -> l
         raise ConfigError(
             f"{stage}: the replay knows models of the Llama family, not {policy.model.config.model_type}"
         )
-    shape, scale = policy.model.config.to_dict(), COARSE if coarsely_computed(stage) else 1.0
-    agreements = list(replay(stage, shadow_weights(policy), shape, steps))
+    scale, repeat = COARSE if coarsely_computed(stage) else 1.0, _repetition(stage, loaded, policy, steps)
+    agreements = list(repeat(shadow_weights(policy), twin=False))
     if not agreements:
-        raise ConfigError(f"{stage}: no step has been recorded yet")
+        raise ConfigError(f"{stage}: {NO_STEP}")
     if not all(claim.holds for claim in _claims(agreements, scale)):
         console.doing("repeating them beside a twin, which differs by rounding")
-        agreements = list(replay(stage, shadow_weights(policy), shape, steps, twin=True))
+        agreements = list(repeat(shadow_weights(policy), twin=True))
     return list(_claims(agreements, scale))
+
+
+def _repetition(
+    stage: Path, loaded: Loaded, policy: Policy, steps: int
+) -> Callable[..., Iterator[Agreement]]:
+    """What repeats the steps of a recorded stage from given weights, alone or beside a twin."""
+    shape = policy.model.config.to_dict()
+    if loaded.config.method not in WANTED:
+        return partial(replay, stage, architecture=shape, steps=steps)
+    return partial(replay_given, stage, architecture=shape, lessons=lessons_of(loaded, policy), steps=steps)
 
 
 def _claims(agreements: Sequence[Agreement], scale: float) -> Iterator[Claim]:

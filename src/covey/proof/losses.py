@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -191,3 +192,55 @@ def token_weight(name: str, row: Row, step: Sequence[Row], max_tokens: int, s: A
         siblings = sum(len(r.drawn) for r in trained if r.group == row.group)
         return 1 / (len({r.group for r in trained}) * siblings)
     raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A given answer that was preferred or not."""
+
+    total: Tensor
+    """The log-prob of all its tokens that the model has to write, under the policy; no dimension."""
+    reference: float
+    """The same under the model that the run began with."""
+    length: int
+    """How many tokens that are."""
+
+    @property
+    def gain(self) -> Tensor:
+        """log pi(y) - log ref(y)."""
+        return self.total - self.reference
+
+    @property
+    def mean(self) -> Tensor:
+        """log pi(y) / |y|."""
+        return self.total / self.length
+
+
+def pair_loss(name: str, good: Judged, bad: Judged, s: AxisSettings) -> Tensor:
+    """The loss of a chosen and a rejected answer. What ORPO learns of the chosen one alone is not in it."""
+    if name in ("dpo", "robust_dpo"):
+        d, wrong = s["beta"] * (good.gain - bad.gain), s["label_smoothing"]
+        as_labelled, reversed_ = (1 + (-d).exp()).log(), (1 + d.exp()).log()
+        if name == "dpo":
+            return (1 - wrong) * as_labelled + wrong * reversed_
+        return ((1 - wrong) * as_labelled - wrong * reversed_) / (1 - 2 * wrong)
+    if name == "hinge":
+        return torch.relu(1 - s["beta"] * (good.gain - bad.gain))
+    if name == "ipo":
+        lengths = (good.length, bad.length) if s["level"] == "averaged" else (1, 1)
+        return (good.gain / lengths[0] - bad.gain / lengths[1] - 1 / (2 * s["tau"])) ** 2
+    if name == "simpo":
+        return (1 + (s["gamma"] - s["beta"] * (good.mean - bad.mean)).exp()).log()
+    if name == "orpo":
+        odds = [answer.mean.exp() / (1 - answer.mean.exp()) for answer in (good, bad)]
+        return s["lam"] * (1 + odds[1] / odds[0]).log()  # -log sig(log x) = log(1 + 1 / x)
+    raise KeyError(name)
+
+
+def lone_loss(name: str, answer: Judged, good: bool, point: float, s: AxisSettings) -> Tensor:
+    """The loss of an answer that was judged alone, against the KL at the reference ``point``."""
+    if name != "kto":
+        raise KeyError(name)
+    side = 1 if good else -1
+    far = side * s["beta"] * (answer.gain - max(point, 0.0))
+    return s["desirable_weight" if good else "undesirable_weight"] / (1 + far.exp())

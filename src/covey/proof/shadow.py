@@ -43,6 +43,7 @@ class ShadowConfig:
     """Whether the model computes with bfloat16 copies of float32 weights."""
     product: Product = exactly  # how it multiplies
     known: int | None = None  # ids below it may be drawn; the others pad the vocabulary
+    staleness: int = 0  # by how many steps a completion may be behind
 
 
 @dataclass

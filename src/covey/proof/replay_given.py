@@ -1,0 +1,87 @@
+"""A run over given examples through the naive trainer, and how far its record is from what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from covey.calling.use import toolbox_of, with_schemas
+from covey.config.load import Loaded
+from covey.errors import ConfigError
+from covey.integrity import digest_of
+from covey.models.policy import Policy
+from covey.prompts import GivenAnswer, Prompted, encode_examples
+from covey.proof.agreement import Agreement, nudged, saved, weights_apart
+from covey.proof.decoder import NamedWeights
+from covey.proof.formulas import AxisSettings
+from covey.proof.replay import read_setting
+from covey.proof.shadow import Trainer
+from covey.proof.shadow_given import Answer, Example, Lessons, step
+from covey.runs.arithmetic import computing_as
+from covey.runs.folder import read_numbers
+from covey.runs.reader import read_environment
+from covey.tasks.source import data_files, load_source
+
+
+def replay_given(
+    folder: Path,
+    model: NamedWeights,
+    architecture: AxisSettings,
+    lessons: Lessons,
+    steps: int,
+    twin: bool = False,
+) -> Iterator[Agreement]:
+    """As ``covey.proof.replay.replay``, of a stage that learns from given examples."""
+    setting = read_setting(folder, architecture)
+    start = {name: w.detach().clone() for name, w in model.items()}
+    begun = [model, nudged(model, setting.rounded)] if twin else [model]
+    trainers = [Trainer(w, {name: x.detach().clone() for name, x in w.items()}) for w in begun]
+    for number, record in enumerate(read_numbers(folder, "metrics.jsonl")[:steps]):
+        norm, told = step(trainers[0], setting, lessons, number)
+        own = trainers[0].weights
+        kept = saved(folder, number, setting.train["steps"], own)
+        found = _compared(number, norm, record["optimizer/grad_norm"], told, record)
+        gap, course = weights_apart(own, kept, start)
+        apart = None
+        for other in trainers[1:]:
+            its_norm, its = step(other, setting, lessons, number)
+            nearby = _compared(number, norm, its_norm, told, its)
+            apart = replace(nearby, course=weights_apart(own, other.weights, start)[1])
+        yield replace(found, weights=gap, course=course, apart=apart)
+
+
+def _compared(
+    number: int, norm: float, other: float, told: Mapping[str, float], others: Mapping[str, float]
+) -> Agreement:
+    gaps = [abs(value - others[name]) / max(abs(value), 1.0) for name, value in told.items()]
+    return Agreement(number, abs(norm - other) / max(norm, 1e-9), told=max(gaps))
+
+
+def lessons_of(loaded: Loaded, policy: Policy) -> Lessons:
+    """The examples of a recorded stage. Raises ConfigError where a file is not the one the run has read."""
+    config, stage = loaded.config, loaded.run
+    source = with_schemas(load_source(loaded), toolbox_of(loaded))
+    known = ((read_environment(stage) if stage is not None else None) or {}).get("files", {})
+    for path in data_files(loaded):
+        if known and digest_of(path) not in known.values():
+            raise ConfigError(
+                f"{path} has changed since {stage} has read it, so its steps cannot be repeated. Put the "
+                "file back as it was"
+            )
+    with computing_as(stage):  # a template may print the date
+        learned, held_out = (
+            [_example(p) for p in encode_examples(policy, own, config)]
+            for own in (source.examples, source.held_out)
+        )
+    settings = loaded.loss.all_settings if loaded.loss is not None else {}
+    return Lessons(config.method, settings, learned, held_out, policy.context)
+
+
+def _example(prompted: Prompted) -> Example:
+    answers = [_answer(answer) for answer in prompted.answers]
+    return Example(prompted.tokens.tolist(), answers, prompted.labels[0] > 0.5)
+
+
+def _answer(answer: GivenAnswer) -> Answer:
+    return Answer(answer.tokens.tolist(), answer.trained.nonzero()[0].tolist())

@@ -1,0 +1,173 @@
+"""The naive trainer over given examples: imitation and preferences, one example at a time, in float64.
+
+It imports nothing of covey. An optimizer step takes the examples whose turn it is by the run's seed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covey.proof import losses
+from covey.proof.decoder import NamedWeights, logits
+from covey.proof.formulas import AxisSettings
+from covey.proof.losses import Judged
+from covey.proof.shadow import ShadowConfig, Trainer, move, stream_key, used
+
+IMITATION = "sft"
+OF_ANSWERS = ("kto",)
+"""Methods whose answers are judged alone."""
+WITHOUT_REFERENCE = ("orpo", "simpo")
+Told = defaultdict[str, float]
+"""The loss of a step and the metrics beside it, by their names in the record."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer as tokens."""
+
+    tokens: Sequence[int]
+    trained: Sequence[int]
+    """The places of those that the model has to write."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt with an answer, or with a chosen and a rejected one."""
+
+    prompt: Sequence[int]
+    answers: Sequence[Answer]
+    good: bool = True
+    """Of an answer that is judged alone."""
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What a run learns from, and how."""
+
+    method: str
+    loss: AxisSettings
+    examples: Sequence[Example]
+    measured: Sequence[Example]
+    """Held out: they are not trained on, but their answers may be set beside others' prompts."""
+    context: int
+    """Tokens that the model reads."""
+
+
+def step(trainer: Trainer, setting: ShadowConfig, lessons: Lessons, number: int) -> tuple[float, Told]:
+    """Repeat training step ``number``; moves ``trainer``. -> the gradient's norm, what the step tells."""
+    size, told = setting.train["batch_size"], Told(float)
+    rows = rows_of_step(len(lessons.examples), size, number, setting.seed)
+    at = number * setting.train["inner_epochs"] * setting.train["updates_per_batch"]
+    (norm,) = move([trainer], setting, shares(trainer, setting, lessons, rows, told), at)
+    return norm, told
+
+
+def rows_of_step(count: int, size: int, number: int, seed: int) -> list[int]:
+    """Epoch after epoch, each in an order of its own, cut into batches."""
+    first, end = number * size, (number + 1) * size
+    orders: list[int] = []
+    for epoch in range(-(-end // count)):
+        keyed = np.random.Generator(np.random.PCG64(stream_key(seed, "order", epoch)))
+        orders += keyed.permutation(count).tolist()
+    return orders[first:end]
+
+
+def shares(
+    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], told: Told
+) -> Iterator[Tensor]:
+    """Each example's part of the loss of a step; what it tells is added to ``told``."""
+    batch = [lessons.examples[row] for row in rows]
+    if lessons.method == IMITATION:
+        parts = imitated(trainer, setting, batch)
+    elif lessons.method in OF_ANSWERS:
+        parts = judged_alone(trainer, setting, lessons, rows, told)
+    else:
+        parts = compared(trainer, setting, lessons, batch, told)
+    for part in parts:
+        told["loss"] += float(part.detach())
+        yield part
+
+
+def imitated(trainer: Trainer, setting: ShadowConfig, batch: Sequence[Example]) -> Iterator[Tensor]:
+    """-log pi of the answers' tokens, as a mean over all of a step."""
+    count = sum(len(answer.trained) for example in batch for answer in example.answers)
+    for example in batch:
+        for answer in example.answers:
+            yield -logprobs(trainer.weights, setting, example, answer).sum() / count
+
+
+def compared(
+    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, batch: Sequence[Example], told: Told
+) -> Iterator[Tensor]:
+    """The mean over pairs. ORPO imitates the chosen answers with their prompts, as a mean over tokens."""
+    tokens = sum(len(e.prompt) - 1 + len(e.answers[0].trained) for e in batch)
+    for example in batch:
+        good, bad = (judged(trainer, setting, lessons, example, answer) for answer in example.answers)
+        loss = losses.pair_loss(lessons.method, good, bad, lessons.loss) / len(batch)
+        if lessons.method == "orpo":
+            whole = logprobs(trainer.weights, setting, example, example.answers[0], with_prompt=True)
+            loss = loss - whole.sum() / tokens
+        up, down = (float(implied(lessons, answer)) for answer in (good, bad))
+        for name, value in {"margin": up - down, "chosen": up, "rejected": down}.items():
+            told[f"preference/{name}"] += value / len(batch)
+        yield loss
+
+
+def implied(lessons: Lessons, answer: Judged) -> Tensor:
+    """The implicit reward of an answer: its gain, without a reference its mean log-prob."""
+    return (answer.mean if lessons.method in WITHOUT_REFERENCE else answer.gain).detach()
+
+
+def judged_alone(
+    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, rows: Sequence[int], told: Told
+) -> Iterator[Tensor]:
+    """The mean over answers, each compared with how far the policy is from the reference elsewhere."""
+    with torch.no_grad():
+        others = [elsewhere(lessons, row) for row in rows]
+        gaps = [judged(trainer, setting, lessons, other, other.answers[0]).gain for other in others]
+    point = float(sum(gaps)) / len(gaps)
+    told["preference/reference_point"] = point
+    for row in rows:
+        example = lessons.examples[row]
+        answer = judged(trainer, setting, lessons, example, example.answers[0])
+        told["preference/log_ratio"] += float(implied(lessons, answer)) / len(rows)
+        yield losses.lone_loss(lessons.method, answer, example.good, point, lessons.loss) / len(rows)
+
+
+def elsewhere(lessons: Lessons, row: int) -> Example:
+    """A prompt with the answer to the nearest other prompt before it, round the end, cut to the context."""
+    every = [*lessons.examples, *lessons.measured]
+    prompt = every[row].prompt
+    before = [every[row - back] for back in range(1, len(every))]
+    other = next((e for e in before if list(e.prompt) != list(prompt)), every[row - 1]).answers[0]
+    room = max(1, lessons.context - len(prompt))
+    return Example(prompt, [Answer(other.tokens[:room], [p for p in other.trained if p < room])])
+
+
+def judged(
+    trainer: Trainer, setting: ShadowConfig, lessons: Lessons, example: Example, answer: Answer
+) -> Judged:
+    """What the policy says of an answer, and what the model said that it began as."""
+    reference = 0.0
+    if lessons.method not in WITHOUT_REFERENCE:
+        with torch.no_grad():
+            reference = float(logprobs(trainer.reference, setting, example, answer).sum())
+    total = logprobs(trainer.weights, setting, example, answer).sum()
+    return Judged(total, reference, len(answer.trained))
+
+
+def logprobs(
+    weights: NamedWeights, setting: ShadowConfig, example: Example, answer: Answer, with_prompt: bool = False
+) -> Tensor:
+    """Of an answer's tokens that the model has to write; with the prompt, of all its tokens but the first."""
+    whole, first = [*example.prompt, *answer.tokens], len(example.prompt)
+    said = [*(range(1, first) if with_prompt else ()), *(first + place for place in answer.trained)]
+    every = logits(used(weights, setting), setting.model, whole[:-1], setting.product)
+    every = every[:, : setting.known].log_softmax(-1)
+    return every[[place - 1 for place in said], [whole[place] for place in said]]
