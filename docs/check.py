@@ -28,7 +28,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 CODE, LINK = re.compile(r"`([^`]+)`"), re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"([\w.-]+(?:/[\w.-]+)*/?)(?::(?:\w+\.)?(\w+))?")
-COUNT = re.compile(r"\b(?:\d+|\w+teen|(?:twenty|thirty|forty|fifty)[\w-]*) (?:presets|causes|findings)\b", re.I)
+COUNT = re.compile(
+    r"\b(?:\d+|\w+teen|(?:twenty|thirty|forty|fifty)[\w-]*) (?:presets|causes|findings)\b", re.IGNORECASE
+)
 Line = tuple[int, str]
 Block = tuple[int, str, list[str]]
 """Number of the first line, language, lines."""

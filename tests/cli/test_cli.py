@@ -54,7 +54,7 @@ def test_algorithms_lists_all_and_shows_one(capsys) -> None:
     [
         ("train", "error: CONFIG is missing. See covey train --help"),
         ("diff one", "error: B is missing. See covey diff --help"),
-        ("pairs run", "error: --output is missing. See covey pairs --help"),
+        ("pairs", "error: RUN is missing. See covey pairs --help"),
         *(
             (
                 line,
