@@ -18,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -260,7 +261,9 @@ def main() -> None:
     parser.add_argument("yaml", type=Path, nargs="?", default=DEMO, help="of two stages")
     parser.add_argument("--steps", type=int, help="of the second stage at most")
     parser.add_argument("--ways", nargs="+", default=[*WAYS], choices=WAYS)
-    parser.add_argument("--folder", type=Path, default=Path("runs/anywhere"))
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()) / "covey-benchmarks" / "anywhere"
+    )
     parser.add_argument("--vllm", type=Path, help="virtual environment in which vLLM is installed")
     parser.add_argument("--note", default="", help="a sentence on the machine, for the page")
     parser.add_argument("--write", action="store_true")

@@ -8,7 +8,8 @@ and judged, so that what each token gained is known but for their noise, which i
 the same completions. An estimate is counted with the tokens that were generated for it besides these; the
 critic's are those it has learned from. Each is also shuffled, among the tokens or steps of its completion:
 the control. With --train the models of the first task also learn by four kinds of credit, oracle and control
-among them, from as many completions. What is measured is kept in runs/credit, so that the same command goes
+among them, from as many completions. Results are kept in covey-benchmarks/credit of the temporary folder,
+so that the same command goes
 on after an interruption. With --write the tables go to benchmarks/results/credit.md.
 """
 
@@ -18,6 +19,7 @@ import argparse
 import json
 import math
 import random
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -60,9 +62,9 @@ from lanes import (
     tokens_trained,
     write_rows,
 )
-from presets import RESULTS, ROOT
+from presets import RESULTS
 
-FOLDER = ROOT / "runs" / "credit"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "credit"
 PROBLEMS, GROUP, HALF, SHARE, CRITIC_STEPS = 8, 8, 32, 0.35, 30
 """``HALF`` of the continuations that are the truth; the model is taught until ``SHARE`` is right."""
 ORDERS = 100

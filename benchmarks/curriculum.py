@@ -7,7 +7,8 @@ From one cold start for each seed, orders are compared at equal completions, wha
 groups take included: as shuffled, easy or hard ones first, by measured pass rates, and what covey offers
 besides; GRPO and PPO with and without a curriculum. Estimators by token are compared with GRPO at equal
 generated tokens, those of continuations included. Held-out accuracy is that of the evaluation nearest to the
-budget. Runs are kept in runs/curriculum, so that the same command goes on after an interruption. With
+budget. Runs are kept in covey-benchmarks/curriculum of the temporary folder,
+so that the same command goes on after an interruption. With
 --write the tables and curves go to benchmarks/results/curriculum.{md,svg}.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +30,9 @@ from covey.estimates import Evaluation, over_seeds
 from covey.insight.chart import Line, Panel, chart
 from covey.insight.stages import points
 from lanes import cold_start, machine, merged, ppo, quiet, records, reversal_row, settings_of
-from presets import RESULTS, ROOT
+from presets import RESULTS
 
-FOLDER = ROOT / "runs" / "curriculum"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "curriculum"
 LEVELS = (2, 3, 4, 6, 8)
 """Digits to write backwards."""
 COLD, TRAINED, TEST = 150, 40, 40

@@ -4,7 +4,8 @@
 
 Each disease is a run, its cure another that differs in one thing; both begin from the same cold start. What
 the run finds first must be the disease's true cause, and a cured run must find nothing. Runs are tiny (48
-completions a step, a model of 50,000 weights) and kept in runs/diseases, so that the same command continues
+completions a step, a model of 50,000 weights) and kept in covey-benchmarks/diseases of the temporary folder,
+so that the same command continues
 after an interruption; findings are those of today's rules on the records. With --write the matrix and the
 pictures go to benchmarks/results/diseases.{md,svg}.
 """
@@ -17,6 +18,7 @@ import fnmatch
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +44,7 @@ from covey.training.pipeline import run_pipeline
 from presets import PRESETS, RESULTS, ROOT, Settings, merged
 from worlds import write_cold_start, write_problems
 
-FOLDER = ROOT / "runs" / "diseases"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "diseases"
 OWN = f"{ROOT / 'benchmarks' / 'worlds.py'}:"
 ANSWER = {"math_answer": {"rule": "answer_tag"}}
 BASE: Settings = {

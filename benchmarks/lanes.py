@@ -6,7 +6,8 @@ Two tasks, one cold start of 0.1M weights for each task and seed, from which eve
 sample as they learn take 30 steps of 64 completions; the others are given as many completions of the cold
 start at once, and train on what they keep of them until as many tokens went through the model as GRPO has
 trained. Held-out accuracy is measured once, at the end, on the same 300 problems. CPU seconds are of one
-thread and of training alone. Runs are kept in runs/lanes, so that the same command goes on after an
+thread and of training alone. Runs are kept in covey-benchmarks/lanes of the temporary folder,
+so that the same command goes on after an
 interruption. With --write the tables go to benchmarks/results/lanes.md, and the memory by role to
 src/covey/insight/lane_memory.yaml, which `covey recommend` and the lab read.
 """
@@ -22,6 +23,7 @@ import os
 import platform
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -39,7 +41,7 @@ from covey.models.tiny import build_model, build_tokenizer
 from covey.tasks.sums import worked
 from presets import RESULTS, ROOT
 
-FOLDER = ROOT / "runs" / "lanes"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "lanes"
 MEASURED = ROOT / "src" / "covey" / "insight" / "lane_memory.yaml"
 STEPS, COMPLETIONS, TEST = 30, 64, 300
 REWARDS = [{"math_answer": {"rule": "answer_tag"}}, {"answer_format": 0.1}]

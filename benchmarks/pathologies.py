@@ -4,8 +4,9 @@
 
 A case is a few configs from one cold start; each trains below a minute of one thread, and its metrics are
 shown early and late in the run, beside what `covey explain` finds. `baselines` and `group_size` also
-measure the gradient's noise on the cold start. Runs are kept in runs/pathologies, so that the same command
-goes on after an interruption. With --write everything goes to benchmarks/results/pathologies.{md,svg}.
+measure the gradient's noise on the cold start. Runs are kept in covey-benchmarks/pathologies of the temporary
+folder, so that the same command goes on after an interruption. With --write
+everything goes to benchmarks/results/pathologies.{md,svg}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import datetime as dt
 import json
 import os
 import platform
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,7 @@ from covey.training.rl import prepare
 from covey.training.setup import set_up
 from presets import RESULTS, ROOT, VERDICT, Settings, cold_start, config_of, merged, trained
 
-FOLDER = ROOT / "runs" / "pathologies"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "pathologies"
 BASE: Settings = {
     "rewards": [VERDICT],
     "algorithm.kl": 0.1,

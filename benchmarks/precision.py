@@ -4,7 +4,8 @@
 
 The tasks are the demo's and that of examples/tools.yaml, as they stand, only that nothing stops before the
 last step, and the demo's with adapters. Each seed has one cold start, in float32, from which both go on with
-the same prompts and random numbers. Runs are kept in runs/precision, so that the same command goes on after
+the same prompts and random numbers. Runs are kept in covey-benchmarks/precision of the temporary folder,
+so that the same command goes on after
 an interruption. With --write the table goes to benchmarks/results/precision.md.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -27,7 +29,7 @@ from covey.insight.stages import points
 from lanes import machine, merged, records
 from presets import RESULTS, ROOT
 
-FOLDER = ROOT / "runs" / "precision"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "precision"
 DEMO = "src/covey/recipes/demo.yaml"
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "the demo's sums": (DEMO, {}),

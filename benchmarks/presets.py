@@ -6,7 +6,8 @@ The demo's first stage is run once per seed; each preset goes on from that model
 stage: 256 completions a step, a KL to a reference that is renewed (without it one cold start in four
 stays at 60 %, see docs/log.md), and its own settings of the table below. The bars are 80 and
 90 % of held-out problems solved greedily.
-Runs are kept in runs/presets, so that the same command goes on after an interruption; remove the folder
+Runs are kept in covey-benchmarks/presets of the temporary folder,
+so that the same command goes on after an interruption; remove the folder
 to start afresh. With --write the table and the curves go to benchmarks/results/presets.{md,svg}.
 """
 
@@ -19,6 +20,7 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -206,7 +208,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     parser.add_argument("--only", nargs="+", choices=PRESETS, default=list(PRESETS), metavar="PRESET")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "presets", help="where runs are kept")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "covey-benchmarks" / "presets",
+        help="where runs are kept",
+    )
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/presets.{md,svg}")
     arguments = parser.parse_args()
     threads = max(1, available_cpus() // arguments.jobs)

@@ -15,6 +15,7 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", default=RECIPES)
-    parser.add_argument("--runs", type=Path, default=Path("runs/recipes"))
+    parser.add_argument(
+        "--runs", type=Path, default=Path(tempfile.gettempdir()) / "covey-benchmarks" / "recipes"
+    )
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     sections = []

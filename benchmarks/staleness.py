@@ -5,7 +5,8 @@
 A tiny model, not trained before, learns to write digits: the reward is the fraction of its characters that
 are some. GRPO with one update per batch, so that nothing but `rollout.staleness` makes a token older than
 the weights it trains. The second part scores by a function that sleeps two seconds, under staleness 0 and 1.
-Runs are kept in runs/staleness, so that the same command goes on after an interruption; remove the folder to
+Runs are kept in covey-benchmarks/staleness of the temporary folder,
+so that the same command goes on after an interruption; remove the folder to
 start afresh. With --write the page and the curves go to benchmarks/results/staleness.{md,svg}.
 """
 
@@ -17,6 +18,7 @@ import datetime as dt
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +34,9 @@ from covey.insight.chart import Line, Panel, chart
 from covey.runs.folder import read_numbers
 from covey.signals import StopSignal
 from covey.training.pipeline import run_pipeline
-from presets import RESULTS, ROOT, Settings, merged
+from presets import RESULTS, Settings, merged
 
-FOLDER = ROOT / "runs" / "staleness"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "staleness"
 BOUNDS = (0, 1, 2, 4, 8)
 CORRECTIONS: Mapping[str, object] = {"none": None, "truncated": "truncated"}
 GENTLE_STEPS, GENTLE_LR = 60, 1e-3

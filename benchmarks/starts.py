@@ -7,7 +7,8 @@ Three digits to add, and a model of 0.1M weights. A base model is one that has r
 in tags. `base, then supervised` is that model after 480 tagged worked answers. Then the same reinforcement
 for all, at two rates, paid for a correct answer in tags and a tenth for the tags. What is counted is sampled
 completions, as many for every arm; what a model has read before is in the table. Held-out accuracy is by the
-tagged answer, on the same 200 problems. Runs are kept in runs/starts, so that the same command goes on after
+tagged answer, on the same 200 problems. Runs are kept in covey-benchmarks/starts of the temporary folder,
+so that the same command goes on after
 an interruption. With --write the tables and the curves go to benchmarks/results/starts.{md,svg}.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -31,9 +33,9 @@ from covey.insight.chart import Line, Panel, chart
 from covey.insight.stages import points
 from covey.models.tiny import build_model, build_tokenizer
 from lanes import RL, machine, merged, quiet, records, settings_of, sum_row, write_rows
-from presets import RESULTS, ROOT
+from presets import RESULTS
 
-FOLDER = ROOT / "runs" / "starts"
+FOLDER = Path(tempfile.gettempdir()) / "covey-benchmarks" / "starts"
 Row = Mapping[str, Any]
 STEPS, EVERY, LONGEST, TEST = 40, 20, 24, 200
 SUPERVISED, BATCH, KNOWS = 30, 16, 0.4

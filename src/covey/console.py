@@ -266,8 +266,11 @@ class RunConsole:
     def step(
         self, number: int, value: float, facts: Mapping[str, str], worries: Mapping[str, str] | None = None
     ) -> None:
-        """A step ended: its headline value (reward or loss), further facts, and how worrying ones look."""
-        self.values.append((float(number), value))
+        """A step ended: its headline value (reward or loss), further facts, and how worrying ones look.
+
+        A value that is NaN, of a step in which nothing could be scored, is no point of the curve.
+        """
+        self.values += [] if math.isnan(value) else [(float(number), value)]
         self.step_number, self.facts, self.worries, self.activity = number, facts, worries or {}, ""
         self._refresh()
         every = max(1, self.steps // LINES_PER_STAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -67,7 +68,7 @@ def step_metrics(
         **rollout.metrics,
         "entropy/sampled": sampled_entropy(groups),
         "update/coverage": covered(batch, groups, algorithm.skips_idle),
-        "optimizer/grad_norm": float(np.mean(applied)) if applied else 0.0,
+        "optimizer/grad_norm": float(np.mean(applied)) if applied else math.nan,
         "optimizer/updates": float(len(done.norms)),
         "optimizer/skipped": float(len(done.norms) - len(applied)),
         "optimizer/lr": learning_rate(step, train),
@@ -160,10 +161,15 @@ def worries(metrics: Mapping[str, float]) -> dict[str, str]:
 def console_facts(metrics: Mapping[str, float], times: Mapping[str, float]) -> dict[str, str]:
     """What the console shows of a step."""
     return {
-        "reward": f"{metrics['reward/mean']:.3f}",
+        "reward": shown(metrics["reward/mean"], ".3f"),
         "correct": f"{100 * metrics['accuracy']:.0f} %",
         "dead groups": f"{100 * metrics['groups/dead']:.0f} %",
         "truncated": f"{100 * metrics['length/truncated']:.0f} %",
-        "entropy": f"{metrics['entropy/sampled']:.2f}",
+        "entropy": shown(metrics["entropy/sampled"], ".2f"),
         "tokens/s": f"{times.get('tokens_per_second/rollout', 0.0):,.0f}",
     }
+
+
+def shown(value: float, form: str) -> str:
+    """A number for people; none where there was nothing to take a mean of."""
+    return "none" if math.isnan(value) else format(value, form)

@@ -8,19 +8,29 @@ correct, and which engine samples for a `use_vllm=True` without a server.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from covey import api
+from covey.config.given import with_given
+from covey.config.start import Start
 from covey.config.trl import LEFT_OUT, LOSS, NAMES, SAME, algorithm_of, told
 from covey.config.usercode import name_of, spec_of
-from covey.errors import ConfigError
+from covey.errors import ConfigError, GuardStop
+from covey.models.load import load_policy
+from covey.models.policy import save_policy
+from covey.prompts import texts_of
 from covey.rewards.contract import Reward
+from covey.runs.folder import checkpoints, read_numbers
+from covey.runs.reader import seconds_of
+from covey.tasks.source import load_source
 
 if TYPE_CHECKING:
+    from covey.config.load import Loaded
     from covey.insight.ending import Result
 
 _BATCH: Mapping[str, int | float | None] = {
@@ -212,8 +222,18 @@ def _correction(given: Mapping[str, object]) -> dict[str, object] | None:
     )
 
 
+class TrainOutput(NamedTuple):
+    """What TRL's `train()` returns."""
+
+    global_step: int
+    """Training steps of the run, those before a resume included."""
+    training_loss: float
+    """Its mean over them; NaN where there is none."""
+    metrics: Mapping[str, float | str]
+
+
 class GRPOTrainer:
-    """TRL's trainer: model, rewards, arguments, data. `train()` returns covey's result."""
+    """TRL's trainer: model, rewards, arguments, data. What covey says of the run is in `result`."""
 
     def __init__(
         self,
@@ -232,6 +252,9 @@ class GRPOTrainer:
             raise ConfigError(f"GRPOTrainer: {refused[0]} has no counterpart in `covey.train`; leave it out")
         self.model, self.args = model, args or GRPOConfig()
         self.result: Result | None = None
+        """None before `train`, and where a guard stopped it."""
+        self._stopped = ""
+        """Why a guard did."""
         if train_dataset is None:
             train_dataset = self._empty_prompts(environment_factory)
         data = {"train": list(train_dataset)}
@@ -271,20 +294,49 @@ class GRPOTrainer:
         count = int(str(run["train.steps"])) * int(str(run["rollout.prompts_per_step"]))
         return [{"prompt": [{"role": "user", "content": ""}]}] * count
 
-    def train(self, resume_from_checkpoint: object = None) -> Result:
-        """Train, or continue what an earlier try has left in `output_dir`."""
+    def train(self, resume_from_checkpoint: object = None) -> TrainOutput:
+        """Train, or continue what an earlier try has left in `output_dir`.
+
+        A run that a guard stops ends as in TRL, with its reason printed and in `metrics["stopped"]`.
+        """
         if isinstance(resume_from_checkpoint, str | Path):
             raise ConfigError(f"train: {told('resume_from_checkpoint')}; the newest checkpoint is taken")
         for note in self._notes:
             print(f"note: {note}")
-        self.result = api.train(None, quiet=False, overwrite=False, **self._settings)
-        return self.result
+        self._stopped = ""
+        try:
+            self.result = api.train(None, quiet=False, overwrite=False, **self._settings)
+        except GuardStop as reason:
+            self._stopped = str(reason)
+            print(f"stopped: {reason}")
+        return self._output()
+
+    def _output(self) -> TrainOutput:
+        """What the run's records come to."""
+        run = self._loaded().config.output
+        metrics, timings = (read_numbers(run, f"{name}.jsonl") for name in ("metrics", "timings"))
+        losses = [record["loss"] for record in metrics if "loss" in record]
+        loss = sum(losses) / len(losses) if losses else math.nan
+        told: dict[str, float | str] = {"train_runtime": seconds_of(run, timings), "train_loss": loss}
+        return TrainOutput(len(metrics), loss, told | ({"stopped": self._stopped} if self._stopped else {}))
+
+    def _loaded(self) -> Loaded:
+        return Start(None, (), with_given(self._settings)).load()
 
     def save_model(self, output_dir: str | Path) -> None:
-        """Copy the trained model there."""
-        if self.result is None:
+        """Copy the trained model there; of a run that was stopped that of its last checkpoint.
+
+        Where there is none yet, no update was kept, and it is the model that the run began with.
+        """
+        if self.result is not None:
+            shutil.copytree(self.result.made, output_dir, dirs_exist_ok=True)
+            return
+        if not self._stopped:
             raise ConfigError("save_model: nothing was trained yet; call train() first")
-        shutil.copytree(self.result.made, output_dir, dirs_exist_ok=True)
+        loaded = self._loaded()
+        newest = next(reversed(checkpoints(loaded.config.output)), None)
+        policy = load_policy(replace(loaded, checkpoint=newest), texts_of(load_source(loaded), loaded.config))
+        save_policy(policy, Path(output_dir))
 
 
 def _rewards(functions: object, weights: object) -> list[object]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from covey.cli import main
+from covey.cli import app, main
 
 
 def test_help_is_light() -> None:
@@ -157,3 +158,13 @@ def test_the_copy_of_the_lab_is_told_as_json(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr("covey.ui.copy.write_copy", lambda folder: folder / "lab.html")
     assert main(["lab", "--static", 'a "b"', "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"page": 'a "b"/lab.html'}
+
+
+def test_help_sorts_the_commands_by_what_somebody_is_about_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    text = capsys.readouterr().out
+    titles = ["Train", "Before a run", "Look at runs", "Check rewards", "Use a model", "Learn", "Options"]
+    found = [re.escape(title) for title in titles]
+    assert re.search(".*".join(rf"\W{title}\W" for title in found), text, re.DOTALL)
+    grouped = {name: [g.name for g in app[name].group] for name in app if not name.startswith("-")}
+    assert all(len(groups) == 1 and groups[0] in titles[:-1] for groups in grouped.values()), grouped

@@ -92,7 +92,8 @@ def test_a_chat_run_prints_and_describes_what_it_was_trained_on(tmp_path: Path, 
     assert said(line) == [*expected, '--chat-template-kwargs={"enable_thinking": false}', "It's $2!"]
     card = (run / "final" / "README.md").read_text()
     head = yaml.safe_load(card.split("---")[1])
-    assert head["base_model"] == str(base)
+    assert "base_model" not in head  # of a folder no hub knows
+    assert str(tmp_path) not in card and "from `../base`" in card
     assert head["license"] == "apache-2.0"
     assert head["datasets"] == ["rows.jsonl"]
     assert head["pipeline_tag"] == "text-generation"
@@ -100,7 +101,7 @@ def test_a_chat_run_prints_and_describes_what_it_was_trained_on(tmp_path: Path, 
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     snippet += "\nprint(tokenizer.decode(inputs['input_ids'][0]))"
     done = subprocess.run(
-        [sys.executable, "-c", snippet], cwd="/", capture_output=True, text=True, env=environment
+        [sys.executable, "-c", snippet], cwd=run, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
     assert "user\nIt's $2!<|im_end|>\nno<|im_start|>assistant\n" in done.stdout.replace(
@@ -108,16 +109,17 @@ def test_a_chat_run_prints_and_describes_what_it_was_trained_on(tmp_path: Path, 
     )
 
 
-def test_cards_of_adapters_and_of_later_stages(tmp_path: Path) -> None:
+def test_cards_of_adapters_and_of_later_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft")
-    base = model_with(tmp_path / "base", WITH_TOOLS)
+    base = model_with(tmp_path / "models--some--base" / "snapshots" / "1", WITH_TOOLS)
     start(tmp_path / "one", model=str(base), lora={"rank": 2})
     start(tmp_path / "two", model=str(tmp_path / "one" / "final"), lora={"rank": 2})
-    for run, own in (("one", base), ("two", tmp_path / "one" / "final")):
+    for run, own in (("one", "some/base"), ("two", "../one/final")):
         final = tmp_path / run / "final"
         head = yaml.safe_load((final / "README.md").read_text().split("---")[1])
-        assert head["base_model"] == str(base)
+        assert head["base_model"] == "some/base"
         card = (final / "adapter" / "README.md").read_text()
-        assert yaml.safe_load(card.split("---")[1])["base_model"] == str(own)
-        snippet = card.partition("```python\n")[2].partition("```")[0]
+        assert str(tmp_path) not in card + (final / "README.md").read_text() and f"from `{own}`" in card
+        snippet = card.partition("```python\n")[2].partition("```")[0].replace("some/base", str(base))
+        monkeypatch.chdir(tmp_path / run)
         exec(compile(snippet, "card", "exec"), {})

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from covey.config.load import load_config, resolved, resolved_yaml
 from covey.config.sources import key_paths
 from covey.errors import ConfigError
+from covey.ui.records import differing_settings
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -318,3 +319,14 @@ def test_dotted_keys_in_a_file_reach_inside(tmp_path: Path) -> None:
     file.write_text("model: tiny\nrollout: {max_tokens: 5}\nrollout.max_tokens: 64\n")
     with pytest.raises(ConfigError, match=r"run.yaml:3: rollout.max_tokens is set already"):
         load_config(file)
+
+
+def test_the_length_that_a_loss_divides_by_stands_as_a_number(tmp_path: Path) -> None:
+    values = {"data": {"task": "sums"}, "algorithm": "dr_grpo", "rollout": {"max_tokens": 77}}
+    recorded = resolved(load_config(values=values))
+    assert recorded["algorithm"]["reduce"]["length"] == 77
+    again = load_config(values={**values, "algorithm": recorded["algorithm"]})
+    assert resolved(again)["algorithm"] == recorded["algorithm"]
+    (tmp_path / "config.yaml").write_text(resolved_yaml(again))
+    shown = {s["setting"]: s["value"] for s in differing_settings(tmp_path)}
+    assert shown["algorithm.name"] == "dr_grpo" and not any("reduce" in name for name in shown)

@@ -48,6 +48,8 @@ def test_a_page_says_what_is_there(page: Path) -> None:
         ("`make nothing`", 1, "no target nothing"),
         ("```yaml\nalgoritm: dapo\n```", 2, "did you mean algorithm"),
         ("```yaml\nrewards: [math_anwser]\n```", 2, "did you mean math_answer"),
+        ("It has 35 presets.", 1, "35 presets; leave the number out"),
+        ("It knows\nseventeen causes.", 2, "seventeen causes"),
         ("```python\ndef f(:\n```", 2, "not valid Python"),
     ],
 )

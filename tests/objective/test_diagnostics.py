@@ -141,6 +141,20 @@ def test_group_metrics_count_dead_groups_by_their_kind() -> None:
     assert metrics["length/truncated"] == 0
 
 
+def test_a_mean_of_nothing_is_missing() -> None:
+    """Not 0, which would be a length of incorrect completions that there are not, a reward nobody gave."""
+    solved, failed = group_metrics([group([1, 1])]), group_metrics([group([math.nan, math.nan])])
+    assert {k for k, v in solved.items() if math.isnan(v) and "stderr" not in k} == {
+        "length/incorrect",
+        "text/reflection/incorrect",
+    }
+    assert {k for k, v in failed.items() if math.isnan(v) and "stderr" not in k} == {
+        *("length/correct", "text/reflection/correct"),
+        *("reward/mean", "reward/std", "reward/answer/mean", "reward/answer/std"),
+    }
+    assert (failed["reward/unscored"], failed["accuracy"]) == (1, 0)
+
+
 def test_rewards_are_correlated_where_both_judged_and_both_vary() -> None:
     x, nan = np.array([0, 1, 2, 3.0]), math.nan
     found = correlations({"x": x, "same": 2 * x + 1, "against": -x, "flat": np.ones(4)})

@@ -318,3 +318,68 @@ def test_c_is_checked_by_a_compiler_in_the_sandbox(sandbox: SandboxBackend) -> N
     for nothing in ("", "// only a comment", "/* open", "#include <stdio.h>\n/* and */"):
         assert value(nothing) == 0.0
     assert value('#include "/etc/passwd"\nint main(void) { return 0; }') == 0.0
+
+
+MBPP = [
+    "assert set(similar((3, 4, 5, 6),(5, 7, 4, 10))) == set((4, 5))",
+    "assert set(similar((1, 2, 3, 4),(5, 4, 3, 7))) == set((3, 4))",
+]
+SIMILAR = "def similar(a, b):\n    return tuple(set(a) & set(b))"
+
+
+@pytest.mark.parametrize("column", ["tests", "test_list"])
+def test_a_list_of_asserts_has_to_hold_whole(sandbox: SandboxBackend, column: str) -> None:
+    def paid(code: str, tests: object = MBPP, **settings: Any) -> tuple[float | None, str]:
+        score = code_tests(fenced(code), sandbox=sandbox, **{column: tests}, **settings)
+        return score.value, score.status
+
+    assert paid(SIMILAR) == paid(SIMILAR, json.dumps(MBPP)) == (1.0, "ok")
+    assert paid("def similar(a, b):\n    return (4, 5)") == (0.0, "ok")  # one of two
+    close = ["assert isclose(half(3), 1.5)", "assert not half(0)"]
+    setup = "from math import isclose"
+    assert paid("def half(x):\n    return x / 2", close, setup=setup) == (1.0, "ok")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        (
+            "class similar(tuple):\n    def __new__(c, *a): return super().__new__(c)\n"
+            "    def __eq__(self, other): return True\n    __hash__ = tuple.__hash__"
+        ),
+        "import builtins\nbuiltins.set = lambda *a: 1\ndef similar(a, b): return (1,)",
+        "import os\ndef similar(a, b): os._exit(0)",
+        "def similar(a, b): raise SystemExit(0)",
+        "def similar(a, b): raise StopIteration",
+        "import sys\ndef similar(a, b):\n    sys._getframe(1).f_globals['passed'] = True\n    return ()",
+        "assert False",
+        "",
+    ],
+)
+def test_no_program_talks_its_way_past_asserts(sandbox: SandboxBackend, code: str) -> None:
+    assert code_tests(fenced(code), sandbox=sandbox, test_list=MBPP).value == 0.0
+
+
+def test_asserts_that_decide_nothing_are_told_with_their_reason(sandbox: SandboxBackend) -> None:
+    rows = [
+        {"test_list": MBPP, "solution": SIMILAR},
+        {"test_list": MBPP, "solution": "def similar(a, b): return ()"},
+        {"test_list": ["assert f(1) ==", "assert f(2)"]},
+        {"test_list": ["f(1)"]},
+        {"test_list": ["assert f(1)", 3]},
+        {"test_list": ["assert f(g(1))"]},
+        {"test_list": ["assert f(g(1))"], "entry_point": "f"},
+        {"test_list": ["assert True"]},
+    ]
+    said = bad_tests(rows, sandbox=sandbox)
+    assert [said[0], said[6]] == [None, None]
+    for row, reason in (
+        (1, "its own solution gets 0"),
+        (2, "test 1 is not Python"),
+        (3, "no assert"),
+        (4, "test 2 has no assert"),
+        (5, "call f, g; name the tested one"),
+        (7, "call no function"),
+    ):
+        assert reason in str(said[row])
+    assert "points: all" in str(bad_tests(rows[:1], points="fraction")[0])

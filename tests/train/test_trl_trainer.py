@@ -42,8 +42,9 @@ def test_a_pasted_script_trains_the_model_it_was_given(tmp_path: Path, capsys) -
         model=given["model"], processing_class=given["tokenizer"], reward_funcs=[by_length], args=args,
         train_dataset=Dataset(ROWS), eval_dataset=Dataset(ROWS[:2]),
     )  # fmt: skip
-    result = trainer.train()
-    assert result.steps == 4  # 16 rows, 4 prompts of 2 completions in a batch of 4 * 2
+    output = trainer.train()
+    assert trainer.result is not None
+    assert trainer.result.steps == output.global_step == 4  # 16 rows, 4 prompts of 2 in a batch of 4 * 2
     assert any((before[name] != weight).any() for name, weight in weights(trainer.model).items())
     said = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert said["rollout"]["prompts_per_step"] == 4
@@ -55,6 +56,32 @@ def test_a_pasted_script_trains_the_model_it_was_given(tmp_path: Path, capsys) -
     assert "for TRL's eval_on_start leave it out" in out
     trainer.save_model(tmp_path / "mine")
     assert (tmp_path / "mine" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("given", ["tiny", "object", "lora"])
+def test_a_run_that_a_guard_stops_ends_as_in_trl_and_can_be_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    """The first thing a smoke test of a few steps meets: a model that solves nothing."""
+    made = live() if given != "tiny" else {"model": "tiny", "tokenizer": None}
+    args = GRPOConfig(
+        output_dir=tmp_path / "run", max_completion_length=4, max_steps=2, num_generations=2,
+        per_device_train_batch_size=4,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=made["model"], processing_class=made["tokenizer"], reward_funcs=nothing, args=args,
+        train_dataset=ROWS, peft_config=lora() if given == "lora" else None,
+    )  # fmt: skip
+    output = trainer.train()
+    assert (output.global_step, trainer.result) == (2, None)
+    assert "not one changed a weight" in str(output.metrics["stopped"])
+    assert "stopped: 2 steps were done" in capsys.readouterr().out
+    trainer.save_model(tmp_path / "mine")
+    assert (tmp_path / "mine" / "model.safetensors").is_file()
+
+
+def nothing(completions: list[str], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
 
 
 LISTING = """

@@ -20,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import covey
+from covey.insight.show import show_step
 from covey.ui import server
-from covey.ui.records import Runs, listed_runs, run_page, run_state
+from covey.ui.records import Runs, group_page, listed_runs, run_page, run_state, step_page
 from covey.ui.server import STATIC
 from covey.ui.thinning import MOST, Curve
 from tests.fakes import as_stream, rewrite_rollouts, rows_of
-from tests.ui.conftest import TOKEN, made_run
+from tests.ui.conftest import TOKEN, log_step, made_group, made_run
 
 
 def asked(url: str, path: str, host: str | None = None, token: str = TOKEN, method: str = "GET"):
@@ -259,3 +260,20 @@ def test_a_message_with_two_lengths_is_refused_and_nothing_of_it_is_another_one(
         reply = b"".join(iter(lambda: connection.recv(4096), b""))
     assert reply.startswith(b"HTTP/1.1 400")
     assert reply.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ({"name": "rloo", "kl": {"place": "reward", "coef": 0.1}}, "The KL in the reward"),
+        ({"name": "reinforce_pp", "kl": None}, "compares with something else than the group"),
+    ],
+)
+def test_a_dead_group_with_advantages_has_the_reason_of_its_own_algorithm(
+    tmp_path: Path, algorithm: object, says: str
+) -> None:
+    folder = made_run(tmp_path / "run", algorithm=algorithm)
+    log_step(folder, 0, [made_group([1.0, 1.0], ["4", "5"]), made_group([1.0, 0.0], ["4", "5"])])
+    assert says in step_page(folder.path, 0)["why_pushed"] in "\n".join(show_step(folder.path, 0)[1])
+    assert says in group_page(folder.path, 0, 0)["why_pushed"]
+    assert group_page(folder.path, 0, 1)["why_pushed"] == ""

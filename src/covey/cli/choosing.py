@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from covey.cli.commands import PLAIN, Json, Manner, Settings, _print, _tell, app
+from covey.cli.groups import BEFORE, TRAIN
 
 
-@app.command(name="sweep")
+@app.command(name="sweep", group=TRAIN)
 def command_sweep(
     config: Path,
     *settings: Settings,
@@ -46,7 +47,7 @@ def command_sweep(
     return int(bool(failed))
 
 
-@app.command(name="recommend")
+@app.command(name="recommend", group=BEFORE)
 def command_recommend(
     *,
     verifier: bool = False,

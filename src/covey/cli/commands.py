@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, validators
 
+from covey.cli.groups import BEFORE, MODELS, OPTIONS, REWARDS, RUNS, TRAIN
 from covey.console import Output, as_line, inert, say_aside, tolerant_output
 from covey.errors import ConfigError, CoveyError, Stopped, as_error, disk_error, is_panic, resume_command
 from covey.parent import CRASHED
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 app = App(
     name="covey",
+    group_commands=OPTIONS,
     help="Train language models by reinforcement learning without a critic.",
     help_format="plaintext",
     suppress_keyboard_interrupt=False,
@@ -76,7 +78,7 @@ TRAINING = {"demo", "train", "resume", "sweep"}
 """Commands whose result is in a folder, whatever becomes of what they print."""
 
 
-@app.command(name="demo")
+@app.command(name="demo", group=TRAIN)
 def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Watch a small model learn arithmetic by GRPO: no download, no GPU, a few minutes."""
     recipe = Path(str(files("covey") / "recipes" / "demo.yaml"))
@@ -90,13 +92,13 @@ def command_demo(*settings: Settings, manner: Manner = PLAIN, as_json: Json = Fa
     return code
 
 
-@app.command(name="train")
+@app.command(name="train", group=TRAIN)
 def command_train(config: Path, *settings: Settings, manner: Manner = PLAIN, as_json: Json = False) -> int:
     """Train as a YAML file says. Run it again to continue after an interruption."""
     return _train(_start(config, settings), manner, as_json)
 
 
-@app.command(name="resume")
+@app.command(name="resume", group=TRAIN)
 def command_resume(
     run: Path, *settings: Settings, manner: Manner = PLAIN, trust: Trust = False, as_json: Json = False
 ) -> int:
@@ -163,7 +165,7 @@ def _train(start: Start, manner: Manner, as_json: bool, resumed: Path | None = N
     return int(failed)
 
 
-@app.command(name="eval")
+@app.command(name="eval", group=MODELS)
 def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as_json: Json = False) -> int:
     """Measure a model on held-out problems: greedy, pass@k, majority vote, with intervals.
 
@@ -180,7 +182,7 @@ def command_evaluate(config: Path, *settings: Settings, trust: Trust = False, as
     return 0
 
 
-@app.command(name="explain")
+@app.command(name="explain", group=RUNS)
 def command_explain(what: str = "", *, as_json: Json = False) -> int:
     """Say what went wrong in a run and which line mends it; or what a setting, metric or finding means.
 
@@ -204,7 +206,7 @@ def command_explain(what: str = "", *, as_json: Json = False) -> int:
     return 0
 
 
-@app.command(name="sample")
+@app.command(name="sample", group=MODELS)
 def command_sample(
     model: str,
     *prompts: str,
@@ -243,7 +245,7 @@ def command_sample(
     return 0
 
 
-@app.command(name="serve")
+@app.command(name="serve", group=MODELS)
 def command_serve(
     model: str,
     *settings: Settings,
@@ -266,7 +268,7 @@ def command_serve(
     return 0
 
 
-@app.command(name="score")
+@app.command(name="score", group=REWARDS)
 def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json: Json = False) -> int:
     """Apply rewards to a JSONL file of completions, a row each. Exit code 1 if one of them judged no row.
 
@@ -282,7 +284,7 @@ def command_score(file: Path, *rewards: Rewarding, trust: Trust = False, as_json
     return int(any(map(math.isnan, means.values())))
 
 
-@app.command(name="stress")
+@app.command(name="stress", group=REWARDS)
 def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     """Attack rewards before training: say what they pay and should not. Exit code 1 if there is any.
 
@@ -301,7 +303,7 @@ def command_stress(file: Path, *rewards: str, as_json: Json = False) -> int:
     return int(bool(report.findings))
 
 
-@app.command(name="doctor")
+@app.command(name="doctor", group=BEFORE)
 def command_doctor(*, as_json: Json = False) -> int:
     """Say what this machine offers: versions, device, kernels, threads, memory, disk, sandbox. Exit code 1
     if anything keeps covey from running.

@@ -9,10 +9,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from covey.cli.commands import Json, Rewarding, Settings, Trust, _load, _print, _tell, app
+from covey.cli.groups import BEFORE, LEARN, MODELS, REWARDS, RUNS, TRAIN
 from covey.errors import ConfigError
 
 
-@app.command(name="preview")
+@app.command(name="preview", group=BEFORE)
 def command_preview(
     config: Path,
     *settings: Settings,
@@ -52,7 +53,7 @@ def command_preview(
     return 130 if found.measured.stopped else int(found.word == "no")
 
 
-@app.command(name="plan")
+@app.command(name="plan", group=BEFORE)
 def command_plan(
     config: Path,
     *settings: Settings,
@@ -97,7 +98,7 @@ def command_plan(
     return int(sum(forecast.memory.values()) > forecast.there)
 
 
-@app.command(name="launch")
+@app.command(name="launch", group=TRAIN)
 def command_launch(
     config: Path,
     *settings: Settings,
@@ -128,7 +129,7 @@ def command_launch(
     return 0
 
 
-@app.command(name="show")
+@app.command(name="show", group=RUNS)
 def command_show(
     run: Path, step: int | None = None, group: int | None = None, *, as_json: Json = False
 ) -> int:
@@ -149,7 +150,7 @@ def command_show(
     return 0
 
 
-@app.command(name="diff")
+@app.command(name="diff", group=RUNS)
 def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
     """Compare two runs: settings, curves, and the problems both have met, with intervals.
 
@@ -162,7 +163,7 @@ def command_diff(a: Path, b: Path, *, as_json: Json = False) -> int:
     return 0
 
 
-@app.command(name="rescore")
+@app.command(name="rescore", group=REWARDS)
 def command_rescore(
     run: Path,
     *words: Rewarding,
@@ -189,7 +190,7 @@ def command_rescore(
     return 0
 
 
-@app.command(name="export")
+@app.command(name="export", group=MODELS)
 def command_export(
     run: Path,
     *,
@@ -210,7 +211,7 @@ def command_export(
     return 0
 
 
-@app.command(name="pairs")
+@app.command(name="pairs", group=RUNS)
 def command_pairs(
     run: Path,
     *,
@@ -235,7 +236,7 @@ def command_pairs(
     return 0
 
 
-@app.command(name="algorithms")
+@app.command(name="algorithms", group=LEARN)
 def command_algorithms(name: str | None = None, *, dialect: str | None = None, as_json: Json = False) -> int:
     """List the algorithms axis by axis, or show one, by name, or as a --dialect has it: formulas and YAML."""
     from covey.cli.algorithms import show_all, show_one
@@ -243,7 +244,7 @@ def command_algorithms(name: str | None = None, *, dialect: str | None = None, a
     return show_one(name or "grpo", as_json, dialect) if name or dialect else show_all(as_json)
 
 
-@app.command(name="verify")
+@app.command(name="verify", group=RUNS)
 def command_verify(run: Path, *, as_json: Json = False) -> int:
     """Say of every file of a run whether it is as it was written. Exit code 4 if one is damaged or missing.
 
@@ -257,7 +258,7 @@ def command_verify(run: Path, *, as_json: Json = False) -> int:
     return 0 if whole else 4
 
 
-@app.command(name="report")
+@app.command(name="report", group=RUNS)
 def command_report(
     run: Path,
     output: Annotated[Path, Parameter(name=("--output", "-o"))] = Path("report.html"),
@@ -276,7 +277,7 @@ def command_report(
     return 0
 
 
-@app.command(name="check")
+@app.command(name="check", group=BEFORE)
 def command_check(
     config: Path, *settings: Settings, steps: int = 2, trust: Trust = False, as_json: Json = False
 ) -> int:

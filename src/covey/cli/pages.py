@@ -8,13 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from covey.cli.commands import Json, _print, app
+from covey.cli.groups import LEARN, RUNS
 
 Open = Annotated[
     bool, Parameter(name="--open", negative="--no-open", help="Open a browser, where there is one.")
 ]
 
 
-@app.command(name="ui")
+@app.command(name="ui", group=RUNS)
 def command_ui(
     runs: Path = Path("runs"), *, port: int = 0, open_browser: Open = True, as_json: Json = False
 ) -> int:
@@ -29,7 +30,7 @@ def command_ui(
     return 0
 
 
-@app.command(name="lab")
+@app.command(name="lab", group=LEARN)
 def command_lab(
     runs: Path = Path("runs"),
     *,

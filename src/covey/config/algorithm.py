@@ -218,9 +218,16 @@ def _validated(where: str, annotation: Any, value: object) -> object:
         raise ConfigError(f"{where}: {without_password(repr(value))}: {error.errors()[0]['msg']}") from None
 
 
-def describe(algorithm: Algorithm) -> dict[str, object]:
-    """The algorithm as a config mapping with every axis and setting spelled out."""
-    return {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
+def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, object]:
+    """The algorithm as a config mapping with every axis and setting spelled out.
+
+    With ``max_tokens``, the length that a reduction divides by is the number that it comes to there.
+    """
+    found = {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
+    reduce = found["reduce"]
+    if isinstance(reduce, dict) and reduce.get("length", ...) is None:
+        reduce["length"] = max_tokens
+    return found
 
 
 def own_code(algorithm: Algorithm) -> list[str]:

@@ -304,7 +304,7 @@ def resolved(loaded: Loaded) -> dict[str, object]:
     """The whole config as plain values, defaults and the algorithm's axes spelled out."""
     values = json.loads(loaded.config.model_dump_json(exclude={"rewards", "stages", "algorithm"}))
     values["rewards"] = plain(loaded.config.rewards, loaded.folder)
-    values["algorithm"] = describe(loaded.algorithm)
+    values["algorithm"] = describe(loaded.algorithm, loaded.config.rollout.max_tokens)
     if loaded.before is not None:  # so that a pipeline may be moved
         values["model"] = f"../{loaded.before.name}/final"
     if loaded.home is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ Trained from {base} on {data} with covey: {method}, {steps} steps, seed {seed}.
 
 ## Use
 
+In the run's folder, or with the name under which the model is published:
+
 ```python
 {imports}
 
@@ -41,7 +45,7 @@ model = {model}
 print({use})
 ```
 
-{settings} holds every setting, `metrics.jsonl` next to it every step.
+The run's `config.yaml` holds every setting, its `metrics.jsonl` every step.
 """
 
 
@@ -52,6 +56,9 @@ A checkpoint of the run `{name}`, trained with covey and written by `covey expor
 {table}
 """
 
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+IN_CACHE = re.compile(r"/models--([^/]+?)--([^/]+)/snapshots/")
+"""A hub's model in the cache of huggingface_hub."""
 METHODS_IN_WORDS = {"sft": "supervised fine-tuning", "reward_model": "training as a reward model"}
 """Methods whose name says too little."""
 
@@ -82,8 +89,7 @@ def write_cards(final: Path, trained: Trained) -> None:
 def model_card(trained: Trained, adapter: bool = False) -> str:
     """Markdown of a card; with ``adapter`` for the low-rank weights alone."""
     config = trained.loaded.config
-    run = config.output.resolve()
-    path, base = str(run / "final"), _source(trained.loaded)
+    path, base = "final", _source(trained.loaded)
     load = f"{trained.loader}.from_pretrained({path!r})"
     imports = f"from transformers import {trained.loader}, AutoTokenizer"
     writes = trained.loader == Trained.loader
@@ -95,7 +101,7 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
     return CARD.format(
         metadata=yaml.safe_dump(_metadata(trained.loaded, adapter), sort_keys=False, allow_unicode=True),
         name=config.output.name + (" (adapter)" if adapter else ""),
-        base=f"`{base or config.model}`",
+        base=f"`{base or 'tiny'}`",
         data=_data(trained.loaded),
         method=_algorithm(trained.loaded)
         if config.method == "rl"
@@ -109,7 +115,6 @@ def model_card(trained: Trained, adapter: bool = False) -> str:
         model=load,
         inputs=_inputs(trained.example),
         use=use if writes else "model(**inputs).logits",
-        settings=f"`{run / 'config.yaml'}`",
     )
 
 
@@ -141,7 +146,7 @@ def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
     head = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
-        "base_model": _source(loaded) if adapter else _ancestor(loaded),
+        "base_model": _published(loaded) if adapter else _ancestor(loaded),
         **{k: of_base.get(k) for k in ("license", "license_name", "license_link")},
         "datasets": [config.data.train.name] if isinstance(config.data.train, Path) else None,
         "tags": ["covey", *tags],
@@ -150,17 +155,37 @@ def _metadata(loaded: Loaded, adapter: bool) -> dict[str, Any]:
 
 
 def _source(loaded: Loaded) -> str | None:
-    """The model the run began with, as it can be loaded from anywhere; None for `tiny`."""
+    """The model the run began with, as it is loaded from the run's folder; None for `tiny`.
+
+    Of a folder from elsewhere only the name: what lies above it is the author's machine.
+    """
+    name, run = _name(loaded), loaded.config.output.resolve()
+    folder = _folder(name, loaded.folder)
+    if published := _published(loaded):
+        return published
+    if folder is None:
+        return name if name != "tiny" else None
+    place, shared = folder.resolve(), (run.parent.parent, loaded.folder.resolve())
+    near = any(place.is_relative_to(own) and run.is_relative_to(own) for own in shared)
+    return Path(os.path.relpath(place, run)).as_posix() if near else place.name
+
+
+def _published(loaded: Loaded) -> str | None:
+    """The hub id of the model the run began with, where it is known."""
     name = _name(loaded)
     folder = _folder(name, loaded.folder)
-    return str(folder.resolve()) if folder else name if name != "tiny" else None
+    if folder is None:
+        return name if HUB_ID.fullmatch(name) else None
+    if cached := IN_CACHE.search(folder.resolve().as_posix()):
+        return f"{cached[1]}/{cached[2]}"
+    return None
 
 
 def _ancestor(loaded: Loaded) -> str | None:
-    """The model it all began with: of a run that began with another run's model, that one's."""
+    """The hub id of the model it all began with: of a run that began with another run's, that one's."""
     head = _head_of(_name(loaded), loaded.folder)
     ours = _folder(_name(loaded), loaded.folder) and "covey" in (head.get("tags") or ())
-    return head.get("base_model") if ours else _source(loaded)
+    return head.get("base_model") if ours else _published(loaded)
 
 
 def _name(loaded: Loaded) -> str:

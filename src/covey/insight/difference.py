@@ -118,7 +118,7 @@ def _curves(first: Path, second: Path, width: int = 78) -> Iterator[str]:
     for name, metric in (*CURVES.items(), ("held-out accuracy", "pass@1")):
         source = evals if metric == "pass@1" else logs
         points = [[(m["step"], m[metric]) for m in log if m.get(metric) is not None] for log in source]
-        if not all(points) or (metric == "loss" and "reward/mean" in logs[0][0]):
+        if not all(points) or (metric == "loss" and any("reward/mean" in m for m in logs[0])):
             continue
         bounds = (0.0, 1.0) if metric == "pass@1" else span([v for own in points for _, v in own])
         drawn = [

@@ -16,6 +16,7 @@ from covey.insight.forecast import Forecast, Workload, evaluations_of
 from covey.insight.odds import Counts, dead_share, reward_counts, tie_chances
 from covey.objective.diagnostics import answers_inside, sampled_entropy, score_metrics, text_metrics
 from covey.rewards.scorer import ScoringStats
+from covey.runs.rollouts import or_null
 from covey.types import Group
 
 SIZES_TOLD = (2, 4, 8, 16, 32, 64)
@@ -293,7 +294,7 @@ class Preview:
             "truncated": float(self.truncated.mean()),
             "length": {"mean": float(self.lengths.mean()), **self._quantiles()},
             "duplicates": text_metrics(texts, np.zeros(len(texts), bool))["text/duplicates"],
-            "entropy": sampled_entropy(groups),
+            "entropy": or_null(sampled_entropy(groups)),
             "answers": answers_inside(groups),
             "rewards": {
                 "seconds": dict(self.measured.reward_seconds),

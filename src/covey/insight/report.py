@@ -96,7 +96,7 @@ def _panels(metrics: NumberRecords, evals: NumberRecords, timings: NumberRecords
     counted = [{**m, **_frontier(m)} for m in metrics]
     for title, named in SMALL.items():
         drawn = [line for said, metric in named.items() for line in _line(said, counted, metric)]
-        if drawn and not (title == "loss" and any("reward/mean" in m for m in metrics[:1])):
+        if drawn and not (title == "loss" and any("reward/mean" in m for m in metrics)):
             flat = not any(y for line in drawn for y in line.y)
             panels.append(Panel(title, drawn, bounds=(0.0, 1.0) if flat else None))
     rates = [

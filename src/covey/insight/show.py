@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from covey.insight.verdict import judge_run
 from covey.opening import count_lines
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
-from covey.runs.reader import last_stage, read_ending, recorded_settings, seconds_of, stages_in
+from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import EXAMPLES
 
@@ -105,7 +105,7 @@ def finding_lines(stage: Path, found: Sequence[Finding]) -> Iterator[str]:
 
 
 def _curves(metrics: NumberRecords, evals: NumberRecords, width: int = 78) -> list[str]:
-    name = "reward" if metrics and "reward/mean" in metrics[0] else "loss"
+    name = "reward" if any("reward/mean" in m for m in metrics) else "loss"
     points = [(m["step"], v) for m in metrics if (v := _value(m, name)) is not None]
     held_out = [(e["step"], e["pass@1"]) for e in evals if e.get("pass@1") is not None]
     last = max([1.0, *(s for s, _ in (*points, *held_out))])
@@ -146,6 +146,8 @@ def show_step(folder: Path, step: int) -> tuple[ShownRecord, list[str]]:
         kind = "dead" if row.dead else "" if row.trained else "filtered"
         prompt = " ".join(row.prompt.split())[:PROMPT_SHOWN]
         lines.append(f"{row.group:>5} {mean:>7} {row.tokens:>6.0f}  {bars:<17}{kind:<9}{prompt}")
+    why = why_pushed(stage, log.rows)
+    lines += ["", f"dead: the rewards are equal. {why}"] if why else []
     record = {"run": str(stage), "step": step, "groups": [asdict(row) for row in rows]}
     return record, [*lines, "", f"covey show {stage} {step} GROUP"]
 
@@ -161,6 +163,16 @@ class _Row:
     spread: float
     dead: bool
     tokens: float
+
+
+def why_pushed(stage: Path, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Why completions of dead groups have advantages all the same, in a sentence; "" where none has."""
+    if not any(row.get("dead") and row["advantage"] for row in rows):
+        return ""
+    kl = (recorded_yaml(stage).get("algorithm") or {}).get("kl") or {}
+    if kl.get("place") == "reward":
+        return "The KL in the reward, which is not part of the reward that is shown, tells them apart."
+    return "This estimator compares with something else than the group, and trains on them all the same."
 
 
 def _row(log: RolloutLog, number: int) -> _Row:

@@ -87,7 +87,8 @@ def _(seen: Seen) -> str | None:
     if not (grew and alone and divides) or seen.bought:
         return None
     said = (
-        f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, correct ones have {correct:.0f}"
+        f"incorrect completions grew from {before:.0f} to {now:.0f} tokens, "
+        f"{'none is correct' if math.isnan(correct) else f'correct ones have {correct:.0f}'}"
     )
     return f"{said}: their length dilutes the penalty"
 

@@ -313,10 +313,10 @@ def score_metrics(groups: Sequence[Group], logged: Mapping[str, Sequence[float]]
 def sampled_entropy(groups: Sequence[Group]) -> float:
     """-log p of the sampled tokens, mean over all of them: the entropy they were drawn with, unbiased.
 
-    It needs no forward pass, so that completions without advantage count too.
+    It needs no forward pass, so that completions without advantage count too. NaN where none was sampled.
     """
     drawn = np.concatenate([c.logprobs[c.drawn] for g in groups for c in g.completions])
-    return 0.0 - float(drawn.mean(dtype=np.float64)) if len(drawn) else 0.0
+    return 0.0 - float(drawn.mean(dtype=np.float64)) if len(drawn) else math.nan
 
 
 def correlations(components: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -366,8 +366,9 @@ def text_metrics(texts: Sequence[str], correct: np.ndarray) -> dict[str, float]:
 
 
 def _mean(values: np.ndarray) -> float:
+    """Of those that are known; NaN, which no record and no tracker is given, where none is."""
     known = values[~np.isnan(values)] if len(values) else values
-    return float(known.mean()) if len(known) else 0.0
+    return float(known.mean()) if len(known) else math.nan
 
 
 def standard_error(by_group: Sequence[np.ndarray]) -> float:
@@ -385,4 +386,4 @@ def standard_error(by_group: Sequence[np.ndarray]) -> float:
 
 
 def _std(values: np.ndarray) -> float:
-    return float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
+    return float(np.nanstd(values)) if np.isfinite(values).any() else math.nan

@@ -42,7 +42,7 @@ def replay(
         written = StepFigures(
             [row.sampled for row, *_ in rows],
             [advantage for _, advantage, _ in rows],
-            record["optimizer/grad_norm"],
+            record.get("optimizer/grad_norm", 0.0),
             record.get("kl/coef"),
             saved(folder, number, setting.train["steps"], own.weights),
         )

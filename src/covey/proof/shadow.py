@@ -1,8 +1,7 @@
 """A naive trainer: float64, one completion at a time, every formula written out; imports nothing of covey.
 
-It repeats the optimizer steps of a recorded run from what was recorded (tokens, rewards, sampler
-log-probs, seeds) and nothing else: no batch, no packing, no fused operation, no optimizer of a library.
-Where it and the run agree, the run's gradient is the formula's.
+It repeats the optimizer steps of a run from what was recorded (tokens, rewards, sampler log-probs, seeds):
+no batch, no packing, no fused operation. Where it and the run agree, the run's gradient is the formula's.
 """
 
 from __future__ import annotations

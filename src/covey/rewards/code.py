@@ -22,6 +22,7 @@ from annotated_types import Ge, Gt, Le
 
 from covey.errors import SandboxUnavailable
 from covey.machine import available_cpus
+from covey.rewards.asserts import asserts_of, function_of
 from covey.rewards.contract import FULL, fault, in_subprocess, reward
 from covey.rewards.extract import TextOrMessages, after_reasoning, code_block, text_of
 from covey.sandbox.base import Outcome, SandboxBackend, too_long
@@ -93,6 +94,12 @@ def bad_tests(
     complaints: list[str | None] = []
     for row in rows:
         try:
+            if asserts := asserts_of(row.get("test_list") or row.get("tests")):
+                _ = row.get("entry_point") or function_of(asserts, row.get("setup") or "")
+                if settings.get("points", "all") != "all":
+                    raise ValueError("asserts all have to hold: they go with points: all")
+                complaints.append(None)
+                continue
             if mode != "stdio" and not row.get("entry_point"):
                 raise ValueError("no 'entry_point' that names the function")
             if mode == "check":
@@ -116,7 +123,8 @@ def bad_tests(
 
 def _unsolved(row: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
     """What is wrong with a row whose own solution does not pass its own tests."""
-    columns = {name: row[name] for name in ("tests", "test", "setup", "entry_point") if row.get(name)}
+    known = ("tests", "test_list", "test", "setup", "entry_point")
+    columns = {name: row[name] for name in known if row.get(name)}
     score = code_tests(str(_example(row, **settings)), **columns, **settings)
     if score.value is None or score.value >= FULL:
         return None
@@ -152,6 +160,7 @@ def code_tests(
     *,
     sandbox: SandboxBackend,
     tests: object = None,
+    test_list: object = None,
     test: str = "",
     setup: str = "",
     entry_point: str = "",
@@ -166,10 +175,14 @@ def code_tests(
     """1 if the program passes all tests (``points``: or a fraction of them), 0 otherwise.
 
     `function` calls ``entry_point`` with each input of ``tests``, `stdio` runs the program on each,
-    `check` runs the code in ``test`` against it. If some tests are marked `visible`, only the others
+    `check` runs the code in ``test`` against it. Where ``tests``, or ``test_list``, is a list of asserts, all
+    have to hold, whatever the mode. If some tests are marked `visible`, only the others
     count, and what the visible ones say beyond them is logged as `gap`. The whole check takes at most
     ``total_seconds``; tests that it does not come to are not passed.
     """
+    asserts = [] if test else asserts_of(test_list or tests)
+    if asserts:
+        mode, test, entry_point = "check", "\n".join(asserts), entry_point or function_of(asserts, setup)
     code = setup + text_of(completion) if form == "continue" else program(completion, "python")
     if code is None:
         return Score(0.0, "no_answer")

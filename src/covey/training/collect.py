@@ -8,6 +8,7 @@ import numpy as np
 
 from covey.config.schema import Config
 from covey.errors import DataError
+from covey.metrics import shown
 from covey.objective.algorithms import PRESETS
 from covey.objective.diagnostics import group_metrics, score_metrics
 from covey.rollout import Rollouts
@@ -35,7 +36,10 @@ def train(run: Run) -> None:
         metrics = {**group_metrics(groups), **score_metrics(groups, rollout.scoring.logged)}
         journal.clock.count("rollout", sum(len(c.tokens) for g in groups for c in g.completions))
         journal.log(step, {**metrics, **rollout.metrics})
-        told = {"reward": f"{metrics['reward/mean']:.3f}", "correct": f"{100 * metrics['accuracy']:.0f} %"}
+        told = {
+            "reward": shown(metrics["reward/mean"], ".3f"),
+            "correct": f"{100 * metrics['accuracy']:.0f} %",
+        }
         journal.console.step(step + 1, metrics["reward/mean"], told)
         run.evaluate_and_save()
 

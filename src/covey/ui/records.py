@@ -22,6 +22,7 @@ from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
 from covey.estimates import Evaluation
 from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
+from covey.insight.show import why_pushed
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
@@ -310,7 +311,8 @@ def differing_settings(folder: Path) -> list[Record]:
 def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
     """The preset that is nearest to a run's algorithm, and where the two differ."""
     axes = recorded.get("algorithm") or {}
-    known = {name: describe(preset) for name, preset in PRESETS.items()}
+    most = (recorded.get("rollout") or {}).get("max_tokens")
+    known = {name: describe(preset, most) for name, preset in PRESETS.items()}
     name = min(
         known, key=lambda n: sum(_flat(axes.get(axis)) != _flat(own) for axis, own in known[n].items())
     )
@@ -318,7 +320,7 @@ def _of_algorithm(recorded: Mapping[str, Any]) -> Iterator[Record]:
     preset = PRESETS[name]
     if axes.get("kl") and preset.kl is None:
         preset = replace(preset, kl=KL())
-    given, own = _flat(axes), _flat(describe(preset))
+    given, own = _flat(axes), _flat(describe(preset, most))
     for key in (k for k, v in given.items() if v != own.get(k)):
         yield {"setting": f"algorithm.{key}", "value": _written(given[key]), "says": ""}
 
@@ -342,7 +344,8 @@ def step_page(folder: Path, number: int) -> Record:
     log = read_rollouts(folder, number)
     groups = [_group_row(log, group, places) for group, places in log.groups.items()]
     groups.sort(key=lambda g: (not g["trained"], g["dead"], -g["spread"], g["group"]))
-    return {"step": number, "logged": recorded_steps(folder), "groups": groups}
+    why = why_pushed(folder, log.rows)
+    return {"step": number, "logged": recorded_steps(folder), "why_pushed": why, "groups": groups}
 
 
 def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
@@ -361,7 +364,6 @@ def _group_row(log: RolloutLog, group: int, places: Sequence[int]) -> Record:
         "spread": 0.0 if tied else float(known.std()),
         "mean": float(known.mean()) if len(known) else None,
         "dead": rows[0].get("dead", tied),
-        "pushed": any(r["advantage"] for r in rows),
         "texts": len(texts),
     }
 
@@ -387,6 +389,7 @@ def group_page(folder: Path, number: int, which: int) -> Record:
         "prompt": rows[0]["prompt"],
         "weights": rows[0]["weights"],
         "greedy_reward": rows[0]["greedy_reward"],
+        "why_pushed": why_pushed(folder, rows),
         "completions": [{k: v for k, v in row.items() if k not in ("prompt", "weights")} for row in rows],
         "order": order,
     }

@@ -13,7 +13,7 @@ function place(run, step, logged) {
 }
 
 export async function stepPage(run, number) {
-  const { groups, logged } = await ask("step", { run, step: number });
+  const { groups, logged, why_pushed: whyPushed } = await ask("step", { run, step: number });
   const rewards = groups.flatMap((g) => g.rewards).filter((r) => r !== null);
   const low = Math.min(...rewards, 0), high = Math.max(...rewards, 1);
   const mixed = groups.filter((g) => !g.dead && g.trained), tied = groups.filter((g) => g.dead), left = groups.filter((g) => !g.dead && !g.trained);
@@ -24,7 +24,7 @@ export async function stepPage(run, number) {
     h("div", { class: "title" }, h("h1", {}, `Step ${number}`), h("span", { class: "space" }), place(run, number, logged)),
     h("p", { class: "lead" }, `${groups.length} groups: ${mixed.length} teach, ${tied.length} ${tied.length === 1 ? "is" : "are"} dead${left.length ? `, ${left.length} left out by the filter` : ""}.`),
     part("Groups that teach", "The widest spread of rewards first.", mixed),
-    part("Dead groups", tied.some((g) => g.pushed) ? "Their rewards are equal. This estimator compares with something else than the group, and trains on them all the same." : "Their rewards are equal, so every advantage is 0: nothing was learned from these.", tied),
+    part("Dead groups", whyPushed ? `Their rewards are equal. ${whyPushed}` : "Their rewards are equal, so every advantage is 0: nothing was learned from these.", tied),
     part("Left out by the filter", "They have a signal, but the algorithm did not train on them.", left));
   return { title: `${run}, step ${number}`, node };
 }
@@ -52,7 +52,7 @@ export async function groupPage(run, step, number) {
   const node = h("div", {},
     crumbs(link("#/", "Runs"), link(at("run", run), written(run)), link(at("run", run, "step", step), `step ${step}`), `group ${number}`),
     h("div", { class: "title" }, h("h1", {}, h("bdi", {}, written(g.problem))), h("span", { class: "space" }), h("span", { class: "pager" }, go(g.order[i - 1], "‹ before", "The group before"), go(g.order[i + 1], "next ›", "The next group"))),
-    g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)} (${why(g)})${g.pushed ? ". This estimator compares with something else than the group, so there are advantages all the same." : ", so every advantage is 0."}`)
+    g.dead ? h("div", { class: "note" }, h("b", {}, "A dead group. "), `Every reward is ${g.mean === null ? "missing" : fmt(g.mean, 2)} (${why(g)})${g.why_pushed ? `. ${g.why_pushed}` : ", so every advantage is 0."}`)
       : h("p", { class: "lead" }, "Mean reward ", num(g.mean), ", spread ", num(g.spread), g.trained ? "." : "; the filter left this group out."),
     h("section", {}, h("h2", {}, "Prompt"), prompt(g.prompt)),
     h("section", {}, h("div", { class: "title" }, h("h2", {}, "Completions", h("span", { class: "count num" }, g.completions.length)), h("span", { class: "space" }), g.completions.length > 1 && g.completions.length <= 64 ? h("a", { class: "button", href: bench }, "Open this group in the lab") : null),

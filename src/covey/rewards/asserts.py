@@ -1,0 +1,63 @@
+"""Tests as a list of asserts, which is how MBPP and its kin are published."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+from collections.abc import Sequence
+
+
+def asserts_of(tests: object) -> list[str]:
+    """The asserts of a column, or [] if it holds something else, such as {input, output}.
+
+    Raises ValueError for a list of texts of which one is no assert, or is not Python.
+    """
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except ValueError:
+            return []
+    if not isinstance(tests, Sequence) or not any(isinstance(test, str) for test in tests):
+        return []
+    for number, test in enumerate(tests, start=1):
+        try:
+            parsed = ast.parse(test).body if isinstance(test, str) else []
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ValueError(f"test {number} is not Python: {error}") from None
+        if not any(isinstance(line, ast.Assert) for line in parsed):
+            raise ValueError(f"test {number} has no assert: {str(test)[:80]!r}")
+    return [str(test) for test in tests]
+
+
+def function_of(asserts: Sequence[str], setup: str = "") -> str:
+    """The function that every assert calls and neither Python nor the setup defines.
+
+    Raises ValueError where none is, or more than one.
+
+    >>> function_of(["assert set(f([1])) == {1}", "assert f([]) == g(0)"])
+    'f'
+    """
+    known = {*vars(builtins), *_bound(setup)}
+    called = [_called(ast.parse(test)) - known for test in asserts]
+    found = sorted(set.intersection(*called))
+    if len(found) != 1:
+        said = ", ".join(found) or "no function"
+        raise ValueError(f"its asserts all call {said}; name the tested one in column 'entry_point'")
+    return found[0]
+
+
+def _called(tree: ast.AST) -> set[str]:
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {function.id for function in calls if isinstance(function, ast.Name)}
+
+
+def _bound(setup: str) -> set[str]:
+    """Names that code imports or defines."""
+    found = set[str]()
+    for node in ast.walk(ast.parse(setup)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(name.asname or name.name).partition(".")[0] for name in node.names}
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+    return found
