@@ -440,8 +440,8 @@ MUTANTS = [
     *of(
         "prompts.py",
         ("the end of the last message for that of the first", "if not (ends or appended):", "if False:"),
-        ("a rewritten message without its end", "ends[-1 if appended else 0] + 1", "ends[-1 if appended else 0]"),
-        ("no end token", '["input_ids"], end]', '["input_ids"]]'),
+        ("a rewritten message without its end", "ends[0] + 1 if ends else over", "ends[0] if ends else over"),
+        ("no end token", "words, behind=True), end]", "words, behind=True)]"),
     ),
     *of(
         "training/preference.py",
@@ -571,26 +571,25 @@ MUTANTS = [
         ("what a tool said is trained", "sampled=nothing > 0", "sampled=nothing == 0"),
         ("draws of a turn begin anew", "begun=request.begun + len(whole.tokens)", "begun=request.begun"),
         ("a turn has all the room", "room = params.max_tokens - len(whole.tokens)", "room = params.max_tokens"),
-        ("calls without a limit", "rounds - 1", "rounds"),
-        ("rewards read what tools said", "self.policy.decode(whole.tokens[whole.drawn].tolist())", "self.policy.decode(whole.tokens.tolist())"),
+        ("calls without a limit", "answered >= tools.max_calls", "answered < 0"),
         ("the prompt is forgotten", "np.concatenate([request.prompt, whole.tokens])", "whole.tokens"),
         ("a call in plain text does not end a turn", "stop=(*params.stop, CLOSE_CALL)", "stop=params.stop"),
     ),
     *of(
         "calling/inserted.py",
         ("the turn's end twice", "ends[-1] + closed", "ends[-1]"),
-        ("the template's words in a result", "[c for c in controls if c in text]", "[]"),
+        ("the template's words in a result", 'words.removed(text.encode("utf-8", "replace").decode())', 'text.encode("utf-8", "replace").decode()'),
         ("a long result whole", "if len(ids) <= most", "if True"),
     ),
     *of(
         "calling/calls.py",
-        ("a thought is a call", 'turn.rpartition("</think>")[2].rstrip()', "turn.rstrip()"),
-        ("a call in the middle is made", "or not said.endswith(CLOSE_CALL)", ""),
+        ("a thought is a call", "if mark[0] == THINK_CLOSE:\n            found = []", 'if mark[0] == "x":\n            found = []'),
+        ("a call in the middle is made", "if not said.endswith(CLOSE_CALL):", "if CLOSE_CALL not in said:"),
     ),
     *of(
         "calling/forms.py",
         ("texts are JSON", 'if kind == "string":', "if False:"),
-        ("an answer in JSON is a call", 'not {"name", "parameters"} <= set(found)', '"name" not in found'),
+        ("an answer in JSON is a call", '{"name", "parameters"} <= set(one)', '"name" in one'),
         ("marks are left out", "skip_special_tokens=False", "skip_special_tokens=True"),
         ("the end is part of a call", "- (int(turn[-1]) in policy.end_ids)", ""),
     ),
@@ -626,7 +625,7 @@ MUTANTS = [
     ),
     *of(
         "models/compiled.py",
-        ("backward pass over the whole vocabulary", "ctx.cap), ctx.mask, rows.start)", "ctx.cap), None, rows.start)"),
+        ("backward pass over the whole vocabulary", "ctx.cap), ctx.mask, rows.start, ctx.known)", "ctx.cap), None, rows.start, ctx.known)"),
     ),
     *of(
         "models/logprobs.py",
@@ -636,7 +635,7 @@ MUTANTS = [
         ("log-prob of the token before", "gather(1, targets[:, None])", "gather(1, targets.roll(1)[:, None])"),
         ("collision of log-probs", "probs.square().sum(-1)", "all_logprobs.square().sum(-1)"),
         ("chunks of the targets unshuffled", "for x in (hidden, ref_hidden, targets))", "for x in (hidden, ref_hidden, targets.flip(0)))"),
-        ("sampling mask of the first chunk for all", "ref_head, mask, start)", "ref_head, mask, 0)"),
+        ("sampling mask of the first chunk for all", "ref_head, mask, start, known)", "ref_head, mask, 0, known)"),
         ("reference at temperature 1", "ref_head(ref_hidden).float() / temperature", "ref_head(ref_hidden).float()"),
     ),
     *of(

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from covey.integrity import sealed_line, sealed_text, unsealed_line, unsealed_text
+from covey.integrity import sealed, sealed_line, sealed_text, unsealed, unsealed_line, unsealed_text
 from covey.prompts import Prompted
+from covey.runs.folder import RESULT, WRITTEN
 from covey.sampling.base import Request, Sampled, SamplingParams
 from covey.types import Completion, Group, Problem
 
@@ -85,3 +86,11 @@ def rewrite_config(path: Path, old: str, new: str) -> None:
     text = unsealed_text(path.read_bytes()).decode()
     assert old in text
     path.write_text(sealed_text(text.replace(old, new)))
+
+
+def rewrite_evaluations(run: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """Let an ended run hold other evaluations, as one that has not sealed them in its result."""
+    (run / "evals.jsonl").write_text(as_stream(records))
+    result = run / RESULT
+    record = {name: value for name, value in unsealed(result.read_bytes()).items() if name != WRITTEN}
+    result.write_text(sealed(record))

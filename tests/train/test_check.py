@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.fakes import rewrite_config, rewrite_rollouts, rows_of
 from tests.proof.cases import make_model
 
 from covey import batching
@@ -140,10 +141,10 @@ def recorded(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def repeated(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, bool]]:
+def repeated(run: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, bool]]:
     """Exit code of `covey check` on a run, and whether each claim holds by its first words."""
     capsys.readouterr()
-    code = main(["check", str(run), "--steps", "3", "--json"])
+    code = main(["check", str(run), "--steps", "3", *more, "--json"])
     found = json.loads(capsys.readouterr().out)
     return code, {f["claim"]: f["holds"] for f in found}
 
@@ -158,7 +159,7 @@ def test_a_run_that_was_made_is_repeated_and_proved(recorded: Path, capsys) -> N
     ("file", "old", "new", "claim"),
     [
         ("config.yaml", "temperature: 1.0", "temperature: 0.9", "the recorded log-probs are"),
-        ("rollouts/step_000001.jsonl", '"reward": 1.0', '"reward": 1.25', "the advantages follow"),
+        ("rollouts/step_000001.jsonl", "", "a quarter more", "the advantages follow"),
         ("config.yaml", "clip_low: 0.2", "clip_low: 0.00001", "the gradients follow"),
         ("config.yaml", "lr: 0.0001", "lr: 0.0002", "the saved weights are"),
     ],
@@ -166,9 +167,13 @@ def test_a_run_that_was_made_is_repeated_and_proved(recorded: Path, capsys) -> N
 def test_a_record_that_does_not_follow_is_named(
     recorded: Path, capsys, file: str, old: str, new: str, claim: str
 ) -> None:
-    text = (recorded / file).read_text()
-    assert old in text
-    (recorded / file).write_text(text.replace(old, new))
-    code, claims = repeated(recorded, capsys)
+    if file == "config.yaml":
+        rewrite_config(recorded / file, old, new)
+    else:  # sealed anew, as somebody can who wants it to pass
+        changed = [
+            {**row, "reward": row["reward"] + (row["sample"] == 0) / 4} for row in rows_of(recorded / file)
+        ]
+        rewrite_rollouts(recorded, 1, changed)
+    code, claims = repeated(recorded, capsys, "--trust")  # whose settings these are now nobody knows
     assert code == 1
     assert [holds for name, holds in claims.items() if name.startswith(claim)] == [False]

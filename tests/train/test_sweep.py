@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tests.fakes import rewrite_evaluations
+from tests.fakes import rows_of as stream_rows
 from tests.train.test_runs import StopAt
 
 import covey
@@ -172,8 +174,14 @@ def test_runs_before_and_after_a_change_of_the_reward_are_not_called_alike(
     assert main([*command, "train.lr=1e-3,1e-4"]) == 0
     assert "changed between" not in capsys.readouterr().out
     reward.write_text(reward.read_text().replace("% 7 / 7", "% 5 / 5"))
-    assert main([*command, "train.lr=1e-3,1e-4,1e-5"]) == 0
-    assert "mine.py changed between these runs" in capsys.readouterr().out
+    assert main([*command, "train.lr=1e-3,1e-4,1e-5"]) == 1, (
+        "those that ended are not taken for runs of today"
+    )
+    said = capsys.readouterr().out
+    assert "lr=0.001,seed=0 has ended with other rewards or data: reward mine.py:mine" in said.replace(
+        "\n", " "
+    )
+    assert "mine.py changed between these runs" in said
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert record["changed_between"] == ["mine.py"]
 
@@ -200,10 +208,10 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     assert "of one seed" in said
     assert "points [" in said
     assert "none ended above where it began, 0.0% sampled: the least harm did train.lr 0.001" in said
-    evals = tmp_path / "out/lr=0.002,seed=0/evals.jsonl"
-    *before, last = map(json.loads, evals.read_text().splitlines())
+    run = tmp_path / "out/lr=0.002,seed=0"
+    *before, last = stream_rows(run / "evals.jsonl")
     last["outcome"]["correct"] = [1] * 8
-    evals.write_text("".join(json.dumps(e) + "\n" for e in (*before, last)))
+    rewrite_evaluations(run, (*before, last))
     assert "best: train.lr 0.002\n" in "\n".join(sweep_lines(found, {}))
     other_seed = replace(found.cells[1], folders={**found.cells[1].folders, 7: tmp_path / "failed"})
     lucky = replace(found, cells=[found.cells[0], other_seed])
@@ -211,10 +219,10 @@ def test_a_stopped_sweep_goes_on_and_its_runs_are_ordinary_ones(tmp_path: Path) 
     assert "best" not in said, "what came through of a setting that fails is no fair sample of it"
     assert "train.lr 0.001 (of the settings without a failed run)" in said
     for evals in (tmp_path / "out").glob("*/evals.jsonl"):
-        known = [json.loads(line) for line in evals.read_text().splitlines()]
+        known = stream_rows(evals)
         for own in known:
             own["outcome"]["correct"] = [own["samples"]] * 8
-        evals.write_text("".join(json.dumps(e) + "\n" for e in known))
+        rewrite_evaluations(evals.parent, known)
     assert "all answers were correct from the beginning" in "\n".join(sweep_lines(found, {}))
 
 
