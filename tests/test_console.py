@@ -146,13 +146,14 @@ def test_the_panel_says_what_happens_now(tmp_path: Path) -> None:
     train = {"steps": 2, "save_every": 1}
     words = told(tmp_path / "rl", train=train)
     step = ["sampling", "updating", "step, exactly", ""]
-    assert words == ["loading", "evaluating", *step, "saving", *step, "saving", "evaluating"]
+    assert words == ["loading", "checking", "evaluating", *step, "saving", *step, "saving", "evaluating"]
     step = ["updating", "step, at most", ""]
     words = told(
         tmp_path / "sft", method="sft", train={**train, "stop_at": 1.0}, eval={**FAST["eval"], "every": 1}
     )
     assert words == [
         "loading",
+        "checking",
         "evaluating",
         *step,
         "evaluating",

@@ -232,4 +232,6 @@ ENDLESS = b'{"choices": ['
 
 def copied(policy: Policy) -> Policy:
     """The same weights in a model of its own."""
-    return Policy(copy.deepcopy(policy.model), policy.tokenizer)
+    made = Policy(copy.deepcopy(policy.model), policy.tokenizer)
+    made.draw_from_all()  # as servers do
+    return made

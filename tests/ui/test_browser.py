@@ -261,7 +261,7 @@ def test_a_finding_leads_to_its_evidence(site, page) -> None:
         "remedy": "train: {lr: 1}",
     }
     with (site.root / "one" / "findings.jsonl").open("a") as file:
-        file.write(json.dumps({**finding, "advice": "", "evidence": evidence}) + "\n")
+        file.write(as_stream([{**finding, "advice": "", "evidence": evidence}]))
     page.goto(site.at("#/run/one"))
     page.wait_for_selector(".finding.severe >> text=train: {lr: 1}")
     page.click(".finding.severe a")
