@@ -34,6 +34,7 @@ from transformers import (
     Olmo3Config,
     Phi3Config,
     PretrainedConfig,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -209,9 +210,14 @@ def sharpened(config: PretrainedConfig) -> torch.nn.Module:
 
 def policy_of(name: str) -> Policy:
     """A tiny policy of one architecture."""
-    policy = Policy(sharpened(CONFIGS[name]), build_tokenizer(["1+2=3"] * 3, vocab_size=300))
-    policy.draw_from_all()  # tests compare with the whole distribution
-    return policy
+    return Policy(sharpened(CONFIGS[name]), full_tokenizer())
+
+
+def full_tokenizer(size: int = 300) -> PreTrainedTokenizerFast:
+    """A tokenizer with a word for every id of a model: one that lacks some is not drawn from there."""
+    tokenizer = build_tokenizer(["1+2=3"] * 3, vocab_size=size)
+    tokenizer.add_tokens([f"<unused{n}>" for n in range(size - len(tokenizer))])
+    return tokenizer
 
 
 def random_prompts(*lengths: int, seed: int = 0) -> list[np.ndarray]:

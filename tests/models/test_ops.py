@@ -49,7 +49,6 @@ def test_values_and_gradients_are_those_of_torch(name: str, dtype: torch.dtype, 
     def run(compiled: bool) -> tuple[torch.Tensor, ...]:
         model = copy.deepcopy(template.model).to(dtype if compiled else torch.float32)
         policy = Policy(model, template.tokenizer)
-        policy.draw_from_all()
         assert policy.decoder is not None
         policy.decoder.ops = policy.decoder.ops if compiled else TorchOps()
         scores = policy.score(packed, 0.8)
@@ -75,7 +74,6 @@ def test_sampled_log_probs_are_the_trainers_bits(
     policy = policy_of(name)
     policy.model.to(dtype)
     policy = Policy(policy.model, policy.tokenizer)
-    policy.draw_from_all()
     policy.end_ids = [] if most > 64 else policy.end_ids
     prompts = random_prompts(*lengths)
     requests = [Request(p, [key(0, i, g) for g in range(5)]) for i, p in enumerate(prompts)]

@@ -27,7 +27,7 @@ from covey.rng import key
 from covey.sampling.base import SamplingParams
 from covey.sampling.local import LocalSampler
 from covey.sampling.modules import check_sampling
-from tests.conftest import SMALL, random_prompts, sharpened
+from tests.conftest import SMALL, full_tokenizer, random_prompts, sharpened
 from tests.sampling.test_local import naive, requests, sampled
 
 LINEAR = {
@@ -65,7 +65,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 
 def policy_with(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> Policy:
-    policy = Policy(sharpened(config).to(dtype), build_tokenizer(["1+2=3"] * 3, vocab_size=300))
+    policy = Policy(sharpened(config).to(dtype), full_tokenizer())
     policy.end_ids = list(range(0, 300, 4))  # so that completions have many lengths
     return policy
 

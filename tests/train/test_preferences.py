@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.conftest import CONFIGS, sharpened
+from tests.conftest import CONFIGS, full_tokenizer, sharpened
 from tests.train.test_runs import StopAt, metrics_of, start
 from torch import Tensor
 
@@ -25,7 +25,6 @@ from covey.config.schema import Data, Train
 from covey.errors import CheckpointError, ConfigError, DataError, GuardStop, Stopped
 from covey.learner.learner import Learner
 from covey.models.policy import Policy
-from covey.models.tiny import build_tokenizer
 from covey.objective.bound import bind
 from covey.objective.preference import PREFERENCES
 from covey.prompts import GivenAnswer, Prompted, encode_examples
@@ -52,11 +51,8 @@ def policies() -> tuple[Policy, Policy]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
-    tokenizer = build_tokenizer(["1+2=3"] * 3, vocab_size=300)
-    found = Policy(model, tokenizer), Policy(reference, tokenizer)
-    for policy in found:
-        policy.draw_from_all()
-    return found
+    tokenizer = full_tokenizer()
+    return Policy(model, tokenizer), Policy(reference, tokenizer)
 
 
 def pairs(*sizes: tuple[int, int, int]) -> list[Prompted]:
