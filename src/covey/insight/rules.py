@@ -26,10 +26,10 @@ def explain(metrics: Records, evals: Records, setting: SettingOf) -> list[Findin
 def gravest(said: Sequence[Finding]) -> Finding | None:
     """Of what a run has found that which explains best why it ended badly: the most severe, said first.
 
-    That it got worse is the verdict itself, so it explains only where nothing else was found.
+    That it got worse is the verdict itself, so it explains only where nothing else but notes was found.
     """
-    weights = {"severe": 0, "warning": 1, "note": 2}
-    ranked = sorted(said, key=lambda f: (f.id == "worse", weights[f.severity]))
+    weights = {"severe": 0, "warning": 1, "worse": 2, "note": 3}
+    ranked = sorted(said, key=lambda f: weights["worse" if f.id == "worse" else f.severity])
     return ranked[0] if ranked else None
 
 

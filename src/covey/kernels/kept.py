@@ -10,21 +10,23 @@ import tempfile
 from pathlib import Path
 
 
+def cache_places() -> list[Path]:
+    """Folders in which libraries and their trials may be, the best first."""
+    base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
+    shared = Path(tempfile.gettempdir()) / f"covey-{os.getuid()}"
+    return [Path(base) / "covey", shared] if base else [shared]
+
+
 def cache_folder() -> Path:
     """Where libraries and their trials are. Raises OSError where no folder is safe."""
-    base = os.environ.get("XDG_CACHE_HOME") or (Path.home() / ".cache" if os.environ.get("HOME") else None)
-    for folder in (
-        Path(base) / "covey" if base else None,
-        Path(tempfile.gettempdir()) / f"covey-{os.getuid()}",
-    ):
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                found = folder.stat()
-            except OSError:
-                continue
-            if _ours_alone(found) and os.access(folder, os.W_OK):
-                return folder
+    for folder in cache_places():
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found = folder.stat()
+        except OSError:
+            continue
+        if _ours_alone(found) and os.access(folder, os.W_OK):
+            return folder
             if found.st_uid == os.getuid() and not _ours_alone(found):
                 print(
                     f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr

@@ -13,12 +13,13 @@ import hmac
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from covey.config.load import Loaded, resolved
 from covey.config.start import Start, read_start
 from covey.errors import START, ConfigError, CoveyError
-from covey.kernels.kept import cache_folder, keep_file, own_file
+from covey.kernels.kept import cache_folder, cache_places, keep_file, own_file
 from covey.opening import RECORD_BYTES, read_below
 from covey.runs.atomic import write_file
 
@@ -126,10 +127,12 @@ def _code(content: bytes, key: bytes) -> str:
 
 def _key(make: bool) -> bytes | None:
     """The user's key; None where there is none, and, to ``make`` one, where no folder is safe to keep it."""
-    try:
-        path = cache_folder() / KEY
-        if make and not path.exists():
+    for folder in cache_places():  # to read it, nothing has to be writable
+        with suppress(OSError):
+            return own_file(folder / KEY) or None
+    with suppress(OSError):
+        if make:
+            path = cache_folder() / KEY
             keep_file(path, secrets.token_bytes(32))
-        return own_file(path) or None
-    except OSError:
-        return None
+            return own_file(path) or None
+    return None
