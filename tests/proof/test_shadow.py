@@ -28,7 +28,7 @@ def agree(case: Case, output: Path, model: Model, twin: bool = False) -> None:
         "course": 3e-3 if exact else 0.3,
     }
     assert steps[-1].course is not None
-    assert any(m["optimizer/grad_norm"] > 0 for m in metrics_of(output))
+    assert any((m["optimizer/grad_norm"] or 0) > 0 for m in metrics_of(output))
     for name, limit in limits.items():
         of_rounding = accumulate((getattr(step.apart, name, 0.0) for step in steps), max)
         for step, apart in zip(steps, of_rounding, strict=True):

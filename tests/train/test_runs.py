@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.conftest import policy_of
+from tests.fakes import rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.config.load import load_config
@@ -66,8 +67,8 @@ def fingerprint(folder: Path) -> dict[str, str]:
 
 
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
-    """Of each step."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    """Of each step, without the seals of the log."""
+    return rows_of(folder / "metrics.jsonl")
 
 
 class StopAt(StopSignal):

@@ -27,10 +27,8 @@ def cache_folder() -> Path:
             continue
         if _ours_alone(found) and os.access(folder, os.W_OK):
             return folder
-            if found.st_uid == os.getuid() and not _ours_alone(found):
-                print(
-                    f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr
-                )
+        if found.st_uid == os.getuid() and not _ours_alone(found):
+            print(f"note: others may write to {folder}, so it is not used: chmod go-w it", file=sys.stderr)
     raise OSError("no folder to keep compiled operations in that only you can write to")
 
 
