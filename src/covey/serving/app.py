@@ -313,7 +313,7 @@ def _characters(value: object) -> int:
     """Of all texts in a value; each message or other object counts at least as one.
 
     >>> _characters([{"role": "user", "content": "1+2="}])
-    19
+    20
     """
     if isinstance(value, str):
         return len(value)
