@@ -73,17 +73,27 @@ def _python_call(call: ast.expr) -> ToolCall:
     return ToolCall(ast.unparse(call.func), {str(k.arg): _value_of(k.value) for k in call.keywords})
 
 
-class _Constants(ast.NodeTransformer):
-    """JSON's words for Python's."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(CONSTANTS[node.id]) if node.id in CONSTANTS else node
-
-
 def _value_of(node: ast.expr) -> object:
-    value = ast.literal_eval(_Constants().visit(node))
     # What JSON does not have no schema allows: sets, bytes, complex and infinite numbers.
-    return strict_json(json.dumps(value, allow_nan=False))
+    return strict_json(json.dumps(_literal(node), allow_nan=False))
+
+
+def _literal(node: ast.expr) -> object:
+    """A value that is written out; nothing is evaluated. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in CONSTANTS:
+        return CONSTANTS[node.id]  # JSON's words for Python's
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(one) for one in node.elts]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {str(_literal(key)): _literal(value) for key, value in pairs if key is not None}
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _literal(node.operand)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return -number
+    raise ValueError("no value")
 
 
 def harmony_calls(turn: str) -> list[ToolCall]:
