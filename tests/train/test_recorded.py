@@ -26,7 +26,7 @@ from covey.training.run import RunOptions
 
 REWARDS = """
 def brief(completion, answer):
-    return float(len(completion) < 12)
+    return float(sum(map(ord, completion)) % 2)
 """
 CONFIG = {
     "model": "tiny",
@@ -88,7 +88,7 @@ def test_a_run_is_measured_by_its_final_model(project: Path, capsys, monkeypatch
 def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
     project: Path, capsys, lora: dict | None, lr: float
 ) -> None:
-    folder = trained(project, stop_at=140, lora=lora, train={**CONFIG["train"], "lr": lr})
+    folder = trained(project, stop_at=100, lora=lora, train={**CONFIG["train"], "lr": lr})
     step = max(p.name for p in (folder / "checkpoints").iterdir())
     found = measured(capsys, folder)
     assert main(["eval", str(folder)]) == 0
