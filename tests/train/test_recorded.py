@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from covey.training.run import RunOptions
 
 REWARDS = """
 def brief(completion, answer):
-    return float(sum(map(ord, completion)) % 2)
+    return float(len(completion) < 12)
 """
 CONFIG = {
     "model": "tiny",
@@ -88,6 +88,9 @@ def test_a_run_is_measured_by_its_final_model(project: Path, capsys, monkeypatch
 def test_a_run_that_has_not_ended_by_its_newest_checkpoint(
     project: Path, capsys, lora: dict | None, lr: float
 ) -> None:
+    # Draws are keyed, so lengths stay when weights move a little; letters do not.
+    rewards = REWARDS.replace("len(completion) < 12", "sum(map(ord, completion)) % 2")
+    (project / "rewards.py").write_text(rewards)
     folder = trained(project, stop_at=100, lora=lora, train={**CONFIG["train"], "lr": lr})
     step = max(p.name for p in (folder / "checkpoints").iterdir())
     found = measured(capsys, folder)
@@ -112,7 +115,7 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_not_missed(
         if away.exists():
             away.rename(first)
         second.rename(project / "later")
-        function, waiting = getattr(sys.modules[module], name), [True]
+        function, waiting = getattr(importlib.import_module(module), name), [True]
 
         def late(*arguments: object, **named: object) -> object:
             if waiting and waiting.pop():
