@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from covey import api
 from covey.config.given import with_given
 from covey.config.start import Start
-from covey.config.trl import LEFT_OUT, LOSS, NAMES, SAME, algorithm_of, told
+from covey.config.trl import DEFAULTS, LOSS, NAMES, OTHERS, SAME, told
+from covey.config.trl_loss import algorithm_of
 from covey.config.usercode import name_of, spec_of
 from covey.errors import ConfigError, GuardStop
 from covey.models.load import load_policy
@@ -33,73 +34,20 @@ if TYPE_CHECKING:
     from covey.config.load import Loaded
     from covey.insight.ending import Result
 
-_BATCH: Mapping[str, int | float | None] = {
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "steps_per_generation": None,
-    "generation_batch_size": None,
-    "num_train_epochs": 3.0,
-    "max_steps": -1,
-}
-"""The names that together say how large a batch is and how many there are, with TRL's defaults."""
+_BATCH = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_train_epochs",
+    "max_steps",
+)
+"""The names that together say how large a batch is and how many there are."""
 _COUNTS = ("save_steps", "eval_steps")
 """In optimizer steps."""
-_DEFAULTS: Mapping[str, object] = {
-    "num_generations": 8,
-    "max_completion_length": 512,
-    "num_iterations": 1,
-    "learning_rate": 1e-6,
-    "lr_scheduler_type": "linear",
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "seed": 42,
-    "save_steps": 500,
-    "loss_type": LOSS["loss_type"],
-    "save_strategy": "steps",
-    "eval_strategy": "no",
-    "per_device_eval_batch_size": 8,
-    "top_entropy_quantile": 1.0,
-    "entropy_target": 0.2,
-    "entropy_coef_max": 1.0,
-    "entropy_coef_delta": 0.005,
-    "repetition_penalty": 1.0,
-    "adam_epsilon": 1e-08,
-    "vllm_mode": "colocate",
-    "vllm_model_impl": "vllm",
-    "vllm_server_host": "0.0.0.0",  # noqa: S104
-    "vllm_server_port": 8000,
-    "vllm_server_timeout": 240.0,
-    "vllm_group_port": 51216,
-    "vllm_gpu_memory_utilization": 0.3,
-    "vllm_tensor_parallel_size": 1,
-    "vllm_importance_sampling_correction": True,
-    "vllm_importance_sampling_mode": "sequence_mask",
-    "vllm_importance_sampling_clip_max": 3.0,
-    "ds3_gather_for_generation": True,
-    "logging_strategy": "steps",
-    "logging_steps": 10,
-    "log_on_each_node": True,
-    "logging_nan_inf_filter": True,
-    "include_num_input_tokens_seen": "no",
-    "log_level": "passive",
-    "log_level_replica": "warning",
-    "report_to": "none",
-    "project": "huggingface",
-    "log_multimodal": True,
-    "skip_memory_metrics": True,
-    "hub_strategy": "every_save",
-    "average_tokens_across_devices": True,
-    "ddp_timeout": 1800,
-    "local_rank": -1,
-    "shuffle_dataset": True,
-    "dataloader_pin_memory": True,
-    "dataloader_in_order": True,
-    "train_sampling_strategy": "random",
-    "length_column_name": "length",
-    "pad_to_multiple_of": "auto",
-    "eval_do_concat_batches": True,
-}
-"""TRL's, where they are more than nothing and covey's differ, could come to, or do not exist."""
+_OUR_DEFAULT = "gradient_checkpointing"
+"""Where covey's default stays: TRL recomputes layers unless told otherwise, which changes no number."""
+_DEFAULTS = {name: value for name, value in DEFAULTS.items() if name != _OUR_DEFAULT and value is not None}
 _VLLM = "vllm_importance_sampling_"
 NO_LIMIT = 1_000
 """Calls of tools, where TRL sets no limit."""
@@ -125,10 +73,10 @@ class GRPOConfig:
         for name, value in names.items():
             if name not in NAMES:
                 raise ConfigError(f"GRPOConfig: {name!r} is no argument of TRL's")
-            default = value == _DEFAULTS[name] if name in _DEFAULTS else not value
+            default = value == DEFAULTS[name] if name in DEFAULTS else not value
             if name in SAME or name in LOSS or name in _OWN or value is None or default:
                 continue
-            if name in LEFT_OUT:
+            if OTHERS[name].inert:
                 self.note(told(name))
             else:
                 raise ConfigError(f"GRPOConfig: {name}={value!r}: {told(name)}")
@@ -167,7 +115,7 @@ class GRPOConfig:
         """Sizes and number of rollout batches, of one process."""
 
         def number(name: str, otherwise: float = 0) -> int:
-            value = given.get(name, _BATCH.get(name))
+            value = given.get(name)
             return int(value if isinstance(value, int | float) else otherwise)
 
         group, passes = number("num_generations"), number("num_iterations")
@@ -179,7 +127,7 @@ class GRPOConfig:
                 f"GRPOConfig: a rollout batch of {size} completions is no multiple of {group} "
                 f"(num_generations) and {step} (those of an optimizer step)"
             )
-        prompts, epochs = size // group, given.get("num_train_epochs", _BATCH["num_train_epochs"])
+        prompts, epochs = size // group, given["num_train_epochs"]
         updates = size // step * passes
         batches = rows // prompts * epochs if isinstance(epochs, int | float) else 0
         if number("max_steps") > 0:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey.config.load import load_config, resolved, resolved_yaml
-from covey.config.sources import key_paths
+from covey.config.rows import key_paths
 from covey.errors import ConfigError
 from covey.ui.records import differing_settings
 

@@ -14,23 +14,26 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 from inspect import isfunction
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from covey.config.given import recorded_name
+from covey.config.rows import Row
 from covey.config.unknown import meant, near
 from covey.config.usercode import load_function, name_of, uncalled
 from covey.errors import ConfigError
-from covey.objective.algorithms import PRESETS, Algorithm, Entropy, OldPolicy
+from covey.objective import data
+from covey.objective.algorithms import PRESETS, Algorithm, OldPolicy
 from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound, Bound, data_names
-from covey.objective.data import OFFERED
 from covey.objective.dialects import DIALECTS, Framework
-from covey.objective.penalties import KL
+from covey.objective.penalties import KL, Entropy
+from covey.objective.setting import Setting
 from covey.objective.value import Critic
 from covey.types import NonNegative
 from covey.web import without_password
@@ -41,6 +44,13 @@ LISTS = {"correction", "token_weights"}
 SIMPLE: Mapping[str, Any] = {"old": OldPolicy, "nll": NonNegative}
 """Axes that are a word or a number."""
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
+BESIDE_AXES: Mapping[str, Setting] = {
+    "name": Setting("The preset that the rest starts from; `covey algorithms` lists them."),
+    "dialect": Setting("Whose reading of the preset: another framework's eps, counts, clips, KL and means."),
+}
+"""Keys of the `algorithm` block that are no axes."""
+NEVER_LOADED = {"Tensor": object}
+"""What annotations of the objective name and a config, which does not load torch, cannot."""
 FEW_WORDS = 40
 """So many valid words are listed where none is near."""
 
@@ -149,10 +159,10 @@ def _function(axis: str, named: str | Callable[..., object], folder: Path) -> Ca
     except (TypeError, ValueError):
         raise ConfigError(f"{_place(axis)}: {name} does not say what data it asks for") from None
     for asked in names:
-        if asked not in OFFERED[axis]:
+        if asked not in data.OFFERED[axis]:
             raise ConfigError(
                 f"{_place(axis)}: {name} asks for {asked!r}, which is no data of this axis"
-                f"{hint(asked, OFFERED[axis])}; settings come after a * in its signature"
+                f"{hint(asked, data.OFFERED[axis])}; settings come after a * in its signature"
             )
     return function
 
@@ -205,7 +215,7 @@ def checked_settings(
 
 def parameters_of(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The settings of a function, by name, their types evaluated."""
-    signature = inspect.signature(function, eval_str=True, locals={"Tensor": object})
+    signature = inspect.signature(function, eval_str=True, locals=NEVER_LOADED)
     return {n: p for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
@@ -265,32 +275,45 @@ def _spelled(value: object) -> object:
     return value
 
 
-def algorithm_settings() -> Iterator[tuple[str, str, inspect.Parameter]]:
-    """(dotted key, function or record it belongs to, parameter) of all settings below `algorithm`."""
-    for axis, functions in AXES.items():
-        place = _place(axis)
-        for function in functions:
-            for parameter in parameters_of(function).values():
-                yield f"{place}.{parameter.name}", function.__name__, parameter
-    for axis, record in RECORDS.items():
-        for parameter in inspect.signature(record, eval_str=True).parameters.values():
-            yield f"algorithm.{axis}.{parameter.name}", axis, parameter
+@cache
+def algorithm_rows() -> tuple[Row, ...]:
+    """The axes of `algorithm`, and the settings of all functions and records on them."""
+    return tuple(
+        chain(
+            _axis_rows(),
+            *(rows_of(f, _place(axis)) for axis, functions in AXES.items() for f in functions),
+            *(_record_rows(axis, record) for axis, record in RECORDS.items()),
+        )
+    )
 
 
-def names_on(axis: str) -> list[str]:
-    """What `algorithm.<axis>` may name."""
+def rows_of(function: Callable[..., object], place: str) -> Iterator[Row]:
+    """The settings of a function, a row each, with the keys that they have at a place of the config."""
+    for p in parameters_of(function).values():
+        yield Row(f"{place}.{p.name}", function.__name__, p.default, p.annotation)
+
+
+def _axis_rows() -> Iterator[Row]:
     words = {"name": PRESETS, "dialect": DIALECTS, **{axis: _names(axis) for axis in AXES}}
-    return list(words.get(axis, ()))
+    for key, setting in BESIDE_AXES.items():
+        yield Row(f"algorithm.{key}", "", "the preset's", Annotated[str, setting], tuple(words[key]))
+    axes = inspect.signature(Algorithm, eval_str=True, locals={**vars(data), **NEVER_LOADED}).parameters
+    for axis in (f.name for f in fields(Algorithm) if f.name != "paper"):
+        names = tuple(words.get(axis, ()))
+        yield Row(f"algorithm.{axis}", "", "the preset's", axes[axis].annotation, names)
+
+
+def _record_rows(axis: str, record: type) -> Iterator[Row]:
+    defaults = record()
+    for p in inspect.signature(record, eval_str=True).parameters.values():
+        value = getattr(defaults, p.name)
+        default = value.name if isinstance(value, Bound) else value
+        yield Row(f"algorithm.{axis}.{p.name}", axis, default, p.annotation)
 
 
 def algorithm_keys() -> list[str]:
     """All dotted keys below `algorithm`."""
-    axes = [f"algorithm.{f.name}" for f in fields(Algorithm) if f.name != "paper"]
-    return list(
-        dict.fromkeys(
-            ["algorithm.name", "algorithm.dialect", *axes, *(key for key, _, _ in algorithm_settings())]
-        )
-    )
+    return list(dict.fromkeys(row.key for row in algorithm_rows()))
 
 
 def hint(word: str, known: Iterable[str]) -> str:

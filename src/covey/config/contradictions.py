@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from covey.config.methods import SAMPLES
 from covey.config.schema import Config
 from covey.config.unread import reads
 from covey.objective.advantages import greedy_baseline, pass_at_k, reward, running_baseline
@@ -111,7 +112,7 @@ def of_examples(config: Config) -> Iterator[str]:
     """The same for what makes examples, and what learns from them."""
     if config.method == "pairs" and config.rollout.group_size < 2:
         yield "rollout.group_size 1: a pair has two completions of a prompt; use 2 or more"
-    if config.data.examples and config.method in ("rl", "pairs", "rejection_sampling"):
+    if config.data.examples and config.method in SAMPLES:
         yield f"data.examples: method {config.method} learns from none; remove them, or choose another method"
     if config.train.final == "best" and not config.eval.every and reads(config.method, "train.final"):
         yield "train.final best: nothing is measured while it trains; set eval.every, as to 20"

@@ -27,8 +27,11 @@ from covey.config.algorithm import (
 from covey.config.contradictions import of_config, of_examples, updates_of
 from covey.config.given import plain, refuse_lost
 from covey.config.layers import Layers
+from covey.config.methods import COMPARES, METHODS
+from covey.config.rows import key_paths
 from covey.config.schema import Config
-from covey.config.sources import items, key_paths, options, read_yaml
+from covey.config.sources import items, options, read_yaml
+from covey.config.trl_loss import algorithm_of
 from covey.config.unknown import explained
 from covey.config.unread import reads, unread_settings
 from covey.errors import ConfigError
@@ -36,7 +39,6 @@ from covey.integrity import sealed_text
 from covey.objective.algorithms import Algorithm
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.corrections import truncated
-from covey.objective.preference import LOSSES
 from covey.web import without_password
 
 
@@ -157,10 +159,10 @@ def corrected(algorithm: Algorithm, named: object) -> tuple[Algorithm, list[str]
 
 def _loss(config: Config, origins: Mapping[str, str]) -> AnyBound | None:
     """The loss of a method and its settings. Raises ConfigError for settings that it has not."""
-    function = LOSSES.get(config.method)
+    function = METHODS[config.method].loss
     if function is None:
         if config.loss and not config.stages:
-            known = ", ".join(LOSSES)
+            known = ", ".join(COMPARES)
             raise ConfigError(
                 _placed(f"loss: method {config.method} has no settings here; these have: {known}", origins)
             )
@@ -185,7 +187,7 @@ def _with_loss_of_trl(
             f"settings of method {method} are in `loss`, as loss: {{beta: 0.1}}"
         )
     try:
-        algorithm = trl.algorithm_of(given)
+        algorithm = algorithm_of(given)
     except ConfigError as error:
         place = places.get(str(error).partition(" ")[0].rstrip(":"), min(places.values()))
         raise ConfigError(f"{_said(place)}: {error}") from None

@@ -6,18 +6,16 @@ Group functions, as in ``advantages``, that return (G, T): an advantage per toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from covey.objective.advantages import centered, group_zscore, leave_one_out
+from covey.objective.advantages import Ddof, Eps, centered, group_zscore, leave_one_out
+from covey.objective.setting import Setting
 from covey.objective.token_weights import discounted_sum
 from covey.objective.value import gae
 from covey.types import Count, NonNegative, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Segments = Literal["lines", "paragraphs", "numbered", "code_blocks", "tokens", "unlikely"]
-"""Where a completion is cut: by its text, into equal parts, or before its least likely tokens."""
 
 
 def process_zscore(
@@ -26,9 +24,12 @@ def process_zscore(
     mask: Tensor,
     steps: Sequence[Sequence[StepRewards]],
     *,
-    credit: Literal["sum_to_go", "own_step", "min_form"] = "sum_to_go",
-    ddof: Literal[0, 1] = 1,
-    eps: NonNegative = 1e-4,
+    credit: Annotated[
+        Literal["sum_to_go", "own_step", "min_form"],
+        Setting("Each step's reward: to it and earlier steps, to it alone, or only the worst's."),
+    ] = "sum_to_go",
+    ddof: Ddof = 1,
+    eps: Eps = 1e-4,
 ) -> Tensor:
     """sum_k w_k A^k: each function's step rewards, or values, z-scored over the group. -> (G, T).
 
@@ -62,7 +63,7 @@ def process_leave_one_out(
     mask: Tensor,
     steps: Sequence[Sequence[StepRewards]],
     *,
-    gamma: Share = 1.0,
+    gamma: Annotated[Share, Setting("Discount of the rewards of later steps.")] = 1.0,
 ) -> Tensor:
     """sum_k w_k A^k: dense rewards and outcomes, each minus the mean of the other completions. -> (G, T).
 
@@ -118,7 +119,15 @@ def prefix_values(rewards: Tensor, tokens: Tensor) -> Tensor:
     return values
 
 
-def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor, *, outcome: NonNegative = 0.0) -> Tensor:
+def prefix_tree(
+    rewards: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    outcome: Annotated[
+        NonNegative, Setting("Weight of the outcome's advantage, which is added; 1 is TEMPO.")
+    ] = 0.0,
+) -> Tensor:
     """A_t = V(prefix with token t) - V(prefix before it) + outcome (r_i - mean(r)).
 
     (G,), (G, T), (G, T) -> (G, T). The group's own completions form the tree, so no extra rollouts: the
@@ -130,14 +139,22 @@ def prefix_tree(rewards: Tensor, tokens: Tensor, mask: Tensor, *, outcome: NonNe
     return (values[:, 1:] - values[:, :-1] + outcome * shifted[:, None]) * mask
 
 
+Continuations = Annotated[Count, Setting("Completions sampled from each cut; more: less noise, more cost.")]
+Segments = Annotated[
+    Literal["lines", "paragraphs", "numbered", "code_blocks", "tokens", "unlikely"],
+    Setting("Where completions are cut: by their text, into equal parts, or before unlikely tokens."),
+]
+MostSegments = Annotated[Count, Setting("Segments of a completion, at most.")]
+
+
 def segment_difference(
     rewards: Tensor,
     segments: Sequence[StepRewards],
     mask: Tensor,
     *,
-    continuations: Count = 4,  # noqa: ARG001 - read where they are sampled: continuations.py
+    continuations: Continuations = 4,  # noqa: ARG001 - read where they are sampled: continuations.py
     split_by: Segments = "lines",  # noqa: ARG001 - as above
-    most: Count = 6,  # noqa: ARG001 - as above
+    most: MostSegments = 6,  # noqa: ARG001 - as above
 ) -> Tensor:
     """A_t = V(end of t's segment) - V(its start), V the mean reward of continuations sampled from there.
 
@@ -154,7 +171,12 @@ def segment_difference(
     return gains * mask
 
 
-def discounted_return(token_rewards: Tensor, mask: Tensor, *, gamma: Share = 1.0) -> Tensor:
+def discounted_return(
+    token_rewards: Tensor,
+    mask: Tensor,
+    *,
+    gamma: Annotated[Share, Setting("Discount of later rewards, by token.")] = 1.0,
+) -> Tensor:
     """A_t = sum_k gamma^k r_{t+k} over the trained tokens from t on. (G, T), (G, T) -> (G, T).
 
     A later reward counts less, without a critic; gamma 1 is ``advantages.reward``. A KL by token in the
