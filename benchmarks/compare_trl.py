@@ -46,7 +46,7 @@ from trl.trainer.utils import nanstd
 from covey.advantage import with_advantages
 from covey.batching import collate
 from covey.config.algorithm import build_algorithm
-from covey.config.trl import algorithm_of
+from covey.config.trl_loss import algorithm_of
 from covey.objective import corrections, penalties, preference, ratios, reductions, surrogates, token_weights
 from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.bound import bind

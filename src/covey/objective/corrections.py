@@ -73,7 +73,11 @@ def off_policy_mask(
     mask: Tensor,
     *,
     delta: Annotated[
-        Positive, Setting("Completions with A < 0 that drifted further, nats per token, are left out.")
+        Positive,
+        Setting(
+            "Completions with A < 0 that drifted further, nats per token, are left out.",
+            trl="off_policy_mask_threshold",
+        ),
     ] = 0.5,
 ) -> Tensor:
     """0 for completions with A < 0 and mean(sampler - current) > delta, else 1. (N, T) -> (N, T).

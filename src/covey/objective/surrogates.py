@@ -67,7 +67,11 @@ def cispo(
     logprobs: Tensor,
     *,
     cap: Annotated[
-        Positive, Setting("Upper bound of the ratio, 1 + eps_high: larger means less bias and more variance.")
+        Positive,
+        Setting(
+            "Upper bound of the ratio, 1 + eps_high: larger means less bias and more variance.",
+            trl="epsilon_high",
+        ),
     ] = 5.0,
     floor: Annotated[NonNegative, Setting("Lower bound of the ratio, 1 - eps_low; 0: none.")] = 0.0,
 ) -> Tensor:
@@ -84,10 +88,18 @@ def sapo(
     advantages: Tensor,
     *,
     tau_up: Annotated[
-        Positive, Setting("How fast the weight decays where A > 0 as the ratio leaves 1; larger: faster.")
+        Positive,
+        Setting(
+            "How fast the weight decays where A > 0 as the ratio leaves 1; larger: faster.",
+            trl="sapo_temperature_pos",
+        ),
     ] = 1.0,
     tau_down: Annotated[
-        Positive, Setting("How fast the weight decays where A < 0 as the ratio leaves 1; larger: faster.")
+        Positive,
+        Setting(
+            "How fast the weight decays where A < 0 as the ratio leaves 1; larger: faster.",
+            trl="sapo_temperature_neg",
+        ),
     ] = 1.05,
 ) -> Tensor:
     """-(4 / tau) sigmoid(tau (rho - 1)) A: a soft gate instead of a clip; tau by the sign of A.
@@ -104,11 +116,15 @@ def vespo(
     logprobs: Tensor,
     *,
     k_up: Annotated[
-        NonNegative, Setting("Power of the ratio in the weight where A > 0: weakens ratios below 1.")
+        NonNegative,
+        Setting("Power of the ratio in the weight where A > 0: weakens ratios below 1.", trl="vespo_k_pos"),
     ] = 2.0,
-    lam_up: Annotated[NonNegative, Setting("Decay in the weight where A > 0: weakens ratios above 1.")] = 3.0,
-    k_down: Annotated[NonNegative, Setting("As k_up, where A < 0.")] = 3.0,
-    lam_down: Annotated[NonNegative, Setting("As lam_up, where A < 0.")] = 2.0,
+    lam_up: Annotated[
+        NonNegative,
+        Setting("Decay in the weight where A > 0: weakens ratios above 1.", trl="vespo_lambda_pos"),
+    ] = 3.0,
+    k_down: Annotated[NonNegative, Setting("As k_up, where A < 0.", trl="vespo_k_neg")] = 3.0,
+    lam_down: Annotated[NonNegative, Setting("As lam_up, where A < 0.", trl="vespo_lambda_neg")] = 2.0,
 ) -> Tensor:
     """-sg(rho^k e^(lam (1 - rho))) A log pi: a gamma-shaped weight, 1 on-policy, 0 far away.
 
