@@ -23,27 +23,28 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from covey.config.given import recorded_name
+from covey.config.layers import SHORT
 from covey.config.rows import Row
 from covey.config.unknown import meant, near
 from covey.config.usercode import load_function, name_of, uncalled
 from covey.errors import ConfigError
 from covey.objective import data
-from covey.objective.algorithms import PRESETS, Algorithm, OldPolicy
+from covey.objective.algorithms import PRESETS, Algorithm
 from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound, Bound, data_names
 from covey.objective.dialects import DIALECTS, Framework
 from covey.objective.penalties import KL, Entropy
 from covey.objective.setting import Setting
 from covey.objective.value import Critic
-from covey.types import NonNegative
 from covey.web import without_password
 
-OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
-LISTS = {"correction", "token_weights"}
+AXIS_DEFAULTS = {f.name: f.default for f in fields(Algorithm) if f.name != "paper"}
+OPTIONAL = {axis for axis, default in AXIS_DEFAULTS.items() if default in (None, ())}
+LISTS = {axis for axis, default in AXIS_DEFAULTS.items() if default == ()}
 """Axes that take several functions; their factors multiply."""
-SIMPLE: Mapping[str, Any] = {"old": OldPolicy, "nll": NonNegative}
-"""Axes that are a word or a number."""
 RECORDS: Mapping[str, type] = {"kl": KL, "entropy": Entropy, "critic": Critic}
+SIMPLE = set(AXIS_DEFAULTS) - set(AXES) - set(RECORDS)
+"""Axes that are a word or a number."""
 BESIDE_AXES: Mapping[str, Setting] = {
     "name": Setting("The preset that the rest starts from; `covey algorithms` lists them."),
     "dialect": Setting("Whose reading of the preset: another framework's eps, counts, clips, KL and means."),
@@ -76,10 +77,10 @@ def build_algorithm(spec: str | Mapping[str, object], folder: Path | None = Path
             f"it has: {', '.join(dialect.algorithms)}"
         )
     algorithm = dialect.algorithm(name) if dialect else PRESETS[name]
-    known = {f.name for f in fields(Algorithm)} - {"paper"}
     for axis, value in overrides.items():
-        if axis not in known:
-            raise ConfigError(f"algorithm.{axis}: no such axis{hint(axis, known | {'name', 'dialect'})}")
+        if axis not in AXIS_DEFAULTS:
+            known = {*AXIS_DEFAULTS, *BESIDE_AXES}
+            raise ConfigError(f"algorithm.{axis}: no such axis{hint(axis, known)}")
         chosen = _axis(axis, getattr(algorithm, axis), value, folder, dialect)
         algorithm = replace(algorithm, **{axis: chosen})
     return algorithm
@@ -108,7 +109,7 @@ def _axis(axis: str, current: Any, value: object, folder: Path | None, dialect: 
             raise ConfigError(f"algorithm.{axis}: cannot be empty")
         return () if axis in LISTS else None
     if axis in SIMPLE:
-        return _validated(f"algorithm.{axis}", SIMPLE[axis], value)
+        return _validated(f"algorithm.{axis}", axis_types()[axis], value)
     if axis in LISTS:
         items = [value] if isinstance(value, str | Mapping) or callable(value) else value
         if not isinstance(items, list | tuple):
@@ -185,8 +186,7 @@ def _names(axis: str) -> dict[str, Callable[..., object]]:
 
 def _record(axis: str, kind: type, current: Any, value: object, folder: Path | None) -> KL | Entropy | Critic:
     """`kl`, `entropy` and `critic` are records of plain settings; a bare number or name is short for one."""
-    short = "trunk" if kind is Critic else "coef"
-    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {short: value}
+    settings = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else {SHORT[axis]: value}
     record = current or kind()
     known = inspect.signature(kind, eval_str=True).parameters
     for key, given in settings.items():
@@ -213,6 +213,13 @@ def checked_settings(
     return {key: _validated(f"{where}.{key}", known[key].annotation, v) for key, v in settings.items()}
 
 
+@cache
+def axis_types() -> dict[str, object]:
+    """The annotation of each axis of an algorithm."""
+    signature = inspect.signature(Algorithm, eval_str=True, locals={**vars(data), **NEVER_LOADED})
+    return {axis: signature.parameters[axis].annotation for axis in AXIS_DEFAULTS}
+
+
 def parameters_of(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The settings of a function, by name, their types evaluated."""
     signature = inspect.signature(function, eval_str=True, locals=NEVER_LOADED)
@@ -233,7 +240,7 @@ def describe(algorithm: Algorithm, max_tokens: int | None = None) -> dict[str, o
 
     With ``max_tokens``, the length that a reduction divides by is the number that it comes to there.
     """
-    found = {f.name: _spelled(getattr(algorithm, f.name)) for f in fields(Algorithm) if f.name != "paper"}
+    found = {axis: _spelled(getattr(algorithm, axis)) for axis in AXIS_DEFAULTS}
     reduce = found["reduce"]
     if isinstance(reduce, dict) and reduce.get("length", ...) is None:
         reduce["length"] = max_tokens
@@ -297,10 +304,8 @@ def _axis_rows() -> Iterator[Row]:
     words = {"name": PRESETS, "dialect": DIALECTS, **{axis: _names(axis) for axis in AXES}}
     for key, setting in BESIDE_AXES.items():
         yield Row(f"algorithm.{key}", "", "the preset's", Annotated[str, setting], tuple(words[key]))
-    axes = inspect.signature(Algorithm, eval_str=True, locals={**vars(data), **NEVER_LOADED}).parameters
-    for axis in (f.name for f in fields(Algorithm) if f.name != "paper"):
-        names = tuple(words.get(axis, ()))
-        yield Row(f"algorithm.{axis}", "", "the preset's", axes[axis].annotation, names)
+    for axis, annotation in axis_types().items():
+        yield Row(f"algorithm.{axis}", "", "the preset's", annotation, tuple(words.get(axis, ())))
 
 
 def _record_rows(axis: str, record: type) -> Iterator[Row]:

@@ -18,6 +18,7 @@ SHORT: Mapping[str, str] = {
     "algorithm": "name",
     "kl": "coef",
     "entropy": "coef",
+    "critic": "trunk",
     "tools": "functions",
     **dict.fromkeys(AXES, "name"),
 }
