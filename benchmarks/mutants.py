@@ -140,7 +140,7 @@ MUTANTS = [
         ("brevity counts whatever is solved", "rewards - weight * rewards.mean() * lengths", "rewards - weight * lengths"),
         ("a ceiling for the floor", ".clamp(min=floor)", ".clamp(max=floor)"),
         ("groups counted for rewards", 'if of == "rewards":\n        return', 'if of == "nothing":\n        return'),
-        ("population std as the default", "    rewards: Tensor, *, ddof: Literal[0, 1] = 1, eps", "    rewards: Tensor, *, ddof: Literal[0, 1] = 0, eps"),
+        ("population std as the default", "def group_zscore(rewards: Tensor, *, ddof: Ddof = 1", "def group_zscore(rewards: Tensor, *, ddof: Ddof = 0"),
         ("variance for std", "keepdim=True) / freedom).sqrt()", "keepdim=True) / freedom)"),
         ("eps times std for eps plus std", "standard_deviation(rewards, ddof) + eps)", "standard_deviation(rewards, ddof) * (1 + eps))"),
         ("leave-one-out factor upside down", "(size / max(size - 1, 1))", "(max(size - 1, 1) / size)"),
