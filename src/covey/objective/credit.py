@@ -152,7 +152,7 @@ def segment_difference(
     segments: Sequence[StepRewards],
     mask: Tensor,
     *,
-    continuations: Continuations = 4,  # noqa: ARG001 - read where they are sampled: continuations.py
+    continuations: Continuations = 4,  # noqa: ARG001 - read where they are sampled: rollouts/segments.py
     split_by: Segments = "lines",  # noqa: ARG001 - as above
     most: MostSegments = 6,  # noqa: ARG001 - as above
 ) -> Tensor:
