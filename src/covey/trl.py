@@ -103,9 +103,11 @@ class GRPOConfig:
         if given.get("use_cpu"):
             found["device"] = "cpu"
         found["train.betas"] = [given["adam_beta1"], given["adam_beta2"]]
-        if given.get("use_vllm") and (url := given.get("vllm_server_base_url")):
+        url = given.get("vllm_server_base_url")
+        if given.get("use_vllm") and url:
             found["rollout.sampler"] = {"url": [url]}
-            if correction := _correction(given):
+            correction = _correction(given)
+            if correction:
                 algorithm = algorithm_of({name: found.pop(name) for name in LOSS if name in found})
                 first = [algorithm["correction"]] if algorithm["correction"] else []
                 found["algorithm"] = {**algorithm, "correction": [*first, correction]}
@@ -118,7 +120,8 @@ class GRPOConfig:
             value = given.get(name)
             return int(value if isinstance(value, int | float) else otherwise)
 
-        group, passes = number("num_generations"), number("num_iterations")
+        group = number("num_generations")
+        passes = number("num_iterations")
         step = number("per_device_train_batch_size") * number("gradient_accumulation_steps")
         per_pass = number("steps_per_generation", number("gradient_accumulation_steps"))
         size = number("generation_batch_size", number("per_device_train_batch_size") * per_pass)
@@ -127,13 +130,15 @@ class GRPOConfig:
                 f"GRPOConfig: a rollout batch of {size} completions is no multiple of {group} "
                 f"(num_generations) and {step} (those of an optimizer step)"
             )
-        prompts, epochs = size // group, given["num_train_epochs"]
+        prompts = size // group
+        epochs = given["num_train_epochs"]
         updates = size // step * passes
         batches = rows // prompts * epochs if isinstance(epochs, int | float) else 0
         if number("max_steps") > 0:
             batches = -(-number("max_steps") // updates)
         for name in ("max_steps", *_COUNTS):
-            if (asked := number(name)) > 0 and asked % updates and name in self.names:
+            asked = number(name)
+            if asked > 0 and asked % updates and name in self.names:
                 self.note(
                     f"{name}={asked} is {-(-asked // updates) * updates} here: a rollout batch is "
                     f"{updates} optimizer steps, and steps end with it"
@@ -196,9 +201,11 @@ class GRPOTrainer:
         environment_factory: Callable[[], object] | None = None,
         **others: object,
     ) -> None:
-        if refused := [name for name, value in others.items() if value not in (None, (None, None))]:
+        refused = [name for name, value in others.items() if value not in (None, (None, None))]
+        if refused:
             raise ConfigError(f"GRPOTrainer: {refused[0]} has no counterpart in `covey.train`; leave it out")
-        self.model, self.args = model, args or GRPOConfig()
+        self.model = model
+        self.args = args or GRPOConfig()
         self.result: Result | None = None
         """None before `train`, and where a guard stopped it."""
         self._stopped = ""
@@ -222,11 +229,11 @@ class GRPOTrainer:
         }
         most = self._settings.pop("max_tool_calling_iterations", None) or NO_LIMIT
         if tools or environment_factory:
-            functions, made = (
-                [_spec(f) for f in tools or ()],
-                environment_factory and _spec(environment_factory),
-            )
-            self._settings["rollout.tools"] = {"functions": functions, "environment": made, "max_calls": most}
+            self._settings["rollout.tools"] = {
+                "functions": [_spec(f) for f in tools or ()],
+                "environment": environment_factory and _spec(environment_factory),
+                "max_calls": most,
+            }
         if peft_config is not None:
             self._settings["lora"] = _lora(peft_config)
 
@@ -310,7 +317,8 @@ def _rewards(functions: object, weights: object) -> list[object]:
 
 def _spec(function: Callable[..., object]) -> str:
     """How another process finds a tool or an environment. Raises ConfigError for one that it cannot."""
-    if (spec := spec_of(function, Path())) is None:
+    spec = spec_of(function, Path())
+    if spec is None:
         raise ConfigError(
             f"GRPOTrainer: {name_of(function)} is no function or class of a file or a module; calls run in "
             "processes of their own, which have to find it there"
@@ -328,14 +336,12 @@ def _mark_verdict(rewards: list[object], columns: set[str]) -> list[str]:
     known = [(entry, Reward("", f)) for entry, f in functions if callable(f)]
     if len(rewards) < 2 or any(reward.options.verdict for _, reward in known):
         return []
-    asks = [
-        (entry, read)
-        for entry, reward in known
-        if reward.may_be_verdict and (read := sorted(columns.intersection(reward.parameters) - _PROMPTS))
-    ]
-    if len(asks) != 1:
+    able = [(entry, reward) for entry, reward in known if reward.may_be_verdict]
+    columns_read = [(entry, sorted(columns.intersection(r.parameters) - _PROMPTS)) for entry, r in able]
+    verifiers = [(entry, read) for entry, read in columns_read if read]
+    if len(verifiers) != 1:
         return []
-    ((entry, read),) = asks
+    ((entry, read),) = verifiers
     (settings,) = entry.values()
     settings["verdict"] = True
     why = f"the only reward that asks for a column ({read[0]}); @covey.reward(verdict=True) chooses another"

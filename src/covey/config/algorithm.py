@@ -98,7 +98,8 @@ def _mapping(where: str, value: object) -> dict[str, object]:
         return {"name": value}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{where}: {value!r} is neither a name nor a mapping of settings")
-    if not (isinstance(name := value.get("name", ""), str) or callable(name)):
+    name = value.get("name", "")
+    if not (isinstance(name, str) or callable(name)):
         raise ConfigError(f"{where}.name: {name!r} is no name")
     return {str(key): v for key, v in value.items()}
 
@@ -259,17 +260,20 @@ def departures(algorithm: Algorithm, name: str) -> str:
     >>> departures(build_algorithm({"name": "grpo", "surrogate": {"clip_high": 0.3}, "kl": None}), "grpo")
     'surrogate: clip_high 0.3; kl: none'
     """
-    usual, found = describe(PRESETS[name]), []
+    preset = describe(PRESETS[name])
+    differences = []
     for axis, value in describe(algorithm).items():
-        before = usual[axis]
+        before = preset[axis]
+        if value == before:
+            continue
         if isinstance(value, dict) and isinstance(before, dict):
-            other = {k: v for k, v in value.items() if before.get(k, ...) != v}
-            plain = {k: v["name"] if isinstance(v, dict) else v for k, v in other.items()}
-            told = [str(v) if k == "name" else f"{k} {v}" for k, v in plain.items()]
-            found += [f"{axis}: {', '.join(told)}"] if told else []
-        elif value != before:
-            found.append(f"{axis}: {value or 'none'}")
-    return "; ".join(found)
+            changed = {k: v for k, v in value.items() if before.get(k, ...) != v}
+            plain = {k: v["name"] if isinstance(v, dict) else v for k, v in changed.items()}
+            said = ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in plain.items())
+        else:
+            said = str(value or "none")
+        differences.append(f"{axis}: {said}")
+    return "; ".join(differences)
 
 
 def _spelled(value: object) -> object:

@@ -50,7 +50,9 @@ def contradictions(algorithm: Algorithm, group_size: int, updates: int) -> list[
 
 def of_config(config: Config, algorithm: Algorithm) -> Iterator[str]:
     """The same for a reinforcement run's whole config."""
-    rollout, train, guards = config.rollout, config.train, config.guards
+    rollout = config.rollout
+    train = config.train
+    guards = config.guards
     yield from contradictions(algorithm, rollout.group_size, updates_of(config))
     if algorithm.critic is not None and algorithm.critic.warmup >= train.steps:
         yield (
@@ -195,7 +197,8 @@ def _of_filter(algorithm: Algorithm, group_size: int) -> Iterator[str]:
 
 
 def _of_ratio(algorithm: Algorithm, updates: int) -> Iterator[str]:
-    ratio, surrogate = algorithm.ratio.name, algorithm.surrogate
+    ratio = algorithm.ratio.name
+    surrogate = algorithm.surrogate
     if updates > 1 and ratio == "on_policy":
         yield (
             f"algorithm.ratio on_policy: {updates} updates per batch leave the policy that sampled, which it "
@@ -319,7 +322,8 @@ def _of_tokens(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _of_critic(algorithm: Algorithm) -> Iterator[str]:
-    critic, asked = algorithm.critic, "values" in algorithm.needs
+    critic = algorithm.critic
+    asked = "values" in algorithm.needs
     if asked and critic is None:
         yield f"algorithm.advantage {algorithm.advantage.name} needs a critic's values: set critic: own"
     if critic is None:

@@ -190,8 +190,9 @@ def merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, o
     """``base`` with ``over`` laid over it, mapping by mapping."""
     merged = dict(base)
     for key, new in over.items():
-        value, below = new, merged.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
-            value = merge(below, value)
-        merged[key] = value
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(new, Mapping):
+            merged[key] = merge(below, new)
+        else:
+            merged[key] = new
     return merged

@@ -135,7 +135,8 @@ def _validate(
             problems += [*of_config(config, algorithm), *_of_counts(config, origins, per_update)]
         if problems:
             raise ConfigError("\n".join(_placed(p, origins) for p in problems))
-    if isinstance(config.algorithm, dict) and (dialect := config.algorithm.get("dialect")):
+    dialect = config.algorithm.get("dialect") if isinstance(config.algorithm, dict) else None
+    if isinstance(config.algorithm, dict) and dialect:
         name = str(config.algorithm.get("name", "grpo"))
         notes.append(f"algorithm {name} as {dialect} computes it; {departures(algorithm, name)}")
     notes = notes if config.method == "rl" else []
@@ -181,7 +182,8 @@ def _with_loss_of_trl(
     if not given:
         return dict(raw), origins, []
     places = {name: origins.get(name, name) for name in given}
-    if (method := raw.get("method", "rl")) != "rl" and not raw.get("stages"):
+    method = raw.get("method", "rl")
+    if method != "rl" and not raw.get("stages"):
         raise ConfigError(
             f"{_said(min(places.values()))}: {', '.join(given)} would be of the reinforcement loss; the "
             f"settings of method {method} are in `loss`, as loss: {{beta: 0.1}}"
@@ -262,7 +264,8 @@ MISTAKES_IN_WORDS: Mapping[str, str] = {
 
 def _explain(error: ValidationError, origins: Mapping[str, str], where: str) -> str:
     """What is wrong, a line each; names that are no settings last, and once where to find those that are."""
-    wrong, unknown = [], []
+    wrong = []
+    unknown = []
     known = [*key_paths(), *algorithm_keys()]
     for e in error.errors():
         path = ".".join(map(str, e["loc"]))
@@ -294,9 +297,9 @@ def _shown(value: object) -> str:
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
     """Where a key was set, or something in it, or what it is in; '' if nowhere."""
-    within = (origin for key, origin in origins.items() if key.startswith(f"{path}."))
-    if path not in origins and (inner := next(within, None)):
-        return inner
+    inside = next((origin for key, origin in origins.items() if key.startswith(f"{path}.")), "")
+    if path not in origins and inside:
+        return inside
     while path and path not in origins:
         path = path.rpartition(".")[0]
     return origins[path] if path else ""

@@ -99,7 +99,8 @@ def _surrogate(kind: str, loss: TrlLoss, given: TrlLoss) -> dict[str, object]:
 
 
 def _advantage(loss: TrlLoss) -> dict[str, object]:
-    scale, aggregation = loss["scale_rewards"], loss["multi_objective_aggregation"]
+    aggregation = loss["multi_objective_aggregation"]
+    scale = loss["scale_rewards"]
     if isinstance(scale, bool):
         scale = "group" if scale else "none"
     if aggregation == "normalize_then_sum":
@@ -123,7 +124,9 @@ def _ratio(loss: TrlLoss) -> str:
 
 
 def _kl(loss: TrlLoss, given: TrlLoss) -> dict[str, object] | None:
-    beta, corrected, synced = loss["beta"], loss["use_bias_correction_kl"], loss["sync_ref_model"]
+    beta = loss["beta"]
+    corrected = loss["use_bias_correction_kl"]
+    synced = loss["sync_ref_model"]
     idle = {"ref_model_sync_steps", "ref_model_mixup_alpha"} & set(given)
     if idle and not synced:
         raise ConfigError(f"{min(idle)} has no effect without sync_ref_model: true")

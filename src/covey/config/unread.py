@@ -44,7 +44,8 @@ def _listed(keys: Mapping[str, str]) -> str:
 
 def _given(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(setting, where it was given) of what differs from the default; an algorithm counts as one."""
-    standard, seen = Config(), set[str]()
+    standard = Config()
+    seen = set[str]()
     for name, origin in origins.items():
         inner = any(other.startswith(f"{name}.") for other in origins)
         key = "algorithm" if name.startswith("algorithm.") else name

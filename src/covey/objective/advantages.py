@@ -188,10 +188,10 @@ def pass_at_k(
     have found one anyway. Pass@k Training, arXiv 2508.10751; for rewards 0 and 1 its closed form.
     """
     ordered, order = centered(rewards).sort()
-    size, k = len(rewards), min(k, len(rewards))
-    best = rewards.new_tensor(
-        [math.comb(j, k - 1) for j in range(size)]
-    )  # subsets in which j of the order is it
+    size = len(rewards)
+    k = min(k, size)
+    # Subsets of k in which completion j of the order is the best, and those in which i < j is there as well.
+    best = rewards.new_tensor([math.comb(j, k - 1) for j in range(size)])
     after = rewards.new_tensor([math.comb(j - 1, k - 2) if min(j, k - 1) else 0 for j in range(size)])
     mean = (ordered * best).sum() / math.comb(size, k)
     std = ((ordered - mean).square() * best).sum().div(math.comb(size, k)).sqrt()

@@ -83,8 +83,8 @@ def process_leave_one_out(
         count = max(len(means) - 1, 1)
         for row, s, r in zip(total, own, given, strict=True):
             baseline = (means.sum() - r.mean()) / count if len(r) and len(means) > 1 else r.mean()
-            togo, start = discounted_sum(r - baseline, gamma), 0
-            for value, end in zip(togo, s.ends, strict=True):
+            start = 0
+            for value, end in zip(discounted_sum(r - baseline, gamma), s.ends, strict=True):
                 row[start : end + 1] += weight * value
                 start = end + 1
     return total * mask
@@ -162,12 +162,15 @@ def segment_difference(
     mean, V of the whole completion its reward, so that the gains sum to r_i - mean(r). VinePPO, arXiv
     2410.01679 (9 continuations at every step); SPO, 2505.23564 (cut where tokens are unlikely).
     """
-    gains, mean = rewards.new_zeros(mask.shape), rewards[0] + (rewards - rewards[0]).mean()
+    gains = rewards.new_zeros(mask.shape)
+    mean = rewards[0] + (rewards - rewards[0]).mean()  # that of equal rewards is exactly theirs
     for row, reward, own in zip(gains, rewards, segments, strict=True):
-        before, start = mean, 0  # the mean of equal rewards is exactly theirs
+        before = mean
+        start = 0
         for value, end in zip((*own.values, reward), (*own.ends, mask.shape[-1] - 1), strict=True):
             row[start : end + 1] = value - before
-            before, start = value, end + 1
+            before = value
+            start = end + 1
     return gains * mask
 
 

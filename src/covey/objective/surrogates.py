@@ -130,7 +130,8 @@ def vespo(
 
     VESPO, arXiv 2602.10693, with the response-level ratio; k and lam by the sign of A.
     """
-    up, weight = advantages >= 0, ratio.detach()
+    up = advantages >= 0
+    weight = ratio.detach()
     k = weight.new_tensor(k_up).where(up, k_down)
     lam = weight.new_tensor(lam_up).where(up, lam_down)
     return -(k * weight.log() + lam * (1 - weight)).exp() * advantages * logprobs
@@ -224,8 +225,10 @@ def group_classification(
     the group is told apart. REAL, arXiv 2602.05630.
     """
     sign = (advantages * mask).sum(-1).sign()
-    among, score = sign != 0, log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
-    power, place = (-sign * score)[among], (2 * group + (sign < 0))[among]
+    score = log_ratio.sum(-1) / mask.sum(-1).clamp(min=1) / tau
+    among = sign != 0
+    power = (-sign * score)[among]
+    place = (2 * group + (sign < 0))[among]  # the two classes of each group
     # log(1 + sum e^x) as log(e^-m + sum e^(x - m)) + m, m the largest of 0 and x.
     most = score.new_zeros(2 * int(group.max()) + 2).scatter_reduce(0, place, power.detach(), "amax")
     sums = (-most).exp().index_add(0, place, (power - most[place]).exp())

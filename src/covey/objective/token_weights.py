@@ -77,7 +77,8 @@ def random_covariant(
 
 def covariance(old_logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """(A - mean A)(log pi - mean log pi), the means over all trained tokens. (N, T) -> (N, T)."""
-    logprobs, exact = old_logprobs.where(mask, 0.0), advantages.double()
+    logprobs = old_logprobs.where(mask, 0.0)
+    exact = advantages.double()
     centred = exact - exact[mask].mean()  # 0 where all are equal, and not what is left of rounding
     return centred.to(logprobs) * (logprobs - logprobs[mask].mean())
 

@@ -61,7 +61,8 @@ def with_prompt(row: dict[str, object], where: str, data: Data) -> dict[str, obj
                 f"{where}: no message of the assistant in 'messages', so nothing to imitate. If they are the "
                 "prompt, set data.prompt: messages"
             )
-        if (first := roles.index("assistant")) == 0:
+        first = roles.index("assistant")
+        if first == 0:
             raise DataError(
                 f"{where}: 'messages' begins with the assistant, so nothing asks for its words; begin with "
                 "what the user or the system says"
@@ -283,7 +284,8 @@ def _label(problem: Problem, label: object) -> float:
 def _text(problem: Problem, column: str, answer: object) -> AnswerText:
     """An answer as it can be read: a text or, where the prompt is a chat, messages."""
     if isinstance(answer, list):
-        if (said := messages_of(answer)) is None:
+        said = messages_of(answer)
+        if said is None:
             raise DataError(
                 f"{problem.id}: {column!r} must be a text or {{role, content}} messages, each content a text "
                 f"or parts of text; this is {str(answer)[:120]!r}"

@@ -80,7 +80,8 @@ def load_source(loaded: Loaded) -> Source:
 def _set_apart(problems: Sequence[Problem], fraction: float, seed: int) -> set[str]:
     """Prompts to measure on: all examples of a prompt are measured, or all are trained on."""
     counts = Counter(map(prompt_key, problems))
-    prompts, room = list(counts), min(int(fraction * len(problems)), MOST_HELD_OUT)
+    prompts = list(counts)
+    room = min(int(fraction * len(problems)), MOST_HELD_OUT)
     out = set[str]()
     for place in permutation(key(seed, "held out"), len(prompts)).tolist():
         if counts[prompts[place]] <= room:
