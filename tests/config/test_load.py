@@ -46,6 +46,8 @@ def test_options_win_over_the_file_and_values_over_options(tmp_path: Path) -> No
             "run.yaml:2: train.lerning_rate is not a setting; did you mean train.lr?",
         ),
         ("train: {lr: -1}\n", "run.yaml:1: train.lr = -1: input should be greater than or equal to 0"),
+        ("guards: {kl_warn: yes}\n", "run.yaml:1: guards.kl_warn = True: a number is expected"),
+        ("method: [rl]\n", "run.yaml:1: method = ['rl']: one of these is expected: rl, sft"),
         ("train: {betas: [0.9, 1.5]}\n", "run.yaml:1: train.betas.1 = 1.5: input should be less than 1"),
         ("rollout: {group_size: two}\n", "rollout.group_size = 'two'"),
         ("seed: 010\n", "seed: YAML reads 010 as the number 8: write 10"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator
+from pydantic import BeforeValidator
 
 from covey.objective.bound import data_names
 from covey.objective.preference import PREFERENCES, bradley_terry
@@ -80,10 +80,10 @@ WITH_MODEL = _named(lambda m: m.loop)
 ALL: Collection[str] = tuple(METHODS)
 
 
-def _known(name: str) -> str:
-    if name not in METHODS:
+def _known(name: object) -> object:
+    if not isinstance(name, str) or name not in METHODS:
         raise ValueError(f"one of these is expected: {', '.join(METHODS)}")
     return name
 
 
-MethodName = Annotated[str, AfterValidator(_known)]
+MethodName = Annotated[str, BeforeValidator(_known)]

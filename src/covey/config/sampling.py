@@ -12,13 +12,13 @@ from pydantic import field_validator, model_validator
 from covey.config.methods import RL, SAMPLES
 from covey.config.section import (
     MANY,
+    Duration,
+    DurationOrZero,
     Few,
     FewOrZero,
     Many,
     ManyOrZero,
     Names,
-    Seconds,
-    SecondsOrZero,
     Section,
     Size,
     SizeOrZero,
@@ -49,13 +49,13 @@ class Servers(Section):
         usual="1e-4 in float32, 0.01 to 0.05 in bfloat16",
         resume="safe",
     )
-    timeout: Seconds = setting(
+    timeout: Duration = setting(
         600.0,
         "Seconds that a group's completions or new weights may take.",
         usual="60 to 1,800",
         resume="safe",
     )
-    patience: SecondsOrZero = setting(
+    patience: DurationOrZero = setting(
         60.0,
         "Seconds to wait for a server when none is left, then the run ends.",
         usual="60 to 600",
@@ -108,10 +108,10 @@ class ToolUse(Section):
     calls_per_turn: Few = setting(
         8, "Calls of a turn that are run; the model is told which were not.", usual="1 to 16"
     )
-    timeout: Seconds = setting(
+    timeout: Duration = setting(
         10.0, "Seconds a call may take; the model is told if it took longer.", usual="5 to 60"
     )
-    seconds: Seconds = setting(
+    seconds: Duration = setting(
         60.0,
         "Seconds that the calls of a completion may take together, and for which a batch of completions, "
         "each round of resampled groups too, may wait for tools; later calls are not run.",

@@ -28,12 +28,12 @@ from covey.config.methods import (
 )
 from covey.config.sampling import Rollout
 from covey.config.section import (
+    Duration,
+    DurationOrZero,
     Few,
     Many,
     Names,
     Paths,
-    Seconds,
-    SecondsOrZero,
     Section,
     Size,
     SizeOrZero,
@@ -235,7 +235,7 @@ class Guards(Section):
     entropy_floor: NonNegative = setting(
         0.0, "Stop when the entropy of a step's sampling, nats a token, falls below."
     )
-    stall_minutes: SecondsOrZero = setting(
+    stall_minutes: DurationOrZero = setting(
         60.0, "End the process after this long without progress; 0: never.", read_by=WITH_MODEL
     )
 
@@ -243,7 +243,7 @@ class Guards(Section):
 class Scoring(Section):
     """How rewards are run, and when their failures end a run."""
 
-    timeout: Seconds = setting(60.0, "Seconds a call of a reward function may take.")
+    timeout: Duration = setting(60.0, "Seconds a call of a reward function may take.")
     max_infra: Share = setting(
         0.2, "Stop if more than this fraction of the last 5 steps' completions could not be judged."
     )
@@ -283,7 +283,9 @@ class Lora(Section):
     """Low-rank adapters: train a few weights, keep the rest as the reference."""
 
     rank: Size = setting(16, "Rank of the update.", usual="8 to 128")
-    alpha: Seconds = setting(32.0, "Scale of the update: alpha / rank.", usual="one or two times the rank")
+    alpha: float = setting(
+        32.0, "Scale of the update: alpha / rank.", gt=0, le=10**6, usual="one or two times the rank"
+    )
     targets: str | tuple[str, ...] | None = setting(
         "all-linear", "Which linear layers; null: peft's choice for the architecture."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -24,8 +24,8 @@ Many = Annotated[int, Ge(1), Le(MANY)]
 ManyOrZero = Annotated[int, Ge(0), Le(MANY)]
 Steps = Annotated[int, Ge(1), Le(10**9)]
 StepsOrZero = Annotated[int, Ge(0), Le(10**9)]
-Seconds = Annotated[float, Gt(0), Le(10**6)]
-SecondsOrZero = Annotated[float, Ge(0), Le(10**6)]
+Duration = Annotated[float, Gt(0), Le(10**6)]
+DurationOrZero = Annotated[float, Ge(0), Le(10**6)]
 
 
 def _several(value: object) -> object:
@@ -45,10 +45,15 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain(cls, value: object, info: ValidationInfo) -> object:
-        kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if (
+            get_origin(annotation) is not tuple
+        ):  # of a union: float | None may be Annotated[float, ...] | None
+            kinds = {getattr(kind, "__origin__", kind) for kind in kinds}
+        if isinstance(value, bool) and {int, float} & kinds:
             raise ValueError("a number is expected; YAML reads yes, no, on and off as true or false")
-        if value == "" and Path in {kind, *get_args(kind)}:
+        if value == "" and Path in kinds:
             raise ValueError("a path is expected; the folder at hand is `.`")
         if isinstance(value, str | Path) and "\0" in str(value):
             raise ValueError("no text here may have a NUL byte")
