@@ -57,7 +57,7 @@ def kept(run: Run) -> list[ExampleRow]:
             "this one are kept"
         )
     write_file(folder / EXAMPLES, as_jsonl(rows))
-    run.journal.say(f"{len(rows)} examples of {completions} completions in {folder / EXAMPLES}")
+    run.journal.say(f"kept {len(rows)} examples from {completions} completions: {folder / EXAMPLES}")
     return rows
 
 

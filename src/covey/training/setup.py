@@ -174,7 +174,7 @@ def connect(run: Run) -> None:
 
     def when_halved(tokens: int) -> None:
         run.state = replace(run.state, micro_tokens=tokens)
-        run.journal.say(f"out of memory: continuing with micro-batches of {tokens} tokens", "yellow")
+        run.journal.say(f"out of memory; continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
     def when_lost(tokens: int) -> None:
