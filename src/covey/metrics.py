@@ -26,7 +26,7 @@ from covey.objective.diagnostics import (
     value_metrics,
 )
 from covey.objective.signs import gradient_signs, group_signs
-from covey.rollout import RolloutBatch
+from covey.rollouts.batch import RolloutBatch
 from covey.runs.journal import Journal
 from covey.types import Group
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 from covey.config.schema import Config
 from covey.console import duration
-from covey.continuations import Expected, expected
 from covey.objective.algorithms import Algorithm
+from covey.rollouts.segments import Expected, expected
 
 NONE = Expected()
 

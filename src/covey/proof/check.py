@@ -25,7 +25,8 @@ from covey.learner.old_logprobs import old_logprob_source
 from covey.learner.process import caller_restored
 from covey.models.policy import Policy, weights_hash
 from covey.proof.direction import AGAINST, against, small_step, told_apart
-from covey.rollout import Position, Rollouts
+from covey.rollouts.batch import Position
+from covey.rollouts.loop import Rollouts
 from covey.runs.reader import with_newest
 from covey.sampling.base import Sampler
 from covey.signals import StopSignal

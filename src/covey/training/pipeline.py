@@ -46,9 +46,9 @@ from covey.parent import works_in
 from covey.processes import by_first, environment_rank, said_by_another
 from covey.runs.atomic import committed_folder, write_file
 from covey.runs.compatibility import changed_settings, refuse_other_config
+from covey.runs.completions import forget_completions
 from covey.runs.folder import RESULT, STREAMS, WRITTEN, ended_otherwise, latest_checkpoint, read_numbers
 from covey.runs.inputs import inputs_of, record_inputs, refuse_other_inputs
-from covey.runs.kept import forget_kept
 from covey.runs.reader import recorded_settings, stage_method, stage_number, stages_in
 from covey.signals import StopSignal
 from covey.tasks.ordered_stages import MODELLESS, refuse_missing
@@ -360,7 +360,7 @@ def _write_final(
     title = verdict.sentence.partition(", on ")[0] if verdict else config.output.name
     streams = (run.journal.folder.read("metrics.jsonl"), run.journal.folder.read("evals.jsonl"))
     write_curve(folder / "curve.svg", title, *streams)
-    forget_kept(folder)
+    forget_completions(folder)
     result = Result(folder, run.state.step, seconds, example.prompt, verdict, example.template)
     _conclude(run, result)
     words = verdict.sentence if verdict else f"done in {duration(seconds)}"
