@@ -26,6 +26,7 @@ from covey.sampling.dialects import Misbehaved
 from covey.sampling.local import LocalSampler
 from covey.sampling.remote import RemoteSampler
 from tests.conftest import policy_of, random_prompts
+from tests.models.test_unknown_ids import padded
 from tests.sampling.stub import ENDLESS, Reply, Stub, copied, running
 
 PARAMS = SamplingParams(max_tokens=10)
@@ -560,3 +561,42 @@ def test_a_server_with_another_tokenizer_ends_at_other_places_and_is_left_out(
         (said,) = made.said
         assert other.url in said
         assert "has it another tokenizer?" in said
+
+
+def test_tokens_without_a_word_are_said_once(tmp_path: Path) -> None:
+    own = padded()
+    with running(Stub(copied(own))) as stub:
+        made = sampler(own, [stub], tmp_path)
+        found = [np.concatenate([x.completion.tokens for x in made.sample(asked(), PARAMS)]) for _ in "ab"]
+        unread = int((found[0] >= len(own.tokenizer)).sum())
+        assert unread > 10
+        (said,) = made.said
+        assert said.startswith(f"{unread} of {len(found[0])} tokens")
+        assert f"from {len(own.tokenizer)} on" in said
+
+
+def test_a_server_may_stop_at_padding_and_where_a_character_is_known_to_be_broken(
+    policy: Policy, tmp_path: Path
+) -> None:
+    """As a real vLLM does: it reads padding by its name, and waits for the rest of a character."""
+    ids = {word: policy.tokenizer.convert_tokens_to_ids(word) for word in ("x", "y", "<|pad|>", "Ã")}
+    ends: dict[tuple[str, ...], tuple[str, bool]] = {
+        ("x", "<|pad|>"): ("ad|", True),
+        ("x", "Ã", "y"): ("\N{REPLACEMENT CHARACTER}", True),
+        ("Ã", "Ã", "y", "x"): ("\N{REPLACEMENT CHARACTER}", False),
+        ("x", "y", "<|pad|>"): ("x", False),
+        ("x", "y"): ("ad|", False),
+    }
+    for words, (stop, right) in ends.items():
+        tokens = [ids[word] for word in words]
+        with running(Stub(copied(policy))) as stub:
+            made = sampler(policy, [stub], tmp_path, patience=0.0)
+            assert not made.bit_exact, "it has proven itself"
+            stub.spoil = in_first(lambda _, t=tokens: t, lambda _, t=tokens: [-1.0] * len(t), "stop")
+            request = [Request(np.array([5, 6]), [1])]
+            if right:
+                (found,) = made.sample(request, replace(PARAMS, stop=(stop,)))
+                assert found.completion.tokens.tolist() == tokens
+            else:
+                with pytest.raises(SamplersLost, match="another tokenizer"):
+                    list(made.sample(request, replace(PARAMS, stop=(stop,))))
