@@ -230,6 +230,12 @@ class Policy:
         made.known = self.known
         return made
 
+    def unrounded(self) -> Policy:
+        """The same weights, not copied, with products that round nothing."""
+        made = Policy(self.model, self.tokenizer, self.adapter)
+        made.known = self.known
+        return made
+
     def split(self) -> None:
         """Leave this process its part of the weights, and a copy of them all as of the last ``settle``."""
         self.whole = self.copied()

@@ -32,7 +32,7 @@ from covey.processes import by_first
 from covey.rng import key
 from covey.sampling.base import Request, Sampled, SamplingParams, Weights
 from covey.sampling.dialects import Answer, Misbehaved, answers, check_question, new_question, recognize
-from covey.sampling.probes import alters_draws, mean_difference, sample_probes
+from covey.sampling.probes import alters_draws, mean_difference, nearest, sample_probes
 from covey.sampling.readings import check_stop, unread
 from covey.sampling.restart import restart
 from covey.sampling.servers import (
@@ -406,13 +406,14 @@ class RemoteSampler:
         ask, stream = partial(self._ask_for, server), partial(key, self.version, server.url)
         probes = sample_probes(ask, self._probes, self.temperature, stream)
         allowed, temperature = self._allowed(server), self.temperature or 1.0
-        off = mean_difference(self.policy, probes, temperature)
+        policy, off = nearest(self.policy, probes, temperature, FINEST)
         if off <= allowed:
             server.spread = off if server.spread is None else server.spread
-            wrong = alters_draws(self.policy, ask, probes, self.temperature, allowed, stream, server.compared)
+            rounding = self._allowed(server)
+            wrong = alters_draws(policy, ask, probes, self.temperature, rounding, stream, server.compared)
             server.compared = server.compared or not wrong
             return wrong
-        if temperature != 1.0 and mean_difference(self.policy, probes, 1.0) <= allowed:
+        if temperature != 1.0 and mean_difference(policy, probes, 1.0) <= allowed:
             return (
                 "its log-probs are those before the temperature; for vLLM add --logprobs-mode "
                 "processed_logprobs"
