@@ -309,15 +309,16 @@ def _(seen: Seen) -> str | None:
     shows=dead,
 )
 def _(seen: Seen) -> str | None:
-    """From the tenth step, more than half of the groups are all incorrect, with texts that differ, and at its
-    pace the run would not come to five points more correct answers, beyond chance. Because at a pass rate
-    of 8 % half of the groups of eight are dead; a run that learns slowly begins so as well, and what a few
-    steps of few groups show does not tell them apart.
+    """From the tenth step, more than half of the groups are all incorrect, beyond chance, with texts that
+    differ, and at its pace the run would not come to five points more correct answers, beyond chance.
+    Because at a pass rate of 8 % half of the groups of eight are dead; a run that learns slowly begins so as
+    well, and what a few steps of few groups show does not tell them apart.
     """
     tied, cliff = seen.late("groups/dead_incorrect"), seen.late("groups/cliff")
     same = cliff < 0.5  # their texts are the same: not the task, but the policy has ended exploration
+    surely = seen.least("groups/dead_incorrect") if seen.patient else tied
     learns = seen.patient and not seen.outlook("accuracy")[1] < LITTLE
-    if not (seen.after(10) and tied > 0.5) or same or learns:
+    if not (seen.after(10) and surely > 0.5) or same or learns:
         return None
     texts = ", though their texts differ (a cliff)" if cliff >= 0.5 else ""
     return f"{percent(tied)} of the groups are dead because every answer is incorrect{texts}"
