@@ -29,7 +29,7 @@ READERS: Mapping[str, tuple[str, ...]] = {
     "evals.jsonl": WHOLE,
     "timings.jsonl": WHOLE,
     "result.json": WHOLE,
-    "config.yaml": ("show R", "report R -o F/report.html", "page list", "page run", "explain R"),
+    "config.yaml": (*WHOLE, "explain R"),
     ROWS: (*COMPLETIONS, *PAGES),
     ARRAYS: TOKENS,
 }
