@@ -230,6 +230,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
     of_texts = answers_inside(groups) | text_metrics(texts, correct)
+    mixed = [np.array([mixes_scripts(c.text) for c in g.completions], float) for g in groups]
+    of_texts["text/mixed_scripts/stderr"] = standard_error(mixed)
     return metrics | correlations(components) | step_spread(groups) | of_texts
 
 
