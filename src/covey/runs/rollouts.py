@@ -155,12 +155,11 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
 
 def _follows(row: Mapping[str, Any], before: Mapping[str, Any] | None, step: int) -> bool:
     """Whether a row is the next one of its step: arrays are told apart by the place of their row alone."""
-    first = before is None or row["group"] > before["group"]
-    due = 0 if before is None or first else before["sample"] + 1
-    alike = before is None or (row["arrays"], row["rows"]) == (before["arrays"], before["rows"])
-    return (
-        alike and row["step"] == step and row["sample"] == due and (first or row["group"] == before["group"])
-    )
+    if before is None:
+        return bool(row["step"] == step and row["sample"] == 0)
+    alike = all(row[name] == before[name] for name in ("step", "arrays", "rows"))
+    due = before["sample"] + 1 if row["group"] == before["group"] else 0
+    return bool(alike and row["group"] >= before["group"] and row["sample"] == due)
 
 
 def read_arrays(content: bytes) -> dict[str, np.ndarray]:
