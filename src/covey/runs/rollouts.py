@@ -155,11 +155,15 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
 
 def _follows(row: Mapping[str, Any], before: Mapping[str, Any] | None, step: int) -> bool:
     """Whether a row is the next one of its step: arrays are told apart by the place of their row alone."""
+    if row["step"] != step:
+        return False
     if before is None:
-        return bool(row["step"] == step and row["sample"] == 0)
-    alike = all(row[name] == before[name] for name in ("step", "arrays", "rows"))
-    due = before["sample"] + 1 if row["group"] == before["group"] else 0
-    return bool(alike and row["group"] >= before["group"] and row["sample"] == due)
+        return row["sample"] == 0
+    if (row["arrays"], row["rows"]) != (before["arrays"], before["rows"]):
+        return False
+    if row["group"] == before["group"]:
+        return row["sample"] == before["sample"] + 1
+    return row["group"] > before["group"] and row["sample"] == 0
 
 
 def read_arrays(content: bytes) -> dict[str, np.ndarray]:
