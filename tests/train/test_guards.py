@@ -17,7 +17,7 @@ from covey.config.schema import Guards
 from covey.console import RunConsole, sparkline
 from covey.errors import CheckpointError, GuardStop, OutOfRoom, Stopped
 from covey.fault_injection import Faults
-from covey.insight.recorded import explain_run
+from covey.insight.findings.watch import explain_run
 from covey.metrics import console_facts
 from covey.objective.controllers import raised
 from covey.rewards.base import RewardError

@@ -13,8 +13,8 @@ import numpy as np
 from covey.console import BARS, duration
 from covey.errors import ConfigError
 from covey.estimates import Evaluation
-from covey.insight.findings import Finding
-from covey.insight.recorded import explain_run
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.watch import explain_run
 from covey.insight.usage import last_turn
 from covey.insight.verdict import judge_run
 from covey.opening import count_lines

@@ -20,8 +20,8 @@ from covey.config.sources import fields_of
 from covey.console import duration
 from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
 from covey.estimates import Evaluation
-from covey.insight.findings import Finding
-from covey.insight.recorded import explain_run
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.watch import explain_run
 from covey.insight.show import why_pushed
 from covey.insight.verdict import judge_run
 from covey.objective.algorithms import PRESETS
