@@ -225,7 +225,7 @@ def test_a_reward_that_says_nothing_of_many_is_named_and_not_given_more_time(tmp
     silent = {"reward/unscored": 0.4, "reward/own/not_applicable": 0.4}
     first, *_ = explain(run_of(silent, {}), [], run_with(tmp_path, "algorithm: grpo"))
     assert first.id == "scores_fail"
-    assert "40 % of the completions could not be scored: own says nothing of 40 %" in first.sentence
+    assert "40 % of the completions could not be scored: own says nothing about 40 %" in first.sentence
     assert first.remedy == "", "neither more time nor an earlier end is of use"
 
 
@@ -390,7 +390,7 @@ COPIES = {"groups/dead_incorrect": 1.0, "text/duplicates": 0.9}
         ("algorithm: {name: grpo, filter: informative}", LEFT_OUT, "algorithm.filter leaves every group out"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **LONG}, "rollout.max_tokens: 18"),
         ("rollout: {mask_truncated: true, max_tokens: 9}", {**STILL, **CUT, **FOOLED}, "max_tokens: 18"),
-        ("rollout: {temperature: 0.05}", COPIES, "little to choose. Try: rollout.temperature: 1.0"),
+        ("rollout: {temperature: 0.05}", COPIES, "little choice. Try: rollout.temperature: 1.0"),
     ],
 )
 def test_why_there_was_no_signal(tmp_path: Path, config: str, metrics: dict[str, float], says: str) -> None:

@@ -26,7 +26,8 @@ def groups_nearly_tie(run: RunView) -> str | None:
     ties = run.late("groups/near_ties")
     if not (ties > 1 / 3 and run.setting("algorithm.advantage") in BY_STD):
         return None
-    return f"{percent(ties)} of the groups that train nearly tie, and the std blows their differences up"
+    said = f"{percent(ties)} of the groups that train nearly tie"
+    return f"{said}, and dividing by the std magnifies their differences"
 
 
 def one_outlier_decides(run: RunView) -> str | None:

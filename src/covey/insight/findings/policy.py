@@ -101,7 +101,7 @@ def answers_cannot_be_read(run: RunView) -> str | None:
     name, rate = largest(rates)
     if not (run.after(20 if grown else 10) and rate > 1 / 3) or better:
         return None
-    return f"{name} finds no answer that it can read in {percent(rate)} of the completions"
+    return f"{name} finds no readable answer in {percent(rate)} of the completions"
 
 
 def exploration_ends(run: RunView) -> str | None:
@@ -156,7 +156,7 @@ def texts_repeat_themselves(run: RunView) -> str | None:
     part, before = run.late("text/repetition"), run.early("text/repetition")
     if not (part > 0.5 and part - before > 0.2) or run.accuracy_gain > 0.1:
         return None
-    return f"{percent(part)} of what is written repeats itself"
+    return f"{percent(part)} of the text repeats itself"
 
 
 def completions_become_copies(run: RunView) -> str | None:

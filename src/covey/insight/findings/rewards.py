@@ -48,7 +48,7 @@ def scores_are_missing(run: RunView) -> str | None:
     if not unscored > 0.05:
         return None
     name, silent = largest(run.names("reward/", "/not_applicable"))
-    whose = f": {name} says nothing of {percent(silent)} (not_applicable)" if silent > 0.05 else ""
+    whose = f": {name} says nothing about {percent(silent)} (not_applicable)" if silent > 0.05 else ""
     return f"{percent(unscored)} of the completions could not be scored{whose}"
 
 
@@ -60,7 +60,7 @@ def models_give_most_of_the_reward(run: RunView) -> str | None:
     part = sum(abs(weights[n]) for n in learned) / (sum(map(abs, weights.values())) or 1.0)
     if part < 0.5:
         return None
-    said = f"{percent(part)} of the reward is what a model says ({', '.join(learned)})"
+    said = f"{percent(part)} of the reward is a model's opinion ({', '.join(learned)})"
     return f"{said}: it has blind spots, and training finds them"
 
 
@@ -72,10 +72,10 @@ def learned_reward_ranks_worse(run: RunView) -> str | None:
         before, now = (f(f"reward/{name}/agreement") for f in (run.early, run.late))
         rise = run.rise(f"reward/{name}/mean")
         if rise > 0 and now < before - 0.1:
-            said = f"{name} is over-optimised: it gives {rise:+.2g} more than at first, and ranks a correct"
-            return (
-                f"{said} answer above an incorrect one in {percent(now)} of the cases, not {percent(before)}"
+            said = (
+                f"{name} is over-optimised: its mean rose by {rise:.2g}, but it ranks a correct answer above"
             )
+            return f"{said} an incorrect one in {percent(now)} of the cases, down from {percent(before)}"
     return None
 
 
@@ -84,8 +84,8 @@ def rewards_cancel_out(run: RunView) -> str | None:
     varied = [n for n, std in run.names("reward/", "/std").items() if "/" not in n and std > 0.01]
     if not (run.late("reward/std") < 1e-6 and len(varied) > 1):
         return None
-    said = f"{' and '.join(varied)} cancel out: each differs from answer to answer"
-    return f"{said}, their weighted sum is always {run.late('reward/mean'):.3g}"
+    said = f"{' and '.join(varied)} cancel out: each varies from answer to answer"
+    return f"{said}, but their weighted sum is always {run.late('reward/mean'):.3g}"
 
 
 def every_reward_is_the_same(run: RunView) -> str | None:
@@ -99,7 +99,7 @@ def every_reward_is_the_same(run: RunView) -> str | None:
     if cut or (value in (0.0, 1.0) and not own):
         return None
     whose = f" from {own[0]}" if own else ""
-    return f"every completion of the last steps got the reward {value:g}{whose}: it tells nothing apart"
+    return f"every completion of the last steps got the reward {value:g}{whose}: it cannot tell answers apart"
 
 
 def answers_are_written_but_not_read(run: RunView) -> str | None:
@@ -110,8 +110,8 @@ def answers_are_written_but_not_read(run: RunView) -> str | None:
     by_chance = run.late("text/reference_elsewhere")
     if not (right < 0.05 and inside > by_chance + right + 0.2):
         return None
-    said = f"the right answer stands in {percent(run.late('text/reference'))} of the completions"
-    return f"{said}, and {percent(right)} are correct: the verdict does not read what is written"
+    said = f"{percent(run.late('text/reference'))} of the completions contain the right answer"
+    return f"{said}, but {percent(right)} are correct: the verdict does not read it"
 
 
 def answers_are_no_better_than_chance(run: RunView) -> str | None:
@@ -122,10 +122,8 @@ def answers_are_no_better_than_chance(run: RunView) -> str | None:
     close = own - other + math.hypot(doubt, more) < 0.5 * other
     if not (other > 0.02 and close) or run.rise("accuracy") > 0.05:
         return None
-    said = f"the right answer stands in {percent(own)} of the completions, another problem's in"
-    return (
-        f"{said} {percent(other)}: the model knows nothing of these problems, or the answers are not theirs"
-    )
+    said = f"{percent(own)} of the completions contain the right answer, {percent(other)} another problem's"
+    return f"{said}: the model knows nothing about these problems, or the answers belong to others"
 
 
 def rewards_outweigh_the_kl(run: RunView) -> str | None:
@@ -137,9 +135,8 @@ def rewards_outweigh_the_kl(run: RunView) -> str | None:
     held = isinstance(coef, int | float) and coef > 0 and std > 5000 * coef
     if not held or divides or run.setting is unknown:
         return None
-    return (
-        f"rewards differ by {std:.3g} and the KL's coefficient is {coef:g}: the rewards' scale outweighs it"
-    )
+    said = f"the std of the rewards is {std:.3g} and the coefficient of the KL {coef:g}"
+    return f"{said}: the rewards outweigh the KL"
 
 
 def the_verdict_accepts_other_answers(run: RunView) -> str | None:
@@ -232,7 +229,7 @@ RULES = (
         reason="A policy that is trained against a model finds what the model overrates. A smaller part is "
         "outvoted.",
         remedies=(PULL,),
-        advice="a verdict that a program can check, or tuning on preferences where none can",
+        advice="a verdict that a program can check; if there is none, preference tuning",
         silences=("held_out_flat", "kl_growth", "worse", "near_ties"),
         shown_by=reward_of,
     ),

@@ -23,7 +23,7 @@ def sampling_is_narrow(run: RunView) -> str | None:
     copies, tied = run.late("text/duplicates"), run.late("groups/dead")
     if not (causes and copies > 0.5 and tied > 0.5 and run.late("accuracy") < 0.95):
         return None
-    why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little to choose"
+    why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} little choice"
     return f"{percent(tied)} of the groups are dead because their texts are the same (collapse): {why}"
 
 
@@ -37,19 +37,19 @@ def sampling_is_noise(run: RunView) -> str | None:
         return None
     if not run.evals:
         noise = run.late("accuracy") < 0.1 and nats > 2
-        said = f"at rollout.temperature {own:g} a token has {nats:.2g} nats and nearly nothing is correct"
-        return f"{said}: what is sampled is noise" if noise else None
+        said = f"at rollout.temperature {own:g} the entropy is {nats:.2g} nats a token"
+        return f"{said} and almost nothing is correct: the samples are noise" if noise else None
     greedy, sampled = run.evals[-1].greedy, run.evals[-1].pass_rate
     if not (greedy.mean() > 2 * sampled.mean() and gain(sampled, greedy).low > 0):
         return None
     said = f"{percent(greedy.mean())} of the held-out problems are solved greedily, {percent(sampled.mean())}"
-    return f"{said} as they are sampled, at rollout.temperature {own:g}: noise hides what the model knows"
+    return f"{said} by sampling at rollout.temperature {own:g}: noise hides what the model knows"
 
 
 def tool_calls_fail(run: RunView) -> str | None:
     """More than half of the tools' answers report an error, and a twentieth of the completions call one."""
     failed, used = run.late("tools/failed"), run.late("tools/used")
-    said = f"{percent(failed)} of what the tools answer reports an error"
+    said = f"{percent(failed)} of the tools' answers report an error"
     return said if failed > 0.5 and used > 0.05 else None
 
 
@@ -105,7 +105,7 @@ RULES = (
         tool_calls_fail,
         reason="A model whose calls fail more often than they succeed learns to do without tools.",
         remedies=(ScaleBy("rollout.tools.max_calls", 2, 2), ScaleBy("rollout.tools.timeout", 3, 3)),
-        advice="the answers in `covey ui`: what do they say is wrong?",
+        advice="the tools' answers in `covey ui`: which errors do they report?",
         silences=(*NO_SIGNAL, *STILL),
     ),
     Rule(

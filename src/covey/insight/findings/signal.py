@@ -124,8 +124,8 @@ def held_out_problems_are_of_another_kind(run: RunView) -> str | None:
     apart = abs(rate - float(held_out.mean()))
     if not (apart > 0.25 and apart > errors_needed(math.inf, 1) * doubt):
         return None
-    said = f"{percent(rate)} are correct in training at first, {percent(float(held_out.mean()))} on held-out"
-    return f"{said} problems: these are of another kind"
+    said = f"at first {percent(rate)} are correct in training and {percent(float(held_out.mean()))} on"
+    return f"{said} held-out problems: the two are of different kinds"
 
 
 RULES = (
