@@ -12,11 +12,10 @@ import numpy as np
 
 from covey.console import BARS, duration
 from covey.errors import ConfigError
-from covey.estimates import Evaluation
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.usage import last_turn
-from covey.insight.verdict import judge_run
+from covey.insight.verdict import recorded_verdict
 from covey.opening import count_lines
 from covey.plot import beside, framed
 from covey.runs.folder import read_numbers, read_stream
@@ -52,8 +51,8 @@ def show_run(folder: Path) -> tuple[ShownRecord, list[str]]:
     settings = recorded_settings(stage) or {}
     metrics, evals, timings = (read_numbers(stage, f"{n}.jsonl") for n in ("metrics", "evals", "timings"))
     seconds = seconds_of(stage, timings)
-    measured = [Evaluation.from_record(e) for e in read_stream(stage, "evals.jsonl")]
-    verdict = judge_run(measured[0], measured[-1], seconds).sentence if len(measured) > 1 else None
+    judged = recorded_verdict(stage, read_stream(stage, "evals.jsonl"), seconds)
+    verdict = judged.sentence if judged else None
     ending = read_ending(stage)
     found, steps = findings(stage), recorded_steps(stage)
     done, wanted = len(metrics), settings["train"]["steps"]

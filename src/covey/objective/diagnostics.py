@@ -225,6 +225,8 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
             metrics[f"reward/{name}/agreement"] = agree
     texts = [c.text for g in groups for c in g.completions]
     spread, inside = step_spread(groups), answers_inside(groups)
+    mixed = [np.array([mixes_scripts(c.text) for c in g.completions], float) for g in groups]
+    metrics["text/mixed_scripts/stderr"] = standard_error(mixed)
     return metrics | correlations(components) | spread | inside | text_metrics(texts, correct)
 
 

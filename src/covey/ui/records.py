@@ -19,16 +19,15 @@ from covey.config.schema import Config
 from covey.config.sources import fields_of
 from covey.console import duration
 from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
-from covey.estimates import Evaluation
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.watch import explain_run
 from covey.insight.show import why_pushed
-from covey.insight.verdict import judge_run
+from covey.insight.verdict import recorded_verdict
 from covey.objective.algorithms import PRESETS
 from covey.objective.penalties import KL
 from covey.opening import RECORD_BYTES, open_below, read_below, stream_bytes
 from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream_record
-from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of, verdict_record
+from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.ui.thinning import Curve
 
@@ -129,12 +128,9 @@ def run_state(folder: Path) -> RunState:
 
 
 def run_verdict(folder: Path, evals: Sequence[Record], seconds: float) -> Record | None:
-    """The verdict of a run that has ended; before, from the first to the last evaluation."""
-    if (said := verdict_record(folder)) is not None:
-        return said
-    if len(evals) < 2:
-        return None
-    return vars(judge_run(Evaluation.from_record(evals[0]), Evaluation.from_record(evals[-1]), seconds))
+    """As JSON."""
+    verdict = recorded_verdict(folder, evals, seconds)
+    return vars(verdict) if verdict else None
 
 
 def listed_runs(runs: Runs) -> list[Record]:

@@ -42,10 +42,11 @@ def one_outlier_decides(run: RunView) -> str | None:
 
 def std_moves_the_gradient(run: RunView) -> str | None:
     """With more than eight completions a group and an estimator that divides by the std, a tenth of the
-    gradient, beyond chance, goes to other groups than with rewards less their mean.
+    gradient goes to other groups than with rewards less their mean, in all steps together beyond chance.
     """
     moved, size = run.late("gradient_share/overweight"), run.setting("rollout.group_size")
-    surely = run.least("gradient_share/overweight") > 0.1 and isinstance(size, int) and size > 8
+    share, doubt = run.whole("gradient_share/overweight")
+    surely = min(moved, share - doubt) > 0.1 and isinstance(size, int) and size > 8
     if not (surely and run.setting("algorithm.advantage") in BY_STD):
         return None
     return f"the std moves {percent(moved)} of the gradient to prompts that are very easy or very hard"

@@ -97,7 +97,7 @@ def answers_cannot_be_read(run: RunView) -> str | None:
         for name, rate in run.names("reward/", f"/{status}").items():
             rates[name] = rates.get(name, 0.0) + rate
             better |= rate > 0.1 and run.falling(f"reward/{name}/{status}")
-            grown |= run.rose(f"reward/{name}/{status}", 0.1)
+            grown |= run.rise(f"reward/{name}/{status}") > 0.1
     name, rate = largest(rates)
     if not (run.after(20 if grown else 10) and rate > 1 / 3) or better:
         return None

@@ -26,28 +26,45 @@ LITTLE = 0.05
 """Gain of accuracy that a run may reach at its pace and still not be learning."""
 
 
+def wasted_beyond_luck(run: RunView) -> bool:
+    """Whether half of the problems are always or never solved, an eighth at least of either, beyond chance.
+
+    Groups of the other problems are dead by luck, as often as their size says at the run's accuracy.
+    """
+    size, rate = run.setting("rollout.group_size"), run.whole("accuracy")[0]
+    lucky, unlucky = (rate**size, (1 - rate) ** size) if isinstance(size, int) else (0.0, 0.0)
+    shares = [run.whole(f"groups/dead{kind}") for kind in ("", "_correct", "_incorrect")]
+    (_, doubt), (solved, solved_doubt), (never, never_doubt) = shares
+    others = min(1.0, (1 - solved - never) / max(1e-9, 1 - lucky - unlucky))
+    if not run.patient:
+        doubt = solved_doubt = never_doubt = 0.0
+    either = min(solved - solved_doubt - others * lucky, never - never_doubt - others * unlucky)
+    return 1 - others - doubt > 0.5 and either > 0.125
+
+
 def problems_are_uneven(run: RunView) -> str | None:
-    """More than half of the groups are all correct or all incorrect, at least an eighth of each kind, fewer
-    than a quarter are one text, and accuracy has not risen by five points. A curriculum has tried every
-    problem.
+    """More than half of the groups are all correct or all incorrect, at least an eighth of each kind, beyond
+    chance and beyond what luck adds in small groups. Fewer than a quarter are one text, and accuracy has not
+    risen by five points, beyond chance. A curriculum has tried every problem.
     """
     easy, hard = run.late("groups/dead_correct"), run.late("groups/dead_incorrect")
     uneven = easy + hard > 0.5 and min(easy, hard) > 0.125 and run.late("groups/collapsed") < 0.25
     early = run.late("difficulty/tried") < 1
-    if early or not uneven or run.rise("accuracy") > 0.05:
+    if early or not (uneven and wasted_beyond_luck(run)) or run.rose("accuracy", 0.05):
         return None
     parts = f"always solved ({percent(easy)}) or never ({percent(hard)})"
     return f"{percent(easy + hard)} of what is sampled is wasted on prompts that are {parts}"
 
 
 def every_answer_is_incorrect(run: RunView) -> str | None:
-    """More than half of the groups are all incorrect, with texts that differ, and at its pace accuracy will
-    not rise by five points, beyond chance.
+    """More than half of the groups are all incorrect, beyond chance, with texts that differ, and at its pace
+    accuracy will not rise by five points, beyond chance.
     """
     tied, cliff = run.late("groups/dead_incorrect"), run.late("groups/cliff")
     same = cliff < 0.5  # the texts are the same: exploration has ended, whatever the task
+    surely = run.least("groups/dead_incorrect") if run.patient else tied
     learns = run.patient and not run.outlook("accuracy")[1] < LITTLE
-    if not tied > 0.5 or same or learns:
+    if not surely > 0.5 or same or learns:
         return None
     texts = ", though their texts differ (a cliff)" if cliff >= 0.5 else ""
     return f"{percent(tied)} of the groups are dead because every answer is incorrect{texts}"
@@ -133,7 +150,8 @@ RULES = (
         "dead_weight",
         problems_are_uneven,
         after=10,
-        reason="The data is uneven then, not the task: some prompts always waste their rollouts.",
+        reason="The data is uneven then, not the task: some prompts always waste their rollouts. At a pass "
+        "rate of .5 one group of four in eight is dead by luck.",
         remedies=(FRONTIER, INFORMATIVE),
         silences=("too_hard", "too_easy", *STILL),
         shown_by=first_of_dead,

@@ -107,7 +107,8 @@ class RunView:
 
     def _uncertainty(self, name: str, *windows: int) -> float:
         found = noise(self.apart, name)
-        return found.error(*windows) * errors_needed(found.freedom, self.steps) if found.variance else 0.0
+        looks = 1 + self.steps / WINDOW
+        return found.error(*windows) * errors_needed(found.freedom, looks) if found.variance else 0.0
 
     def names(self, prefix: str, suffix: str = "") -> dict[str, float]:
         """Late means of the metrics with this prefix and suffix, by the part of the name between them."""
