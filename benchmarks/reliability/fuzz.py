@@ -30,8 +30,8 @@ from harness import report
 
 from covey.cli import main as covey
 from covey.config.load import load_config
+from covey.config.rows import key_paths
 from covey.config.schema import Data
-from covey.config.sources import key_paths
 from covey.errors import CoveyError
 from covey.integrity import SEAL, sealed_line
 from covey.tasks.files import read_problems

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.config.sources import key_paths
+from covey.config.rows import key_paths
 from covey.rewards.scorer import Rewards
 from covey.sandbox.choice import choose
 

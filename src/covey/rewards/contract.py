@@ -86,6 +86,8 @@ class Options:
     """(row, **settings) -> a completion that must be paid in full, for tests of the reward itself."""
     counterexample: Callable[..., str | None] | None = None
     """(row, **settings) -> one that must be paid nothing. Both are asked about in every step."""
+    unavailable: Callable[..., str] | None = None
+    """(**settings) -> why whom it asks does not answer now, or nothing; `covey stress` wants to know."""
 
 
 @dataclass(frozen=True)

@@ -155,12 +155,15 @@ def read_rollouts(folder: Path, step: int) -> RolloutLog:
 
 def _follows(row: Mapping[str, Any], before: Mapping[str, Any] | None, step: int) -> bool:
     """Whether a row is the next one of its step: arrays are told apart by the place of their row alone."""
-    first = before is None or row["group"] > before["group"]
-    due = 0 if before is None or first else before["sample"] + 1
-    alike = before is None or (row["arrays"], row["rows"]) == (before["arrays"], before["rows"])
-    return (
-        alike and row["step"] == step and row["sample"] == due and (first or row["group"] == before["group"])
-    )
+    if row["step"] != step:
+        return False
+    if before is None:
+        return row["sample"] == 0
+    if (row["arrays"], row["rows"]) != (before["arrays"], before["rows"]):
+        return False
+    if row["group"] == before["group"]:
+        return row["sample"] == before["sample"] + 1
+    return row["group"] > before["group"] and row["sample"] == 0
 
 
 def read_arrays(content: bytes) -> dict[str, np.ndarray]:

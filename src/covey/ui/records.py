@@ -15,8 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from covey.config.algorithm import describe
-from covey.config.schema import Config
-from covey.config.sources import fields_of
+from covey.config.rows import schema_rows
 from covey.console import duration
 from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
 from covey.insight.findings.finding import Finding
@@ -293,14 +292,14 @@ def differing_settings(folder: Path) -> list[Record]:
     """The settings of a run that differ from the defaults, or have none. Raises ConfigError."""
     recorded: Mapping[str, Any] = recorded_yaml(folder)
     found = []
-    for path, field in fields_of(Config):
+    for row in schema_rows():
         value: Any = recorded
-        for part in path.split("."):
+        for part in row.key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        default = list(row.default) if isinstance(row.default, tuple) else row.default
         changed = value is not None and value != default and str(value) != str(default)
-        if changed and path not in ("output", "algorithm"):
-            found.append({"setting": path, "value": _written(value), "says": field.description or ""})
+        if changed and row.key not in ("output", "algorithm"):
+            found.append({"setting": row.key, "value": _written(value), "says": row.setting.effect})
     return [*found, *(_of_algorithm(recorded) if recorded.get("method") == "rl" else ())]
 
 
