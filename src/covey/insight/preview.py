@@ -128,9 +128,11 @@ class Preview:
         return Workload.of(self.stage.config, self.stage.algorithm, dead, length)
 
     def elsewhere(self) -> list[gpus.Row]:
-        """The run on GPUs that are not at hand; empty if the update was not timed."""
+        """The run on GPUs that are not at hand; empty if the update was not timed, or nothing was written."""
         here = self.forecast()
-        return gpus.on_gpus(self.subject, self.stage, self.work, here) if self.subject and here else []
+        if self.subject is None or here is None or not self.lengths.any():
+            return []
+        return gpus.on_gpus(self.subject, self.stage, self.work, here)
 
     def forecast(self) -> Forecast | None:
         """Seconds, hours and memory; None if the update was not timed."""

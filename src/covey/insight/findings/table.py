@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from covey.estimates import Evaluation
 from covey.insight.evidence import Records
-from covey.insight.findings import gradient, motion, policy, rewards, sampling, signal
+from covey.insight.findings import gradient, motion, policy, progress, rewards, sampling
 from covey.insight.findings.finding import Finding
 from covey.insight.findings.rule import Rule, find
 from covey.insight.findings.settings import SettingOf
@@ -18,7 +18,7 @@ RULES: tuple[Rule, ...] = (
     *gradient.RULES,
     *motion.RULES,
     *policy.RULES,
-    *signal.RULES,
+    *progress.RULES,
 )
 """Causes first."""
 CANNOT_SAY = ("paid_by_model", "no_motion", "flat", "kl_growth", "held_out_flat", "worse")

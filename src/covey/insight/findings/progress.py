@@ -1,4 +1,4 @@
-"""Rules about runs that learn little: groups without a signal, updates without an effect, other problems."""
+"""Rules about runs that make little progress: groups without a signal, updates without an effect."""
 
 from __future__ import annotations
 
