@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from covey.cli import main
 from covey.errors import ConfigError
-from covey.insight.findings import Finding
-from covey.insight.rules import gravest
+from covey.insight.findings.finding import Finding
+from covey.insight.findings.table import gravest
 from covey.runs.best import best_of
 
 
