@@ -30,12 +30,12 @@ from covey.cli import main as covey
 from covey.config.load import load_config
 from covey.config.schema import Data
 from covey.config.sources import key_paths
-from covey.errors import CoveyError
 from covey.tasks.files import read_problems
 from covey.ui.compare import compared
 from covey.ui.records import Runs, group_page, listed_runs, run_page, step_page
 from covey.ui.server import json_answer
 from covey.ui.tokens import token_page
+from covey_verify.errors import CoveyError
 
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2.5, 1e400, float("nan"), "", "x", "dapo", "../../etc/passwd", "rewards.py:f",

@@ -17,12 +17,12 @@ from covey.gathering import Progress, score_all
 from covey.learned import identity_of, is_learned
 from covey.prompts import Prompted
 from covey.rewards.base import Reward, Rewards
-from covey.rewards.extract import Rule, extract
 from covey.rewards.scorer import Scorer
 from covey.rng import key
 from covey.runs.inventory import code_of
 from covey.sampling.base import Sampler, SamplingParams
 from covey.types import Group
+from covey_verify.extract import Rule, extract
 
 
 def evaluate(

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from covey.calling.calls import ToolCall, as_message
-from covey.errors import CoveyError
 from covey.rewards.scorer import completion_of
 from covey.types import TAGS, Completion, Problem, Thoughts
+from covey_verify.errors import CoveyError
 
 if TYPE_CHECKING:
     from covey.calling.offered import Tool

@@ -16,7 +16,7 @@ from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.console import RunConsole
 from covey.continuations import Cut, cutting_of, with_segments
-from covey.errors import ConfigError, Stopped
+from covey.errors import Stopped
 from covey.gathering import Progress, score_all, score_each
 from covey.insight.preview import Measured, Preview
 from covey.learner.learner import Learner
@@ -38,6 +38,7 @@ from covey.signals import StopSignal
 from covey.training.rl import prepare, updates
 from covey.training.setup import set_up
 from covey.types import Group
+from covey_verify.errors import ConfigError
 
 TIMED = 16
 """Completions on which a reward is timed alone."""

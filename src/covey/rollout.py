@@ -20,7 +20,6 @@ from covey.calling.metrics import tool_metrics
 from covey.calling.turns import seconds_waited
 from covey.config.sampling import Rollout
 from covey.continuations import Cut, cutting_of, with_segments
-from covey.errors import CoveyError, DataError
 from covey.gathering import Progress, gathered, of_all, score_all, share
 from covey.objective.advantages import running_baseline, running_means
 from covey.objective.algorithms import Algorithm
@@ -36,6 +35,7 @@ from covey.rng import key, permutation
 from covey.sampling.base import Request, Sampler, SamplingParams
 from covey.tasks.difficulty import Difficulty, Memory, allocate
 from covey.types import Group
+from covey_verify.errors import CoveyError, DataError
 
 
 @dataclass(frozen=True)

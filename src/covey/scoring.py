@@ -13,7 +13,6 @@ import numpy as np
 from covey.calling.texts import calls_by_text
 from covey.config.load import Loaded, load_config
 from covey.config.schema import Data
-from covey.errors import ConfigError, DataError
 from covey.learned import LEARNED, rewards_of
 from covey.rewards.audit import check_columns
 from covey.rewards.base import Rewards, load_rewards
@@ -25,6 +24,7 @@ from covey.tasks.sampled import SAMPLED
 from covey.tasks.source import Source, load_problems
 from covey.types import Group, Problem
 from covey.wording import MEANING, Wording, wording_of
+from covey_verify.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from covey.calling.running import Toolbox

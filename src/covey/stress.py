@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.errors import RewardError
 from covey.player import Attack, made_up, played
-from covey.rewards.answers import FORMS, reference_of
 from covey.rewards.audit import canaries
 from covey.rewards.contract import Reward
-from covey.rewards.extract import THINK_CLOSE
-from covey.rewards.notation import number
 from covey.rewards.scorer import GroupScoring, Rewards, Scorer, completion_of
 from covey.types import TAGS, Completion, Problem
 from covey.wording import NO_WORDING, Wording
+from covey_verify.errors import RewardError
+from covey_verify.extract import THINK_CLOSE
+from covey_verify.mathematics.answers import FORMS, reference_of
+from covey_verify.mathematics.notation import number
 
 if TYPE_CHECKING:
     from covey.calling.running import Toolbox

@@ -20,7 +20,7 @@ from covey.config.given import with_given
 from covey.config.start import Start
 from covey.config.trl import LEFT_OUT, LOSS, NAMES, SAME, algorithm_of, told
 from covey.config.usercode import name_of, spec_of
-from covey.errors import ConfigError, GuardStop
+from covey.errors import GuardStop
 from covey.models.load import load_policy
 from covey.models.policy import save_policy
 from covey.prompts import texts_of
@@ -28,6 +28,7 @@ from covey.rewards.contract import Reward
 from covey.runs.folder import checkpoints, read_numbers
 from covey.runs.reader import seconds_of
 from covey.tasks.source import load_source
+from covey_verify.errors import ConfigError
 
 if TYPE_CHECKING:
     from covey.config.load import Loaded

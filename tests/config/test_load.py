@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from covey.config.load import load_config, resolved, resolved_yaml
 from covey.config.sources import key_paths
-from covey.errors import ConfigError
 from covey.ui.records import differing_settings
+from covey_verify.errors import ConfigError
 
 
 def write(tmp_path: Path, text: str) -> Path:

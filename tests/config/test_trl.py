@@ -15,7 +15,7 @@ from covey.config import trl
 from covey.config.algorithm import build_algorithm, describe
 from covey.config.load import load_config
 from covey.config.sources import key_paths
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 LINES = [line.partition(" ") for line in (Path(__file__).parent / "trl_1_16.txt").read_text().splitlines()]
 CHECKED_IN = {name for name, _, _ in LINES}

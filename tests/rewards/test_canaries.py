@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from tests.fakes import completion
 
-from covey.errors import RewardError
 from covey.objective.diagnostics import score_metrics
 from covey.rewards.audit import PATIENCE, ask_canaries, canaries, paid_elsewhere
 from covey.rewards.base import BUILT_IN, load_rewards
-from covey.rewards.contract import Reward, reward
+from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer
-from covey.types import Problem, Score
+from covey.types import Problem
+from covey_verify.contract import reward
+from covey_verify.errors import RewardError
+from covey_verify.types import Score
 
 PROBLEM = Problem("p", "2+2=", {"answer": "4"})
 

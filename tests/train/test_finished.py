@@ -16,9 +16,10 @@ from tests.train.test_runs import StopAt, fingerprint, interrupted, start
 
 from covey.cli import main
 from covey.config.load import load_config
-from covey.errors import CheckpointError, ConfigError
+from covey.errors import CheckpointError
 from covey.estimates import Evaluation
 from covey.training.run import Run, RunOptions
+from covey_verify.errors import ConfigError
 
 REWARDS = "def varied(completion):\n    return len(completion) + sum(map(ord, completion)) % 7\n"
 

@@ -12,8 +12,8 @@ from covey.config.effects import AXES_IN_WORDS, LOSS_EFFECTS, USUAL, USUAL_SOURC
 from covey.config.schema import Config
 from covey.config.sources import fields_of, key_paths
 from covey.config.unknown import explained
-from covey.errors import ConfigError
 from covey.objective.preference import LOSSES
+from covey_verify.errors import ConfigError
 
 ALIKE: Mapping[str, str] = {ours: theirs for theirs, ours in trl.SAME.items() if theirs != ours} | {
     "algorithm.surrogate.clip_low": "epsilon",

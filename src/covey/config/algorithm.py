@@ -24,7 +24,6 @@ from pydantic import TypeAdapter, ValidationError
 from covey.config.given import recorded_name
 from covey.config.unknown import meant, near
 from covey.config.usercode import load_function, name_of, uncalled
-from covey.errors import ConfigError
 from covey.objective.algorithms import PRESETS, Algorithm, Entropy, OldPolicy
 from covey.objective.axes import AXES
 from covey.objective.bound import AnyBound, Bound, data_names
@@ -32,8 +31,9 @@ from covey.objective.data import OFFERED
 from covey.objective.dialects import DIALECTS, Framework
 from covey.objective.penalties import KL
 from covey.objective.value import Critic
-from covey.types import NonNegative
-from covey.web import without_password
+from covey_verify.errors import ConfigError
+from covey_verify.types import NonNegative
+from covey_verify.web import without_password
 
 OPTIONAL = {"whiten", "correction", "select_tokens", "token_weights", "filter", "kl", "entropy", "critic"}
 LISTS = {"correction", "token_weights"}

@@ -10,7 +10,7 @@ from annotated_types import MinLen
 from pydantic import Field, field_validator, model_validator
 
 from covey.config.section import MANY, Names, Section
-from covey.web import plain_address
+from covey_verify.web import plain_address
 
 
 class Servers(Section):

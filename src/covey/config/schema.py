@@ -11,7 +11,7 @@ from covey.config.given import GivenModel, GivenRows, or_given
 from covey.config.sampling import Rollout
 from covey.config.section import MANY, Names, Paths, Section
 from covey.machine import MOST_THREADS
-from covey.web import plain_address
+from covey_verify.web import plain_address
 
 Method = Literal[
     "rl", "sft", "dpo", "ipo", "kto", "orpo", "simpo", "robust_dpo", "hinge", "reward_model", "pairs",

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from covey.config.layers import Setting
 from covey.config.schema import Config
 from covey.config.section import Section
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 MAX_BYTES = 1 << 20
 DEEPEST = 50

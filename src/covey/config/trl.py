@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 SAME: Mapping[str, str] = {
     "model_name_or_path": "model",

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 SOURCE = "__covey_source__"
 """Attribute of a module that was loaded here: what its file said then."""

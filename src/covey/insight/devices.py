@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from covey.errors import ConfigError
+from covey_verify.errors import ConfigError
 
 SHARE_OF_BANDWIDTH = 0.5
 """Of a data sheet's peak; 69 % are reported of decoding 7B on an A100."""

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from covey.errors import ConfigError
 from covey.insight.devices import Device
 from covey.learner.memory import Shape, sampling_bytes
+from covey_verify.errors import ConfigError
 
 ROOM = 0.6
 """Of a sampler's memory, what weights may take; the rest is for keys and values."""

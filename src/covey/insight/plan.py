@@ -15,7 +15,6 @@ import numpy as np
 from covey.config.contradictions import updates_of
 from covey.config.load import Loaded
 from covey.continuations import Expected
-from covey.errors import ConfigError
 from covey.insight.devices import BACKWARD, Device
 from covey.insight.fleet import ALONE, Fleet
 from covey.insight.forecast import NONE, Forecast, Workload, evaluations_of
@@ -24,6 +23,7 @@ from covey.learner.memory import Shape, asked_of, forecast, planned_tokens, shap
 from covey.models.load import skeleton
 from covey.prompts import encode, texts_of
 from covey.tasks.source import Source, load_problems
+from covey_verify.errors import ConfigError
 
 PROGRAM = 500_000_000
 """Bytes of program and libraries, nearly; of a GPU its context."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from covey.errors import ConfigError
 from covey.insight.findings import STREAM, Finding, SettingOf, settings_of, unknown
 from covey.insight.rules import explain
 from covey.runs.folder import read_numbers, read_stream, readable_stream
 from covey.runs.reader import last_stage, look_at, read_ending, read_verdict
+from covey_verify.errors import ConfigError
 
 
 def explain_run(folder: Path) -> tuple[Path, str, list[Finding]]:

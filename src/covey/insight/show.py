@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from covey.console import BARS, duration
-from covey.errors import ConfigError
 from covey.estimates import Evaluation
 from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
@@ -23,6 +22,7 @@ from covey.runs.folder import read_numbers, read_stream
 from covey.runs.reader import last_stage, read_ending, recorded_settings, recorded_yaml, seconds_of, stages_in
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps
 from covey.tasks.source import EXAMPLES
+from covey_verify.errors import ConfigError
 
 ShownRecord = Mapping[str, object]
 NumberRecords = Sequence[Mapping[str, float]]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from covey.types import Count, NonNegative, Share
+from covey_verify.types import Count, NonNegative, Share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,8 @@ from covey.objective.axes import PROPORTIONAL
 from covey.objective.bound import AnyBound, Bound, bind
 from covey.objective.penalties import KL
 from covey.objective.value import Critic
-from covey.types import Credit, NonNegative, Positive
+from covey.types import Credit
+from covey_verify.types import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

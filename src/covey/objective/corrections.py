@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from covey.objective.ratios import bounded, sequence
-from covey.types import NonNegative, Positive
+from covey_verify.types import NonNegative, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from covey.objective.advantages import centered, group_zscore, leave_one_out
 from covey.objective.token_weights import discounted_sum
 from covey.objective.value import gae
-from covey.types import Count, NonNegative, Share, StepRewards
+from covey_verify.types import Count, NonNegative, Share, StepRewards
 
 if TYPE_CHECKING:
     from torch import Tensor

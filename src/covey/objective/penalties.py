@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from covey.objective.bound import Bound, bind
 from covey.objective.ratios import LOG_RATIO_LIMIT
-from covey.types import Count, NonNegative, Positive, Share
+from covey_verify.types import Count, NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from covey.types import Positive
+from covey_verify.types import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from covey.types import Count, NonNegative
+from covey_verify.types import Count, NonNegative
 
 if TYPE_CHECKING:
     from torch import Tensor

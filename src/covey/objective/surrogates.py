@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from covey.types import NonNegative, OpenShare, Positive
+from covey_verify.types import NonNegative, OpenShare, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

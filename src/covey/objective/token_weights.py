@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from covey.types import NonNegative, Positive, Share
+from covey_verify.types import NonNegative, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor

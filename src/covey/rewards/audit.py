@@ -14,10 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from covey.errors import ConfigError, DataError, RewardError
-from covey.rewards.contract import FULL, PROVIDED, Reward
+from covey.rewards.contract import Reward
 from covey.rewards.scorer import Rewards, Scorer, completion_of
 from covey.types import TAGS, Group, Problem
+from covey_verify.contract import FULL, PROVIDED
+from covey_verify.errors import ConfigError, DataError, RewardError
 
 SHOWN = 5
 """Bad rows that an error lists."""
@@ -129,7 +130,7 @@ def ask_canaries(scorer: Scorer, problem: Problem, refused: Mapping[str, int]) -
                 counts[reward.name] = counts.get(reward.name, 0) + 1 if score.value < FULL else 0
             if (kind == "incorrect" and score.value > 0) or counts.get(reward.name, 0) >= PATIENCE:
                 raise reward.broken(
-                    problem,
+                    problem.id,
                     f"gives {score.value:g} ({score.status}) to a completion known to be {kind}: "
                     f"{text[:200]!r}. The verifier cannot be trusted, so training stops",
                 )

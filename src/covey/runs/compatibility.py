@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from covey.config.load import Loaded, flatten, resolved
-from covey.errors import START, ConfigError
+from covey.errors import START
 from covey.kernels.build import processor, tested_kernels
 from covey.kernels.calls import available, products
 from covey.machine import available_threads
@@ -25,6 +25,7 @@ from covey.runs.inventory import changes
 from covey.runs.reader import read_environment, recorded_settings
 from covey.tasks.source import EXAMPLES
 from covey.types import VERSION
+from covey_verify.errors import ConfigError
 
 Safety = Literal["safe", "breaks exactness", "refused"]
 

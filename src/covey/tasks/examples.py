@@ -10,9 +10,10 @@ from itertools import takewhile
 from typing import Literal
 
 from covey.config.schema import Data, Method
-from covey.errors import DataError
 from covey.tasks.sampled import REMEDY, SAMPLED
-from covey.types import AnswerTokens, Messages, Problem
+from covey.types import AnswerTokens, Problem
+from covey_verify.errors import DataError
+from covey_verify.types import Messages
 
 Kind = Literal["answer", "pair", "judged", "steps"]
 AnswerText = str | Messages

@@ -8,10 +8,10 @@ from typing import get_args
 
 from covey.config.load import Loaded
 from covey.config.schema import Method
-from covey.errors import ConfigError, DataError
 from covey.tasks.examples import WANTED, Kind
 from covey.tasks.files import absence
 from covey.tasks.source import data_files
+from covey_verify.errors import ConfigError, DataError
 
 STAGE = re.compile(rf"\d+-(?:{'|'.join(get_args(Method))})")
 MAKES: Mapping[str, Kind] = {"pairs": "pair", "rejection_sampling": "answer"}

@@ -57,7 +57,7 @@ from covey.trackers import check_tracker
 from covey.training.memory import memory_measured, plan_memory
 from covey.training.reward_model import encode_judged, kind_of, load_reward_model
 from covey.training.run import DEFAULTS, Run, RunOptions
-from covey.web import ask
+from covey_verify.web import ask
 
 
 def set_up(loaded: Loaded, console: RunConsole, stop: StopSignal, options: RunOptions = DEFAULTS) -> Run:

@@ -18,7 +18,7 @@ from covey.config.algorithm import describe
 from covey.config.schema import Config
 from covey.config.sources import fields_of
 from covey.console import duration
-from covey.errors import RECORD, CheckpointError, ConfigError, CoveyError
+from covey.errors import RECORD, CheckpointError
 from covey.estimates import Evaluation
 from covey.insight.findings import Finding
 from covey.insight.recorded import explain_run
@@ -31,6 +31,7 @@ from covey.runs.folder import RESULT, ended_otherwise, latest_checkpoint, stream
 from covey.runs.reader import read_ending, recorded_yaml, resumable, seconds_of, verdict_record
 from covey.runs.rollouts import RolloutLog, read_rollouts, recorded_steps, rollout_file
 from covey.ui.thinning import Curve
+from covey_verify.errors import ConfigError, CoveyError
 
 Record = dict[str, Any]
 RunState = Literal["training", "finished", "stopped", "interrupted"]
