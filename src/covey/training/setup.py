@@ -37,10 +37,10 @@ from covey.runs.atomic import write_file
 from covey.runs.checkpoint import State
 from covey.runs.clock import Clock
 from covey.runs.compatibility import environment, found_differences
+from covey.runs.completions import forget_completions
 from covey.runs.folder import INEXACT, RunFolder
 from covey.runs.inventory import fingerprint, inventory
 from covey.runs.journal import Journal
-from covey.runs.kept import forget_kept
 from covey.runs.origin import write_own
 from covey.runs.reader import read_environment
 from covey.runs.watchdog import Watchdog
@@ -174,7 +174,7 @@ def connect(run: Run) -> None:
 
     def when_halved(tokens: int) -> None:
         run.state = replace(run.state, micro_tokens=tokens)
-        run.journal.say(f"out of memory: continuing with micro-batches of {tokens} tokens", "yellow")
+        run.journal.say(f"out of memory; continuing with micro-batches of {tokens} tokens", "yellow")
         run.journal.event(run.state.step, "out of memory", tokens_per_micro_batch=tokens)
 
     def when_lost(tokens: int) -> None:
@@ -254,7 +254,7 @@ def resume_run(run: Run, memory: Mapping[str, int]) -> None:
             "--strict"
         )
     if harmful:
-        by_first(lambda: forget_kept(folder.path))
+        by_first(lambda: forget_completions(folder.path))
     if run.restore():
         journal.say(f"resuming after step {run.state.step} of {loaded.config.train.steps}")
         for difference in differences:
